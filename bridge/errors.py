@@ -1,0 +1,180 @@
+"""Every exception that a user of Precision Bridge can meet.
+
+BridgeError                      exit code 2: what was asked for cannot be done as asked
+├── PrecisionConfigError         (ValueError)      a config that can never be right; carries every finding
+├── PrecisionTypeError           (TypeError)       a value of the wrong type for its field
+├── UnknownFieldError            (AttributeError)  no such field; carries close matches
+├── UnknownRecipeError           (ValueError)      no such recipe; carries close matches
+├── DuplicateRecipeError         (ValueError)      two definitions under one name
+├── RecipeSourceError            a module, file or plugin of recipes that cannot be loaded or used
+├── SyncError                    (ValueError)      the synchroniser refuses; nothing was changed
+│   ├── SyncConflictError        an owner's own value differs and `on_conflict="error"`
+│   └── SyncCheckError           the result would not pass Megatron's validation or our post-conditions
+├── RunConfigError               a key or value of the run's configuration; carries close matches
+├── BackendUnavailableError      this machine cannot run what the recipe asks for
+├── DataError                    training data that cannot be used
+├── CheckpointError              a checkpoint that cannot be written or resumed from
+└── TrainingError                exit code 1: the run itself failed (a loss that is not finite, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+__all__ = [
+    "BackendUnavailableError",
+    "BridgeError",
+    "BridgeWarning",
+    "CheckpointError",
+    "DataError",
+    "DuplicateRecipeError",
+    "Finding",
+    "PrecisionConfigError",
+    "PrecisionTypeError",
+    "RecipeSourceError",
+    "RunConfigError",
+    "SyncCheckError",
+    "SyncConflictError",
+    "SyncError",
+    "TrainingError",
+    "UnknownFieldError",
+    "UnknownRecipeError",
+    "close_matches",
+    "did_you_mean",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fact about a configuration: what is wrong or without effect, and what to do about it."""
+
+    path: str
+    """Field or owner.field the finding is about."""
+    rule: str
+    """What holds, or would have to hold, as a clause without a full stop."""
+    remedy: str
+    """What to do, as one sentence."""
+    value: object = None
+    """The value that was found."""
+    where: str | None = None
+    """Who set the value."""
+    severity: str = "error"
+    """error, warning or info."""
+
+    def __str__(self) -> str:
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.path}: {self.rule}, got {self.value!r}{where}. {self.remedy}"
+
+
+class BridgeWarning(UserWarning):
+    """Something works, but not as its name or its caller suggests."""
+
+
+class BridgeError(Exception):
+    """Root of all errors of this package; `exit_code` is what a command ends with."""
+
+    exit_code = 2
+
+
+class _Findings(BridgeError):
+    """An error made of findings, one per line."""
+
+    def __init__(self, headline: str, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("\n".join([headline, *(f"  {finding}" for finding in self.findings)]))
+
+
+class PrecisionConfigError(_Findings, ValueError):
+    """A precision config that can never be right. `findings` holds every fault."""
+
+
+class PrecisionTypeError(BridgeError, TypeError):
+    """A value of the wrong type for its field."""
+
+
+class UnknownFieldError(BridgeError, AttributeError):
+    """A field name that does not exist. `matches` holds the nearest names."""
+
+    def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
+        self.matches = tuple(matches)
+        super().__init__(message)
+
+
+class UnknownRecipeError(BridgeError, ValueError):
+    """A recipe name that is not registered. `matches` holds the nearest names."""
+
+    def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
+        self.matches = tuple(matches)
+        super().__init__(message)
+
+
+class DuplicateRecipeError(BridgeError, ValueError):
+    """Two different functions were registered under one name. `places` names both."""
+
+    def __init__(self, name: str, places: tuple[str, str]) -> None:
+        self.name, self.places = name, places
+        super().__init__(
+            f"Recipe {name!r} is defined twice: in {places[0]} and in {places[1]}. Rename one of the two functions, "
+            "or give one another name with @register(name=...)."
+        )
+
+
+class RecipeSourceError(BridgeError):
+    """A module, file or plugin of recipes that cannot be loaded or used."""
+
+
+class SyncError(_Findings, ValueError):
+    """The synchroniser refuses. All owners are as they were."""
+
+
+class SyncConflictError(SyncError):
+    """An owner holds a value of its own where the recipe states another, and `on_conflict` is "error"."""
+
+
+class SyncCheckError(SyncError):
+    """What the recipe would make of the owners does not pass Megatron's validation or our post-conditions."""
+
+
+class RunConfigError(BridgeError):
+    """A key or value of the run's configuration that cannot be used. `matches` holds the nearest names."""
+
+    def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
+        self.matches = tuple(matches)
+        super().__init__(message)
+
+
+class BackendUnavailableError(BridgeError):
+    """This machine has nothing that could run what the recipe asks for."""
+
+
+class DataError(BridgeError):
+    """Training data that cannot be used."""
+
+
+class CheckpointError(BridgeError):
+    """A checkpoint that cannot be written or resumed from."""
+
+
+class TrainingError(BridgeError):
+    """The run itself failed."""
+
+    exit_code = 1
+
+
+def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Return at most `limit` of `known` that look like `word`, nearest first; empty where nothing does."""
+    known = list(known)
+    folded = {name.lower().replace("-", "_"): name for name in reversed(known)}
+    near = get_close_matches(word.lower().replace("-", "_"), folded, n=limit, cutoff=0.6)
+    return [folded[name] for name in near]
+
+
+def did_you_mean(matches: Sequence[str]) -> str:
+    """Return ``Did you mean 'a', 'b' or 'c'?``, or an empty string without matches."""
+    if not matches:
+        return ""
+    quoted = [repr(match) for match in matches]
+    listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+    return f"Did you mean {listed}?"

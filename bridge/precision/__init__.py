@@ -1,0 +1,1 @@
+"""What a precision *is*: the config, the registry of recipes, dtypes, formats and schemes. No torch on import."""

@@ -1,0 +1,113 @@
+"""The one object that describes a run: `ConfigContainer` and its sections.
+
+The sections of Megatron Core (`model`, `optimizer`, `ddp`) are Megatron's own dataclasses; the others are ours and use
+Megatron's names for what Megatron has a name for (`train_iters`, `micro_batch_size`, `lr_warmup_iters`, ...).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.config import MixedPrecisionConfig
+
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "ConfigContainer",
+    "DataConfig",
+    "DistributedDataParallelConfig",
+    "LoggingConfig",
+    "OptimizerConfig",
+    "TrainConfig",
+    "runtime_config_update",
+]
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """What the run learns from."""
+
+    path: str | None = None
+    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair; None: the text of CPython's own documentation."""
+    vocab_size: int | None = None
+    """Vocabulary of an existing ``.bin``/``.idx`` pair; required there, and never used for text (bytes: 256)."""
+    split: str = "90,5,5"
+    """Parts of the documents for training, validation and test, as Megatron writes them."""
+    seed: int = 1234
+    """Seed of the sample order."""
+    cache_dir: str | None = None
+    """Where tokenised text and sample indices are kept; None: ``precision-bridge`` in the user's cache folder."""
+    num_workers: int = 0
+    """DataLoader worker processes per rank."""
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """How long, how much at a time, and with which learning-rate schedule."""
+
+    train_iters: int = 400
+    """Optimizer steps."""
+    micro_batch_size: int = 8
+    """Sequences per forward pass on one data-parallel rank."""
+    global_batch_size: int = 8
+    """Sequences per optimizer step over all ranks; the rest of the factor is gradient accumulation."""
+    eval_interval: int = 100
+    """Steps between two validations; 0: only after the last step."""
+    eval_iters: int = 8
+    """Global batches per validation; 0: no validation."""
+    lr_decay_style: str = "cosine"
+    """Megatron's schedule name: cosine, linear, constant, inverse-square-root or WSD."""
+    lr_warmup_iters: int = 40
+    """Steps of linear warm-up from zero to `optimizer.lr`."""
+    lr_decay_iters: int | None = None
+    """Steps after which the rate is `optimizer.min_lr`; None: `train_iters`."""
+    seed: int = 1234
+    """Seed of the weights and of dropout."""
+    check_for_nan_in_loss: bool = True
+    """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, where the first overflows are normal."""
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """Where the run's state is written and read, with Megatron's ``dist_checkpointing``."""
+
+    save: str | None = None
+    """Folder to write to; None: nothing is saved."""
+    save_interval: int | None = None
+    """Steps between two checkpoints; None: one after the last step."""
+    load: str | None = None
+    """Folder to resume from (its newest checkpoint); None: start fresh."""
+
+
+@dataclass(kw_only=True)
+class LoggingConfig:
+    """What the run writes about itself."""
+
+    run_dir: str | None = None
+    """Folder for metrics, plots, configs and reports; None: Hydra's run folder, or ``runs/<time>`` without Hydra."""
+    log_interval: int = 10
+    """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the log."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    progress: bool = True
+    """Show a progress bar where the output is a terminal."""
+
+
+@dataclass(kw_only=True)
+class ConfigContainer:
+    """Everything a run is configured with."""
+
+    model: TransformerConfig | None = None
+    optimizer: OptimizerConfig | None = None
+    ddp: DistributedDataParallelConfig | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    mixed_precision: str | MixedPrecisionConfig | None = None
+    """A recipe's name, a config, or None: the owners keep their own settings."""
