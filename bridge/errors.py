@@ -19,9 +19,12 @@ BridgeError                      exit code 2: what was asked for cannot be done 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "BackendUnavailableError",
@@ -64,7 +67,7 @@ class Finding:
     """error, warning or info."""
 
     def __str__(self) -> str:
-        where = f" ({self.where})" if self.where else ""
+        where = f" ({self.where})" if self.where and self.where != "stated" else ""
         return f"{self.path}: {self.rule}, got {self.value!r}{where}. {self.remedy}"
 
 
@@ -78,7 +81,7 @@ class BridgeError(Exception):
     exit_code = 2
 
 
-class _Findings(BridgeError):
+class _FindingsError(BridgeError):
     """An error made of findings, one per line."""
 
     def __init__(self, headline: str, findings: Iterable[Finding]) -> None:
@@ -86,7 +89,7 @@ class _Findings(BridgeError):
         super().__init__("\n".join([headline, *(f"  {finding}" for finding in self.findings)]))
 
 
-class PrecisionConfigError(_Findings, ValueError):
+class PrecisionConfigError(_FindingsError, ValueError):
     """A precision config that can never be right. `findings` holds every fault."""
 
 
@@ -125,7 +128,7 @@ class RecipeSourceError(BridgeError):
     """A module, file or plugin of recipes that cannot be loaded or used."""
 
 
-class SyncError(_Findings, ValueError):
+class SyncError(_FindingsError, ValueError):
     """The synchroniser refuses. All owners are as they were."""
 
 

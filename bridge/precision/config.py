@@ -38,7 +38,7 @@ class _Origin:
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class MixedPrecisionConfig:
+class MixedPrecisionConfig:  # noqa: PLW1641  mutable, hence without a hash, as any such dataclass
     """The precision of a training run, written for Megatron Core.
 
     A field counts as *stated* once it is given to the constructor, assigned, or overridden on a command line; `del`
@@ -47,7 +47,7 @@ class MixedPrecisionConfig:
 
     # `dataclasses.replace` hands the constructor the caller's changes first and then every remaining field in order
     # of declaration. With this one declared first, what stands before it was named by the caller.
-    _origin: InitVar[MixedPrecisionConfig | None] = _Origin()  # type: ignore[assignment]
+    _origin: InitVar[MixedPrecisionConfig | None] = _Origin()
 
     fp32: bool = stated(False, kind="bool")
     """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and `bf16` off."""
@@ -179,7 +179,7 @@ class MixedPrecisionConfig:
         field = self._field(name)
         for known in (name, field.twin):
             if known is not None and known in self._values:
-                return self._sources.get(known) or "mixed_precision"
+                return self._sources.get(known) or "stated"
         return "default"
 
     def state(self, source: str | None = None, /, **values: object) -> MixedPrecisionConfig:
@@ -382,8 +382,12 @@ class MixedPrecisionConfig:
         return dataclasses.asdict(self) == dataclasses.asdict(other)
 
     def __repr__(self) -> str:
-        fields = (f"{name}={getattr(self, name)!r}" for name in self.field_names() if name in self._values)
-        return f"{type(self).__name__}({', '.join(fields)})"
+        shown = []
+        for name in self.field_names():
+            if name in self._values:  # a dtype as torch shows it, the rest as it was stated
+                value = getattr(self, name) if self._field(name).kind == "dtype" else self._values[name]
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _descriptor(owner: type, name: str) -> object:

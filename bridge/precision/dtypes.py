@@ -66,5 +66,5 @@ def torch_dtype(token: str) -> torch.dtype:
 
     dtype = getattr(torch, TORCH_NAMES.get(token, token))
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{token!r} names no torch.dtype")
+        raise ValueError(f"{token!r} names no torch.dtype")  # noqa: TRY004  the token is a string as it should be
     return dtype

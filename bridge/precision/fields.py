@@ -110,71 +110,67 @@ def coerce(value: object, kind: str, *, text: bool = False, switch: bool = False
     Raises:
         ValueError: Says what was expected and what was given, as a clause.
     """
-    return _COERCIONS[kind](value, text, switch)
+    if text and isinstance(value, str) and kind in _FROM_TEXT:
+        value = _FROM_TEXT[kind](value)
+    if kind == "name":
+        return _name(value, text=text, switch=switch)
+    return _COERCIONS[kind](value)
 
 
-def _bool(value: object, text: bool, switch: bool) -> bool:
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+def _bool(value: object) -> bool:
+    if _is_bool(value):
         return bool(value)
-    if text and isinstance(value, str) and value.lower() in YES | NO:
-        return value.lower() in YES
     raise ValueError(f"must be true or false, got {value!r}")
 
 
-def _int(value: object, text: bool, switch: bool) -> int:
-    if text and isinstance(value, str):
-        value = _number(value, "a whole number")
+def _int(value: object) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
+    if not _is_bool(value) and hasattr(value, "__index__"):
         return operator.index(value)
     raise ValueError(f"must be a whole number, got {value!r}")
 
 
-def _float(value: object, text: bool, switch: bool) -> float:
-    if text and isinstance(value, str):
-        return _number(value, "a number")
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
-        raise ValueError(f"must be a number, got {value!r}")
-    if isinstance(value, int | float):
+def _float(value: object) -> float:
+    if isinstance(value, int | float) and not _is_bool(value):
         return value
-    if not isinstance(value, str) and hasattr(value, "__float__"):
+    if not _is_bool(value) and not isinstance(value, str) and hasattr(value, "__float__"):
         return float(value)
     raise ValueError(f"must be a number, got {value!r}")
 
 
-def _number(text: str, wanted: str) -> float:
-    try:
-        return int(text, 10)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"must be {wanted}, got {text!r}") from None
-
-
-def _name(value: object, text: bool, switch: bool) -> str | None:
+def _name(value: object, *, text: bool, switch: bool) -> str | None:
     value = getattr(value, "value", value)  # Megatron's Fp8Recipe and Fp4Recipe are string enums
-    if isinstance(value, str):
-        off = text and switch and value.lower() in {"none", "null"}
-        return None if off else str(value)
-    if switch and value is False:
+    if switch and (value is False or (text and str(value).lower() in {"none", "null"})):
         return None
+    if isinstance(value, str):
+        return str(value)
     raise ValueError(f"must be a name, got {value!r}" + (". YAML reads an unquoted yes or on as true" if text else ""))
 
 
-def _dtype(value: object, text: bool, switch: bool) -> str:
-    return dtype_token(value)
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool) or type(value).__name__ == "bool_"  # NumPy's
 
 
-_COERCIONS: dict[str, Callable[[object, bool, bool], Any]] = {
-    "bool": _bool,
-    "int": _int,
-    "float": _float,
-    "name": _name,
-    "dtype": _dtype,
+def _switch_from_text(text: str) -> bool | str:
+    return text.lower() in YES if text.lower() in YES | NO else text
+
+
+def _number_from_text(text: str) -> float | str:
+    for parse in (int, float):
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return text
+
+
+_FROM_TEXT: dict[str, Callable[[str], object]] = {
+    "bool": _switch_from_text,
+    "int": _number_from_text,
+    "float": _number_from_text,
 }
+_COERCIONS: dict[str, Callable[[object], Any]] = {"bool": _bool, "int": _int, "float": _float, "dtype": dtype_token}
 
 
 def _sentence(clause: str) -> str:

@@ -92,7 +92,7 @@ class Registry:
                 notebook, replaces it.
         """
         if function is None:
-            return functools.partial(self.register, name=name, tags=tags, aliases=aliases)  # type: ignore[call-overload,no-any-return]
+            return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
         self.add(
             Recipe(
                 name=canonical(name if name is not None else function.__name__),

@@ -71,7 +71,9 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
         try:
             _import_file(Path(name).expanduser()) if is_file else importlib.import_module(name)
         except FileNotFoundError:
-            raise RecipeSourceError(f"{key}: there is no file {name!r}. Give the path of an existing .py file.") from None
+            raise RecipeSourceError(
+                f"{key}: there is no file {name!r}. Give the path of an existing .py file."
+            ) from None
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise RecipeSourceError(f"{key}: {name!r} failed to load: {error}. Correct it there.") from error

@@ -45,7 +45,10 @@ def one_mode(config: MixedPrecisionConfig) -> Iterator[Finding]:
     if len(on) > 1:
         others = " and ".join(f"{name}=False" for name in on[:-1])
         yield _finding(
-            config, on[-1], f"only one mode can be on, and {' and '.join(on[:-1])} is on too", f"Set {others}, or keep one."
+            config,
+            on[-1],
+            f"only one mode can be on, and {' and '.join(on[:-1])} is on too",
+            f"Set {others}, or keep one.",
         )
 
 
@@ -199,7 +202,9 @@ def loss_scaling(config: MixedPrecisionConfig) -> Iterator[Finding]:
             remedy = "Give a number; Megatron's default is 4294967296."
             yield _finding(config, "initial_loss_scale", "a dynamic loss scale needs a value to begin with", remedy)
     elif not (math.isfinite(initial) and initial > 0):
-        yield _finding(config, "initial_loss_scale", "must be above 0 and finite", "Use 4294967296, Megatron's default.")
+        yield _finding(
+            config, "initial_loss_scale", "must be above 0 and finite", "Use 4294967296, Megatron's default."
+        )
     elif initial < least:
         rule = f"must not be below min_loss_scale ({least!r})"
         yield _finding(config, "initial_loss_scale", rule, "Raise it, or lower min_loss_scale.")

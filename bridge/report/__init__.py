@@ -1,0 +1,1 @@
+"""Tables, plots and pages: renders values made elsewhere, computes nothing."""

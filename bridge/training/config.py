@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import get_mixed_precision_config
+from bridge.sync import SyncReport, synchronize
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import TransformerConfig
+
+    from bridge.precision.config import MixedPrecisionConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -33,7 +36,7 @@ class DataConfig:
     """What the run learns from."""
 
     path: str | None = None
-    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair; None: the text of CPython's own documentation."""
+    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair; None: the text of CPython's documentation."""
     vocab_size: int | None = None
     """Vocabulary of an existing ``.bin``/``.idx`` pair; required there, and never used for text (bytes: 256)."""
     split: str = "90,5,5"
@@ -69,7 +72,7 @@ class TrainConfig:
     seed: int = 1234
     """Seed of the weights and of dropout."""
     check_for_nan_in_loss: bool = True
-    """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, where the first overflows are normal."""
+    """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, which overflows by design."""
 
 
 @dataclass(kw_only=True)
@@ -111,3 +114,38 @@ class ConfigContainer:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
     """A recipe's name, a config, or None: the owners keep their own settings."""
+
+
+def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
+    """Resolve the container's precision and write it into model, optimizer, DDP and training config.
+
+    This is the strict path: what Megatron is known to refuse later is refused here.
+
+    Args:
+        config: The container; `config.mixed_precision` is the resolved config afterwards.
+
+    Returns:
+        What was changed and why; None where no precision is set and the owners keep their own settings.
+
+    Raises:
+        UnknownRecipeError: No such recipe.
+        PrecisionConfigError: The precision can never be right.
+        SyncError: It cannot be written into these configs. Nothing was changed.
+    """
+    if config.mixed_precision is None:
+        return None
+    precision = get_mixed_precision_config(config.mixed_precision)
+    report = synchronize(
+        precision, model=config.model, optimizer=config.optimizer, ddp=config.ddp, train=config.train, strict=True
+    )
+    config.mixed_precision = precision
+    return report
+
+
+def __getattr__(name: str) -> Any:
+    """Return Megatron's own config classes on first use, so that importing this module does not import Megatron."""
+    if name in ("OptimizerConfig", "DistributedDataParallelConfig"):
+        from bridge.megatron import owners  # heavy and optional
+
+        return getattr(owners, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,45 @@
+# Two commands do everything on a bare clone: `make train` and `make test`. The rest is for people who change things.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+
+.PHONY: setup train test test-all test-next fmt lint docs bench clean
+
+setup: $(VENV)/.ready
+
+# torch first and by itself: a bare `torch` would bring gigabytes of CUDA packages to a machine without a GPU.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q torch==2.13.0
+	$(RUN) -m pip install -q -e '.[dev,docs]' && touch $@
+
+train: setup
+	$(RUN) scripts/train.py $(ARGS)
+
+test: setup
+	$(RUN) -m pytest -m 'not gpu and not slow' $(ARGS)
+
+test-all: setup
+	$(RUN) -m pytest -m 'not gpu' $(ARGS)
+
+# The newest megatron-core needs Python 3.12 and, there, a torch from the package index: a large download.
+test-next:
+	python3.12 -m venv .venv-next
+	.venv-next/bin/python -m pip install -q torch==2.11.0 'megatron-core==0.19.2' -e '.[dev]'
+	.venv-next/bin/python -m pytest -m 'not gpu' $(ARGS)
+
+fmt: setup
+	$(RUN) -m ruff format . && $(RUN) -m ruff check --fix .
+
+lint: setup
+	$(RUN) -m ruff format --check . && $(RUN) -m ruff check . && $(RUN) -m codespell_lib . && $(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+docs: setup
+	$(RUN) -m mkdocs build --strict
+
+bench: setup
+	$(RUN) scripts/benchmark.py all $(ARGS)
+
+clean:
+	rm -rf build dist site outputs multirun .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

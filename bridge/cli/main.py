@@ -1,0 +1,63 @@
+"""The command `precision-bridge`. Each subcommand is a module that adds its parser and prints its answer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import NoReturn
+
+from bridge.cli import diff, explain, recipes, show
+from bridge.errors import BridgeError, close_matches, did_you_mean
+
+__all__ = ["main"]
+
+COMMANDS = (recipes, show, diff, explain)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers a misspelt command or option with the nearest, in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        words = message.split("'")
+        if "invalid choice" in message and self._commands():
+            hint = (
+                did_you_mean(close_matches(words[1], self._commands())) or f"Commands: {', '.join(self._commands())}."
+            )
+            message = f"no command {words[1]!r}. {hint}"
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def _commands(self) -> list[str]:
+        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return [name for action in actions for name in action.choices]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, or 2 for what cannot be answered as asked."""
+    parser = _Parser(
+        prog="precision-bridge",
+        description="Named mixed-precision recipes for Megatron Core: what they are and what they do.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    chosen = parser.parse_args(arguments)
+    try:
+        chosen.run(chosen)
+    except BridgeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"precision-bridge {version('precision-bridge')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

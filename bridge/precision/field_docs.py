@@ -1,0 +1,37 @@
+"""The sentence below each field of a config class, for `explain` and the reference page."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+
+__all__ = ["field_docs", "field_types"]
+
+
+@functools.cache
+def _fields(cls: type) -> tuple[tuple[str, str, str], ...]:
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    if not isinstance(body, ast.ClassDef):
+        return ()
+    found = []
+    for node, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_text(below):
+            text = inspect.cleandoc(ast.literal_eval(below.value))  # type: ignore[attr-defined]
+            found.append((node.target.id, ast.unparse(node.annotation), " ".join(text.split())))
+    return tuple(found)
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Return field -> the string literal written below it in the source of `cls`."""
+    return {name: text for name, _, text in _fields(cls)}
+
+
+def field_types(cls: type) -> dict[str, str]:
+    """Return field -> its annotation as written, for the documented fields of `cls`."""
+    return {name: annotation for name, annotation, _ in _fields(cls)}
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

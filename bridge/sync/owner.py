@@ -1,0 +1,95 @@
+"""One config object of Megatron (or anything like it), seen with its defaults and with what was its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+__all__ = ["ABSENT", "Owner", "same"]
+
+WRITTEN = "_precision_bridge_written"
+"""Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "<absent>"
+
+
+ABSENT = _Absent()
+"""Stands for the value of an attribute that is not there."""
+
+
+class Owner:
+    """An object in a role.
+
+    Args:
+        role: model, optimizer, ddp or train; "config" for an object of which nothing is known.
+        target: The object.
+    """
+
+    def __init__(self, role: str, target: Any) -> None:
+        self.role = role
+        self.target = target
+        self.defaults = _defaults(_defining_class(type(target)))
+        self.is_megatron = _defining_class(type(target)).__module__.startswith("megatron.core")
+
+    def has(self, attribute: str) -> bool:
+        """Return whether the object has the attribute."""
+        return hasattr(self.target, attribute)
+
+    def value(self, attribute: str) -> Any:
+        """Return what the object holds now."""
+        return getattr(self.target, attribute, ABSENT)
+
+    def own(self, attribute: str) -> Any:
+        """Return what the object held before any sync wrote to it, unless somebody changed it since."""
+        written = vars(self.target).get(WRITTEN, {}) if hasattr(self.target, "__dict__") else {}
+        if isinstance(written, dict) and attribute in written and same(written[attribute][0], self.value(attribute)):
+            return written[attribute][1]
+        return self.value(attribute)
+
+    def is_own(self, attribute: str) -> bool:
+        """Return whether somebody set the value: it differs from Megatron's own class default."""
+        return attribute in self.defaults and not same(self.own(attribute), self.defaults[attribute])
+
+    def remember(self, written: dict[str, Any], own: dict[str, Any]) -> None:
+        """Note what a sync wrote and what was there before: the next sync starts from the owner's own values."""
+        if not hasattr(self.target, "__dict__"):
+            return
+        earlier = vars(self.target).get(WRITTEN)
+        record = dict(earlier) if isinstance(earlier, dict) else {}
+        record.update({attribute: (value, own[attribute]) for attribute, value in written.items()})
+        if record:
+            vars(self.target)[WRITTEN] = record
+
+
+def same(one: object, two: object) -> bool:
+    """Return whether two values are equal and of one kind (True is not 1), without trusting foreign __eq__."""
+    if one is two:
+        return True
+    if isinstance(one, bool) != isinstance(two, bool):
+        return False
+    try:
+        return bool(one == two)
+    except Exception:  # noqa: BLE001  arrays and mocks may refuse to be compared
+        return False
+
+
+def _defining_class(cls: type) -> type:
+    """Return Megatron's own class behind a subclass (a model provider, say), or the class itself."""
+    return next((base for base in cls.__mro__ if base.__module__.startswith("megatron.core")), cls)
+
+
+@functools.cache
+def _defaults(cls: type) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    defaults = {}
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults

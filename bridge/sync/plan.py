@@ -1,0 +1,191 @@
+"""The plan: for each route, what the owner holds, what the recipe says, and the verdict. Pure: nothing is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.dtypes import torch_dtype
+from bridge.sync.owner import ABSENT, Owner, same
+from bridge.sync.report import SyncRow
+from bridge.sync.routes import CLASS_DEFAULT, OWNERS, ROUTES, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["is_active", "plan"]
+
+COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+
+
+def plan(config: MixedPrecisionConfig, owners: Iterable[Owner], *, keep_own: bool = False) -> list[SyncRow]:
+    """Return one row per precision field of every owner.
+
+    Args:
+        config: A config that passed `finalize`.
+        owners: The objects to write to.
+        keep_own: Where an owner's own value differs from a stated one, the owner's stays.
+    """
+    rows: list[SyncRow] = []
+    for owner in owners:
+        rows.extend(_row(config, owner, route, keep_own=keep_own) for route in _routes_for(owner, config))
+        rows.extend(_nan_check(config, owner))
+    return _counts_that_act(rows, owners)
+
+
+def is_active(config: MixedPrecisionConfig, route: Route) -> bool:
+    """Return whether the family and scheme that `route` belongs to are on."""
+    on = {None: True, "fp8": config.fp8 is not None, "fp4": config.fp4 is not None}
+    on["low"] = on["fp8"] or on["fp4"]
+    return on[route.family] and route.scheme in (None, config.scheme)
+
+
+def _routes_for(owner: Owner, config: MixedPrecisionConfig) -> list[Route]:
+    """Return the rows of the owner's role, and same-named fields that its class has beyond them."""
+    routes = [route for route in ROUTES if route.owner == owner.role and route.attribute is not None]
+    known = {route.field for route in routes}
+    if owner.role not in OWNERS:
+        renamed = [r for r in ROUTES if r.attribute not in (None, r.field) and r.owner == "model"]
+        routes = [route for route in renamed if route.attribute is not None and owner.has(route.attribute)]
+    for field in config.field_names():
+        if field not in known and owner.has(field) and owner.role != "train":
+            routes.append(_same_named(field, owner))
+    return routes
+
+
+def _same_named(field: str, owner: Owner) -> Route:
+    rows = [route for route in ROUTES if route.field == field and route.attribute == field]
+    if field == "fp8_recipe" and not owner.has("fp8"):  # an optimizer's, whatever its class
+        rows = [route for route in rows if route.owner == "optimizer"]
+    if rows:
+        return rows[0]
+    return Route(field=field, owner=owner.role, attribute=field, rule="value")
+
+
+def _row(config: MixedPrecisionConfig, owner: Owner, route: Route, *, keep_own: bool) -> SyncRow:
+    attribute = route.attribute or route.field
+    old = owner.value(attribute)
+    if old is ABSENT and not owner.has(attribute):
+        return SyncRow(
+            owner=owner.role,
+            attribute=attribute,
+            field=route.field,
+            old=None,
+            new=None,
+            verdict="absent",
+            by=config.source_of(route.field),
+            why=f"{type(owner.target).__name__} has no such attribute" + _since(route),
+        )
+    new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
+    if same(old, new):
+        verdict = verdict if verdict == "keep" else "agree"
+    elif verdict == "set" and owner.is_own(attribute):
+        verdict = "override"
+    return SyncRow(
+        owner=owner.role, attribute=attribute, field=route.field, old=old, new=new, verdict=verdict, by=by, why=why
+    )
+
+
+def _decide(
+    config: MixedPrecisionConfig, owner: Owner, route: Route, attribute: str, *, keep_own: bool
+) -> tuple[Any, str, str, str]:
+    """Return (value, verdict, who decided, why)."""
+    stated, source = config.is_stated(route.field), config.source_of(route.field)
+    reading, own = getattr(config, route.field), owner.own(attribute)
+    mode = f"the mode is {config.mode}"
+    if not is_active(config, route):
+        scheme = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
+        why = f"no {scheme or (route.family or '').upper()} in this run"
+        return _neutral(owner, route, attribute, reading), "neutralise", "mode", why
+    if route.rule == "dtype" and not stated:
+        return torch_dtype(config.mode), "derive", "mode", mode
+    if route.rule == "autocast dtype" and not stated:
+        return _autocast_dtype(config, owner), "derive", "mode", "follows params_dtype"
+    if route.rule == "switch":
+        if keep_own and owner.is_own(attribute) and not same(own, reading):
+            return own, "keep", owner.role, f"its own value; the recipe says {reading!r}"
+        return reading, "set", source if stated else "mode", "stated" if stated else mode
+    if stated:
+        if keep_own and owner.is_own(attribute) and not same(own, reading):
+            return own, "keep", owner.role, f"its own value; the recipe says {reading!r}"
+        return reading, "set", source, "stated"
+    if route.rule == "count" and attribute in owner.defaults:
+        return own, "keep", owner.role, "the recipe does not state it"
+    if owner.is_own(attribute):
+        return own, "keep", owner.role, "its own value, and the recipe does not state it"
+    return reading, "set", "default", f"not stated; this is what mixed_precision.{route.field} reads as"
+
+
+def _neutral(owner: Owner, route: Route, attribute: str, reading: Any) -> Any:
+    if route.neutral is not CLASS_DEFAULT:
+        return route.neutral
+    return owner.defaults.get(attribute, reading)
+
+
+def _autocast_dtype(config: MixedPrecisionConfig, owner: Owner) -> Any:
+    """Return params_dtype as it will be, unless autocast is on with a dtype that somebody chose."""
+    chosen, params = owner.own("autocast_dtype"), owner.own("params_dtype")
+    is_on = config.autocast_enabled or (
+        not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
+    )
+    if is_on and chosen is not ABSENT and chosen is not None and not same(chosen, params):
+        return chosen
+    return config.params_dtype or torch_dtype(config.mode)
+
+
+def _nan_check(config: MixedPrecisionConfig, owner: Owner) -> list[SyncRow]:
+    """Return the row that lets the first overflows of a dynamic loss scale pass.
+
+    Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; who builds configs in Python
+    meets a fatal NaN check at the first overflow (megatron-core 0.16.1 param_and_grad_buffer.py, arguments.py).
+    """
+    attribute = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in_loss"}.get(owner.role)
+    if attribute is None or not owner.has(attribute) or not config.fp16 or config.loss_scale is not None:
+        return []
+    old = owner.value(attribute)
+    return [
+        SyncRow(
+            owner=owner.role,
+            attribute=attribute,
+            field="loss_scale",
+            old=old,
+            new=False,
+            verdict="agree" if old is False else "derive",
+            by="mode",
+            why="a dynamic loss scale overflows by design, and this check would end the run",
+        )
+    ]
+
+
+def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncRow]:
+    """Give layers kept in BF16 Megatron's own counts where the owner holds 0 and 0, which would switch them off."""
+    for owner in owners:
+        mine = {row.attribute: index for index, row in enumerate(rows) if row.owner == owner.role}
+        flag = mine.get("first_last_layers_bf16")
+        if (
+            flag is None
+            or rows[flag].new is not True
+            or any(rows[mine[name]].new != 0 for name in COUNTS if name in mine)
+        ):
+            continue
+        for name in COUNTS:
+            row = rows[mine[name]] if name in mine else None
+            default = owner.defaults.get(name)
+            if row is not None and row.verdict == "keep" and default:
+                why = "first_last_layers_bf16 is on, and 0 would switch it off"
+                rows[mine[name]] = SyncRow(
+                    owner=row.owner,
+                    attribute=name,
+                    field=name,
+                    old=row.old,
+                    new=default,
+                    verdict="override",
+                    by="Megatron's default",
+                    why=why,
+                )
+    return rows
+
+
+def _since(route: Route) -> str:
+    return f"; megatron-core has it from {route.since}" if route.since != "0.16.1" else ""

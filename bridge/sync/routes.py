@@ -1,0 +1,185 @@
+"""THE table: where every field of a precision config lives in Megatron Core, and by which rule it gets there.
+
+Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22. The plan, `explain`, the
+reference page and the completeness test all read these rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["OWNERS", "ROUTES", "Route", "routes_of"]
+
+OWNERS = {
+    "model": "TransformerConfig",
+    "optimizer": "OptimizerConfig",
+    "ddp": "DistributedDataParallelConfig",
+    "train": "TrainConfig",
+    "process": "the process",
+}
+"""Role -> class that plays it."""
+
+CLASS_DEFAULT = "<Megatron's own default>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """One row: a field of the config, one home of it, and the rule that decides what is written there."""
+
+    field: str
+    """Field of `MixedPrecisionConfig`."""
+    owner: str
+    """Role from `OWNERS`."""
+    attribute: str | None
+    """Name in the owner; None: the field has no attribute of its own there, and `note` says why."""
+    rule: str
+    """switch: always written. value: written if stated, else the owner's own value stays, else the default is written.
+    count: written if stated, else left. dtype: stated or derived from the mode. none: nothing is written."""
+    family: str | None = None
+    """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
+    scheme: str | None = None
+    """The row acts only under this scaling scheme, and is neutralised otherwise."""
+    neutral: object = CLASS_DEFAULT
+    """What the attribute holds while the row does not act."""
+    since: str = "0.16.1"
+    """First megatron-core known to have the attribute."""
+    note: str = ""
+    """What is worth knowing, for `explain`."""
+    source: str = ""
+    """Where it was read."""
+
+
+def _model(field: str, rule: str, attribute: str | None = "", **more: object) -> Route:
+    name = field if attribute == "" else attribute
+    return Route(field=field, owner="model", attribute=name, rule=rule, **more)  # type: ignore[arg-type]
+
+
+def _optimizer(field: str, rule: str, **more: object) -> Route:
+    return Route(field=field, owner="optimizer", attribute=field, rule=rule, **more)  # type: ignore[arg-type]
+
+
+def _ddp(field: str, rule: str, **more: object) -> Route:
+    return Route(field=field, owner="ddp", attribute=field, rule=rule, **more)  # type: ignore[arg-type]
+
+
+_SCALER = "Read only by the grad scaler of an FP16 run without a constant loss scale (optimizer/__init__.py)."
+_PLACEMENT = "Counts whole layers over all pipeline stages (fp8_utils.is_first_last_bf16_layer)."
+
+ROUTES: tuple[Route, ...] = (
+    _model(
+        "fp32",
+        "none",
+        None,
+        note="Megatron has no such field: fp32 means fp16 and bf16 off and FP32 dtypes, and that is what is written.",
+    ),
+    _model("fp16", "switch", note="Casts the weights (Float16Module) and makes the optimizer keep FP32 masters."),
+    _optimizer("fp16", "switch", note="Chooses the mixed-precision optimizer and its grad scaler."),
+    _model("bf16", "switch", note="Casts the weights (Float16Module) and makes the optimizer keep FP32 masters."),
+    _optimizer("bf16", "switch", note="Chooses the mixed-precision optimizer."),
+    _model("params_dtype", "dtype", note="Dtype the weights are created in; the cast to the mode's dtype comes later."),
+    _optimizer("params_dtype", "dtype", note="No reader in Megatron's optimizer; kept equal to the model's."),
+    _model("pipeline_dtype", "dtype", note="Dtype of the receive buffers between pipeline stages; required if PP > 1."),
+    _model("autocast_enabled", "value", "enable_autocast", note="Megatron's own name is enable_autocast."),
+    _model(
+        "autocast_dtype",
+        "autocast dtype",
+        note="Computed once from params_dtype in __post_init__ and stale after later changes; recomputed here.",
+    ),
+    _ddp(
+        "grad_reduce_in_fp32",
+        "value",
+        note="Decides the dtype of the gradient buffer, hence of accumulation and reduction. Megatron-FSDP of 0.19 and "
+        "later ignores it; there megatron_fsdp_main_grads_dtype decides.",
+        source="distributed_data_parallel.py, megatron-core 0.16.1; mcore_fsdp_adapter.py, 0.19.2",
+    ),
+    _model("fp8", "switch", note="The format; None is off. Megatron checks the value at the first FP8 GEMM only."),
+    _model(
+        "fp8_recipe",
+        "value",
+        family="fp8",
+        note="Megatron's default is delayed, the config's is tensorwise.",
+    ),
+    _optimizer(
+        "fp8_recipe",
+        "value",
+        family="fp8",
+        neutral=None,
+        note="Anything but None or delayed sends the precision-aware optimizer down its FP8 branch, so it is None "
+        "unless FP8 is on.",
+        source="optimizer_config.py __post_init__, megatron-core 0.16.1 and 0.19.2",
+    ),
+    _model("first_last_layers_bf16", "value", family="low", neutral=False, note=_PLACEMENT),
+    _model("num_layers_at_start_in_bf16", "count", note=f"{_PLACEMENT} Unstated, Megatron's own 1 stays."),
+    _model("num_layers_at_end_in_bf16", "count", note=f"{_PLACEMENT} Unstated, Megatron's own 1 stays."),
+    _model("fp8_margin", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."),
+    _model(
+        "fp8_amax_history_len", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."
+    ),
+    _model(
+        "fp8_amax_compute_algo", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."
+    ),
+    _model(
+        "fp8_wgrad",
+        "value",
+        family="fp8",
+        note="Without effect: Transformer Engine dropped the override in 2.0 and ignores the keyword.",
+        source="Transformer Engine common/recipe, 2.20",
+    ),
+    _model(
+        "fp8_dot_product_attention",
+        "value",
+        family="low",
+        note="Under delayed and tensorwise; mxfp8 from megatron-core 0.18, nvfp4 from 0.17; never blockwise or custom.",
+    ),
+    _model(
+        "fp8_multi_head_attention", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."
+    ),
+    _model("fp8_param", "value", family="fp8", neutral=False, note="Must equal ddp.fp8_param_gather."),
+    Route(
+        field="fp8_param_gather",
+        owner="ddp",
+        attribute="fp8_param_gather",
+        rule="value",
+        family="fp8",
+        neutral=False,
+        note="Must equal model.fp8_param: since 0.17.1 the distributed optimizer updates FP8 weights only with it.",
+        source="distrib_optimizer.py, megatron-core 0.19.2",
+    ),
+    _model("fp4", "switch", note="The format; None is off."),
+    _model("fp4_recipe", "value", family="fp4"),
+    _model("fp4_param", "value", family="fp4", neutral=False, note="Must equal ddp.fp4_param_gather."),
+    _ddp(
+        "fp4_param_gather",
+        "value",
+        family="fp4",
+        neutral=False,
+        since="0.17.1",
+        note="Before 0.17.1 neither DDP nor the distributed optimizer knows FP4 weights.",
+    ),
+    _optimizer("loss_scale", "value", note="Above 0: a constant scale in any mode. None: dynamic under FP16."),
+    _optimizer("initial_loss_scale", "value", note=_SCALER),
+    _optimizer("min_loss_scale", "value", note=_SCALER),
+    _optimizer("loss_scale_window", "value", note=f"{_SCALER} Compared by == with a count of steps."),
+    _optimizer("hysteresis", "value", note=f"{_SCALER} Refilled only when the scale grows."),
+    _optimizer("reuse_grad_buf_for_mxfp8_param_ag", "value", family="fp8", scheme="mxfp8", neutral=False),
+    _ddp(
+        "reuse_grad_buf_for_mxfp8_param_ag",
+        "value",
+        family="fp8",
+        scheme="mxfp8",
+        neutral=False,
+        note="Needs fp8_param_gather; must equal the optimizer's.",
+    ),
+    Route(
+        field="tf32",
+        owner="process",
+        attribute="float32_matmul_precision",
+        rule="none",
+        note="A switch of torch, not of an owner: set when the run starts, and said so then.",
+    ),
+)
+
+
+def routes_of(field: str) -> list[Route]:
+    """Return every row of `field`."""
+    return [route for route in ROUTES if route.field == field]

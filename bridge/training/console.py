@@ -1,0 +1,130 @@
+"""What a run shows while it goes on: a progress bar on a terminal, plain log lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from bridge.training.metrics import TrainRecord, ValidationRecord
+from bridge.training.summary import RunSummary, census_table, result_table
+
+__all__ = ["Display", "LogLines", "ProgressBar", "Silent", "display", "show_summary"]
+
+logger = logging.getLogger("bridge.training")
+
+
+class Display(Protocol):
+    """Shows how a run goes."""
+
+    def say(self, sentence: str) -> None:
+        """Show one sentence."""
+
+    def stepped(self, step: int) -> None:
+        """Take note of a finished step."""
+
+    def logged(self, record: TrainRecord | ValidationRecord) -> None:
+        """Show a record."""
+
+
+class Silent:
+    """What the ranks that show nothing use."""
+
+    def say(self, sentence: str) -> None:
+        """Do nothing."""
+
+    def stepped(self, step: int) -> None:
+        """Do nothing."""
+
+    def logged(self, record: TrainRecord | ValidationRecord) -> None:
+        """Do nothing."""
+
+
+def _line(record: TrainRecord | ValidationRecord) -> str:
+    """Return a record as one line, without the step."""
+    if isinstance(record, ValidationRecord):
+        return f"validation loss {record.loss:.4f}"
+    grad_norm = "-" if record.grad_norm is None else f"{record.grad_norm:.3f}"
+    parts = [
+        f"loss {record.loss:.4f}",
+        f"{record.tokens_per_second:,.0f} tokens/s",
+        f"grad norm {grad_norm}",
+        f"loss scale {record.loss_scale:g}",
+        f"lr {record.learning_rate:.2e}",
+    ]
+    if record.skipped:
+        parts.append(f"SKIPPED: the gradients overflowed ({record.skipped_steps} so far)")
+    return "  ".join(parts)
+
+
+class LogLines:
+    """One log line per record."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def say(self, sentence: str) -> None:
+        """Log one sentence."""
+        logger.info(sentence)
+
+    def stepped(self, step: int) -> None:
+        """Nothing to show between records."""
+
+    def logged(self, record: TrainRecord | ValidationRecord) -> None:
+        """Log a record."""
+        logger.info("step %*d/%d  %s", len(str(self._total)), record.step, self._total, _line(record))
+
+
+class ProgressBar:
+    """A bar with the last record beside it; skipped steps and validations stay above it."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def say(self, sentence: str) -> None:
+        """Print one sentence above the bar."""
+        self._progress.console.print(sentence, highlight=False)
+
+    def stepped(self, step: int) -> None:
+        """Move the bar."""
+        self._progress.update(self._task, completed=step)
+
+    def logged(self, record: TrainRecord | ValidationRecord) -> None:
+        """Show a record beside the bar, and what must not be overwritten above it."""
+        if isinstance(record, ValidationRecord) or record.skipped:
+            self.say(f"step {record.step}  {_line(record)}")
+        if isinstance(record, TrainRecord):
+            self._progress.update(self._task, record=_line(record))
+
+
+@contextmanager
+def display(*, total: int, start: int, progress: bool, console: Console | None = None) -> Iterator[Display]:
+    """Yield a progress bar if it is wanted and there is a terminal, else something that logs lines.
+
+    Args:
+        total: Steps of the whole run.
+        start: Steps done before.
+        progress: Whether a bar is wanted.
+        console: Where to draw; None: standard output.
+    """
+    console = console or Console()
+    if not (progress and console.is_terminal):
+        yield LogLines(total)
+        return
+    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[record]}"))
+    with Progress(*columns, console=console) as bar:
+        yield ProgressBar(bar, bar.add_task("training", total=total, completed=start, record=""))
+
+
+def show_summary(summary: RunSummary, console: Console | None = None) -> None:
+    """Print the closing tables."""
+    console = console or Console()
+    console.print(result_table(summary))
+    if summary.census:
+        console.print(census_table(summary.census))
+    console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)

@@ -1,0 +1,129 @@
+"""What a run writes while it goes on: ``metrics.jsonl`` and TensorBoard events."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["METRICS", "MetricsLog", "NoMetrics", "TrainRecord", "ValidationRecord", "metrics_log"]
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRecord:
+    """One logged step. A skipped step is always logged, the others every `logging.log_interval` steps."""
+
+    step: int
+    loss: float
+    """Mean over the steps since the last record, in nats per token."""
+    skipped: bool
+    """Whether this step's gradients overflowed, so that nothing was updated."""
+    skipped_steps: int
+    """Skipped steps so far in this process."""
+    grad_norm: float | None
+    """Before clipping; None for a skipped step."""
+    loss_scale: float
+    learning_rate: float
+    tokens_per_second: float
+    """Since the last record, without validation and checkpoints."""
+    consumed_samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationRecord:
+    """One validation."""
+
+    step: int
+    loss: float
+    """Mean over `train.eval_iters` global batches, in nats per token; the same batches every time."""
+
+
+class Metrics(Protocol):
+    """Where records go."""
+
+    train: list[tuple[int, float]]
+    validation: list[tuple[int, float]]
+
+    def add(self, record: TrainRecord | ValidationRecord) -> None:
+        """Write one record."""
+
+
+class NoMetrics:
+    """What the ranks that write nothing use."""
+
+    def __init__(self) -> None:
+        self.train: list[tuple[int, float]] = []
+        self.validation: list[tuple[int, float]] = []
+
+    def add(self, record: TrainRecord | ValidationRecord) -> None:
+        """Do nothing."""
+
+
+class MetricsLog:
+    """Writes records as they come and keeps the curves."""
+
+    def __init__(self, lines: IO[str], events: SummaryWriter | None) -> None:
+        """Take an open ``metrics.jsonl`` and, optionally, a TensorBoard writer."""
+        self.train: list[tuple[int, float]] = []
+        self.validation: list[tuple[int, float]] = []
+        self._lines = lines
+        self._events = events
+
+    def add(self, record: TrainRecord | ValidationRecord) -> None:
+        """Write one record; numbers that are not finite become null in JSON and are left out of the curves."""
+        kind = "train" if isinstance(record, TrainRecord) else "validation"
+        values = {"kind": kind, **{name: _finite(value) for name, value in asdict(record).items()}}
+        self._lines.write(json.dumps(values) + "\n")
+        self._lines.flush()
+        self.keep(values)
+        if self._events is None:
+            return
+        for name, value in values.items():
+            if name not in ("kind", "step") and value is not None:
+                self._events.add_scalar(f"{kind}/{name}", value, record.step)
+
+    def keep(self, values: dict[str, Any]) -> None:
+        """Add a record's point to the curves."""
+        if values["loss"] is not None:
+            curve = self.train if values["kind"] == "train" else self.validation
+            curve.append((int(values["step"]), float(values["loss"])))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def metrics_log(run_dir: Path, *, resumed_at: int, tensorboard: bool) -> Iterator[MetricsLog]:
+    """Open the run's metrics; a resumed run keeps the earlier records up to where it begins.
+
+    Args:
+        run_dir: Gets ``metrics.jsonl`` and ``tensorboard/``.
+        resumed_at: Step of the checkpoint the run continues from; 0 for a fresh one.
+        tensorboard: Whether to write events.
+    """
+    path = run_dir / METRICS
+    earlier = [json.loads(line) for line in path.read_text().splitlines()] if resumed_at and path.is_file() else []
+    earlier = [values for values in earlier if values["step"] <= resumed_at]
+    with ExitStack() as stack:
+        lines = stack.enter_context(path.open("w"))
+        events = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # heavy, and only the first rank writes
+
+            events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
+            stack.callback(events.close)
+        log = MetricsLog(lines, events)
+        for values in earlier:
+            lines.write(json.dumps(values) + "\n")
+            log.keep(values)
+        yield log

@@ -1,0 +1,56 @@
+"""Drop-in for `megatron.bridge.training.mixed_precision`: change the import line, keep the code.
+
+    from bridge.training.mixed_precision import MixedPrecisionConfig, get_mixed_precision_config, register
+
+Beyond the peer: what was stated is remembered, nothing is overridden without a report, and the built-in recipes can be
+imported from here by name, as there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeVar
+
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import MIXED_PRECISION_RECIPES, REGISTRY, get_mixed_precision_config, register
+from bridge.sync.owner import Owner
+from bridge.sync.synchronize import role_of, run
+
+__all__ = [
+    "MIXED_PRECISION_RECIPES",
+    "MixedPrecisionConfig",
+    "get_mixed_precision_config",
+    "register",
+    "update_config_with_precision_overrides",
+]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisionConfig, config: T) -> T:
+    """Write the precision into one config object and return that object.
+
+    Args:
+        mixed_precision_config: The precision.
+        config: A model, optimizer or DDP config of Megatron's, or any object with same-named attributes.
+
+    Returns:
+        The same object. What was overridden is logged as warnings.
+
+    Raises:
+        PrecisionConfigError: The precision can never be right.
+        SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
+    """
+    mixed_precision_config.finalize()
+    owner = Owner(role_of(config), config)
+    run(mixed_precision_config, [owner], on_conflict="override", strict=False).log(log)
+    return config
+
+
+def __getattr__(name: str) -> Any:
+    """Return a built-in recipe function by name, as the peer's module has them."""
+    if not name.startswith("_") and name in REGISTRY:
+        return MIXED_PRECISION_RECIPES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

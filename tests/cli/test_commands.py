@@ -1,0 +1,128 @@
+"""The command line as its users meet it: the real entry point in a subprocess."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = str(Path(sys.executable).parent / "precision-bridge")
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+def test_recipes_lists_every_recipe_with_one_line() -> None:
+    done = run("recipes")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert "bf16_mixed" in [line.split()[0] for line in lines]
+    assert all(len(line.split("  ", 1)[1].strip()) > 10 for line in lines)
+    listed = json.loads(run("recipes", "--json", "--tag", "mxfp8").stdout)
+    assert [row["name"] for row in listed] == ["bf16_with_mxfp8_mixed", "fp16_with_mxfp8_mixed"]
+
+
+def test_show_tells_every_field_and_whether_it_is_stated() -> None:
+    done = run("show", "bf16-mixed")
+    rows = {line.split()[0]: line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert rows["bf16"] == ["True", "stated"]
+    assert rows["fp8_recipe"] == ["tensorwise", "default"]
+    assert len(rows) == 32
+    shown = json.loads(run("show", "mxfp8", "--json", "--stated").stdout)
+    assert shown["fields"]["fp8"] == "e4m3"
+    assert "tf32" not in shown["fields"]
+    assert shown["scheme"] == "mxfp8"
+
+
+def test_diff_tells_the_differing_fields() -> None:
+    done = run("diff", "bf16_mixed", "fp16_mixed")
+    assert done.stdout.splitlines() == [
+        "                                    bf16_mixed -> fp16_mixed",
+        "  fp16                              False (default) -> True",
+        "  bf16                              True -> False (default)",
+        "  params_dtype                      bf16 -> fp16",
+        "  pipeline_dtype                    bf16 -> fp16",
+        "  grad_reduce_in_fp32               True -> False",
+    ]
+    assert run("diff", "mxfp8", "bf16_with_mxfp8_mixed").stdout == (
+        "bf16_with_mxfp8_mixed and bf16_with_mxfp8_mixed say the same.\n"
+    )
+    told = json.loads(run("diff", "bf16_mixed", "fp32", "--json").stdout)
+    assert told["fields"][0] == {"field": "fp32", "a": False, "b": True, "a_stated": False, "b_stated": True}
+
+
+def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
+    told = json.loads(run("explain", "autocast_enabled", "bf16_autocast_mixed", "--json").stdout)
+    assert told["homes"][0]["attribute"] == "enable_autocast"
+    assert told["in_recipe"] == {
+        "recipe": "bf16_autocast_mixed",
+        "value": True,
+        "stated": True,
+        "by": "recipe bf16_autocast_mixed",
+    }
+    assert run("explain", "enable_autocast").stdout.startswith("autocast_enabled: bool = False\n")
+    text = run("explain", "fp8_margin").stdout
+    assert "Read under: delayed." in text
+    assert "model.fp8_margin (TransformerConfig, megatron-core >= 0.16.1)" in text
+    assert "No home in TransformerConfig" in run("explain", "fp32").stdout
+    assert len(run("explain").stdout.splitlines()) == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("shwo", "bf16_mixed"), "precision-bridge: no command 'shwo'. Did you mean 'show'?\n"),
+        (
+            ("explain", "fp8_marign"),
+            "Unknown field 'fp8_marign'. Did you mean 'fp8_margin', 'fp8_param' or 'fp8_recipe'?\n",
+        ),
+        (
+            ("show", "bf16_mixd"),
+            "Unknown mixed-precision recipe 'bf16_mixd'. Did you mean 'bf16_mixed', 'fp16_mixed' or "
+            "'bf16_with_fp8_mixed'? `precision-bridge recipes` lists all 17.\n",
+        ),
+    ],
+)
+def test_a_misspelling_is_answered_with_the_nearest_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (("recipes",), ("torch", "megatron", "hydra", "numpy")),
+        (("show", "bf16_mixed"), ("torch", "megatron")),
+        (("diff", "bf16_mixed", "mxfp8"), ("torch", "megatron")),
+        (("explain", "fp8", "mxfp8"), ("torch", "megatron")),
+    ],
+)
+def test_the_commands_do_not_import_what_is_heavy(arguments: tuple[str, ...], absent: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom bridge.cli.main import main\n"
+        f"code = main({list(arguments)!r})\n"
+        f"print([m for m in {list(absent)!r} if m in sys.modules], code, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[] 0\n"
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    done = subprocess.run(f"{COMMAND} explain | head -1", shell=True, capture_output=True, text=True, check=True)  # noqa: S602
+    assert done.stderr == ""
+
+
+def test_a_teams_recipes_are_listed_and_a_broken_source_is_named_on_stderr(tmp_path: Path) -> None:
+    path = tmp_path / "team.py"
+    path.write_text(
+        "from bridge import MixedPrecisionConfig, register\n"
+        "@register\ndef ours():\n    'What we train with.'\n    return MixedPrecisionConfig(bf16=True)\n"
+    )
+    done = run("recipes", BRIDGE_RECIPES=f"{path}:nowhere.py")
+    assert any(line.split() == ["ours", "What", "we", "train", "with."] for line in done.stdout.splitlines())
+    assert "not loaded: BRIDGE_RECIPES entry 'nowhere.py'" in done.stderr

@@ -1,0 +1,254 @@
+import copy
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge import BridgeError, MixedPrecisionConfig
+from bridge.errors import PrecisionTypeError, UnknownFieldError
+from bridge.precision.dtypes import SPELLINGS, dtype_token, torch_dtype
+
+PEER = json.loads((Path(__file__).parents[1] / "recipes/peer_recipes.json").read_text())
+
+DTYPES = st.sampled_from([torch.bfloat16, torch.float16, torch.float32, "bf16", "torch.float16", None])
+VALUES = {
+    "bool": st.booleans(),
+    "int": st.integers(0, 4096),
+    "float": st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 2**40),
+    "dtype": DTYPES,
+    "name": st.sampled_from(["e4m3", "hybrid", "e2m1", "tensorwise", "delayed", "mxfp8", "max", "nvfp4"]),
+}
+
+
+def kind(name: str) -> str:
+    return vars(MixedPrecisionConfig)[name].kind
+
+
+def any_fields() -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({}, optional={name: VALUES[kind(name)] for name in MixedPrecisionConfig.field_names()})
+
+
+def test_it_has_the_fields_of_megatron_bridge_and_tf32() -> None:
+    assert set(MixedPrecisionConfig.field_names()) == set(PEER["defaults"]) | {"tf32"}
+    assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(MixedPrecisionConfig.field_names())
+
+
+@pytest.mark.parametrize("name", PEER["defaults"])
+def test_every_default_reads_as_at_megatron_bridge(name: str) -> None:
+    assert getattr(MixedPrecisionConfig(), name) == PEER["defaults"][name]
+    assert next(f for f in dataclasses.fields(MixedPrecisionConfig) if f.name == name).default == PEER["defaults"][name]
+
+
+def test_a_field_is_stated_once_it_is_given_assigned_or_named_and_unstated_by_del() -> None:
+    config = MixedPrecisionConfig(bf16=True, fp8=None)
+    config.fp8_margin = 0
+    assert config.stated == {"bf16", "fp8", "fp8_margin"}
+    del config.fp8_margin
+    assert config.stated == {"bf16", "fp8"}
+    assert config.fp8_margin == 0
+
+
+def test_stating_weights_in_fp8_by_either_name_means_both() -> None:
+    for name in ("fp8_param", "fp8_param_gather"):
+        config = MixedPrecisionConfig(**{name: True})
+        assert (config.fp8_param, config.fp8_param_gather) == (True, True)
+    for name in ("fp4_param", "fp4_param_gather"):
+        config = MixedPrecisionConfig(**{name: True})
+        assert (config.fp4_param, config.fp4_param_gather) == (True, True)
+
+
+def test_names_of_one_setting_that_differ_read_as_the_gathers_and_finalize_says_so() -> None:
+    config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_param=True, fp8_param_gather=False)
+    assert (config.fp8_param, config.fp8_param_gather) == (False, False)
+    with pytest.raises(BridgeError) as caught:
+        config.finalize()
+    assert str(caught.value) == (
+        "The mixed-precision config can never be right:\n"
+        "  mixed_precision.fp8_param: is another name of fp8_param_gather, which says False, got True. "
+        "Give one of the two names, or the same value to both; fp8_param_gather is what is read."
+    )
+
+
+def test_a_later_assignment_to_one_name_of_a_setting_changes_both() -> None:
+    config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_param_gather=True)
+    config.fp8_param = False
+    assert config.fp8_param_gather is False
+    assert config.faults() == []
+    assert dataclasses.replace(MixedPrecisionConfig(fp8_param_gather=True), fp8_param=False).fp8_param_gather is False
+
+
+def test_replace_keeps_what_was_stated_and_adds_what_is_named_even_a_default() -> None:
+    config = MixedPrecisionConfig(bf16=True, loss_scale=8.0)
+    changed = dataclasses.replace(config, first_last_layers_bf16=False, fp8="e4m3")
+    assert changed.stated == {"bf16", "loss_scale", "first_last_layers_bf16", "fp8"}
+    assert config.stated == {"bf16", "loss_scale"}
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c)), dataclasses.replace],  # noqa: S301
+    ids=["copy", "deepcopy", "pickle", "replace"],
+)
+def test_copies_keep_what_was_stated_and_share_nothing(duplicate) -> None:
+    config = MixedPrecisionConfig(bf16=True, params_dtype="bf16", fp8_param=True)
+    twin = duplicate(config)
+    assert twin == config
+    assert twin.stated == config.stated
+    twin.fp16 = True
+    assert config.stated == {"bf16", "params_dtype", "fp8_param"}
+
+
+def test_replacing_a_subclass_keeps_its_own_fields_and_what_was_stated() -> None:
+    @dataclasses.dataclass(kw_only=True)
+    class Team(MixedPrecisionConfig):
+        owner: str = "nobody"
+        notes: list[str] = dataclasses.field(default_factory=list)
+
+    team = Team(bf16=True, owner="us")
+    assert team.stated == {"bf16"}
+    changed = dataclasses.replace(team, fp8="e4m3")
+    assert (changed.owner, changed.stated, changed.notes) == ("us", {"bf16", "fp8"}, [])
+    with pytest.raises(TypeError, match="no such field"):
+        Team(owners="us")
+
+
+@given(any_fields())
+def test_construction_never_refuses_a_value_of_the_right_type(fields: dict[str, object]) -> None:
+    config = MixedPrecisionConfig(**fields)
+    for name, value in fields.items():
+        setattr(config, name, value)
+    config.faults()
+
+
+@given(any_fields())
+def test_round_trips_through_dict_yaml_json_and_repr_are_exact(fields: dict[str, object]) -> None:
+    config = MixedPrecisionConfig(**fields)
+    for back in (
+        MixedPrecisionConfig.from_dict(config.to_dict()),
+        MixedPrecisionConfig.from_yaml(config.to_yaml()),
+        MixedPrecisionConfig.from_json(config.to_json()),
+        eval(repr(config)),  # noqa: S307
+    ):
+        assert back.to_dict() == config.to_dict()
+        assert back == config
+        assert back.stated == config.stated
+
+
+def test_every_spelling_of_a_dtype_is_taken_and_reads_as_the_torch_dtype() -> None:
+    for spelling in ("bf16", "BF16", "bfloat16", "torch.bfloat16", torch.bfloat16):
+        assert MixedPrecisionConfig(params_dtype=spelling).params_dtype is torch.bfloat16
+    for spelling in ("half", "fp16", "float16", "torch.half", torch.half):
+        assert MixedPrecisionConfig(autocast_dtype=spelling).autocast_dtype is torch.float16
+    for spelling, token in SPELLINGS.items():
+        assert dtype_token(torch_dtype(dtype_token(spelling))) == token
+
+
+def test_a_dtype_that_is_none_of_torchs_is_named_with_the_nearest() -> None:
+    with pytest.raises(PrecisionTypeError) as caught:
+        MixedPrecisionConfig(params_dtype="bloat16")
+    assert str(caught.value) == (
+        "mixed_precision.params_dtype: must be the name of a dtype, got 'bloat16'. "
+        "Did you mean 'bfloat16', 'float16' or 'bfloat'?"
+    )
+
+
+def test_a_dtype_of_none_takes_the_statement_back() -> None:
+    config = MixedPrecisionConfig(params_dtype=torch.bfloat16)
+    config.params_dtype = None
+    assert config.stated == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"fp8_margin": "2"}, "mixed_precision.fp8_margin: must be a whole number, got '2'."),
+        ({"bf16": "yes"}, "mixed_precision.bf16: must be true or false, got 'yes'."),
+        ({"fp8": True}, "mixed_precision.fp8: must be a name, got True."),
+        ({"hysteresis": 1.5}, "mixed_precision.hysteresis: must be a whole number, got 1.5."),
+        ({"loss_scale": True}, "mixed_precision.loss_scale: must be a number, got True."),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_in_one_sentence(values: dict[str, object], message: str) -> None:
+    with pytest.raises(PrecisionTypeError) as caught:
+        MixedPrecisionConfig(**values)
+    assert str(caught.value) == message
+
+
+def test_a_refused_assignment_changes_nothing() -> None:
+    config = MixedPrecisionConfig(bf16=True)
+    with pytest.raises(PrecisionTypeError):
+        config.state(fp16=True, fp8_margin="two")
+    assert config.stated == {"bf16"}
+
+
+def test_a_misspelt_field_is_refused_with_the_nearest() -> None:
+    config = MixedPrecisionConfig()
+    with pytest.raises(UnknownFieldError) as caught:
+        config.fp8_marign = 2  # type: ignore[attr-defined]
+    assert str(caught.value).startswith("mixed_precision.fp8_marign: no such field. Did you mean 'fp8_margin'")
+    with pytest.raises(TypeError, match="no such field"):
+        MixedPrecisionConfig(bf61=True)
+    with pytest.raises(UnknownFieldError):
+        MixedPrecisionConfig.from_dict({"bf61": True})
+
+
+def test_yaml_surprises_are_coerced_by_the_type_of_the_field() -> None:
+    text = "bf16: on\nfp8: off\nloss_scale: 1e-5\nhysteresis: '2'\nloss_scale_window: 1e3\nparams_dtype: bfloat16"
+    config = MixedPrecisionConfig.from_yaml(text)
+    assert config.to_dict() == {
+        "bf16": True,
+        "params_dtype": "bf16",
+        "fp8": None,
+        "loss_scale": 1e-5,
+        "loss_scale_window": 1000.0,
+        "hysteresis": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fp8: on", "mixed_precision.fp8: must be a name, got True. YAML reads an unquoted yes or on as true."),
+        ("bf16: maybe", "mixed_precision.bf16: must be true or false, got 'maybe'."),
+        ("hysteresis: off", "mixed_precision.hysteresis: must be a whole number, got False."),
+        ("- bf16", "mixed_precision: must be a mapping of fields, got ['bf16']."),
+    ],
+)
+def test_yaml_that_cannot_be_coerced_is_refused(text: str, message: str) -> None:
+    with pytest.raises(PrecisionTypeError) as caught:
+        MixedPrecisionConfig.from_yaml(text)
+    assert str(caught.value) == message
+
+
+def test_yaml_never_runs_code() -> None:
+    with pytest.raises(PrecisionTypeError):
+        MixedPrecisionConfig.from_yaml("fp8: !!python/object/apply:os.system ['true']")
+
+
+def test_the_source_of_a_statement_is_remembered_until_somebody_else_states_it() -> None:
+    config = MixedPrecisionConfig.from_dict({"bf16": True, "fp8": "e4m3"}, source="team.yaml")
+    config.state("command line", fp8="hybrid")
+    assert config.source_of("bf16") == "team.yaml"
+    assert config.source_of("fp8") == "command line"
+    assert config.source_of("fp8_margin") == "default"
+    config.fp8 = "e4m3"
+    assert config.source_of("fp8") == "stated"
+
+
+def test_megatrons_recipe_enums_are_plain_names_here() -> None:
+    from megatron.core.enums import Fp8Recipe
+
+    config = MixedPrecisionConfig(fp8_recipe=Fp8Recipe.mxfp8)
+    assert type(config.fp8_recipe) is str
+    assert config.fp8_recipe == "mxfp8"
+
+
+def test_equality_compares_readings_as_a_plain_dataclass_would() -> None:
+    assert MixedPrecisionConfig(bf16=True) == MixedPrecisionConfig(bf16=True, fp8_margin=0)
+    assert MixedPrecisionConfig(bf16=True) != MixedPrecisionConfig(fp16=True)
+    assert MixedPrecisionConfig() != "bf16"

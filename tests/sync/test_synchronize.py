@@ -1,0 +1,416 @@
+"""The synchroniser against the installed Megatron's own classes."""
+
+import contextlib
+import copy
+import dataclasses
+import logging
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
+from bridge.errors import PrecisionConfigError, SyncCheckError, SyncConflictError
+from bridge.precision.registry import REGISTRY
+from bridge.sync.owner import WRITTEN
+from tests.precision.test_config import any_fields
+
+pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
+
+RECIPES = REGISTRY.names()
+
+CONFLICTS = {
+    "model": {
+        "fp16": True,
+        "bf16": True,
+        "params_dtype": torch.float16,
+        "pipeline_dtype": torch.float16,
+        "autocast_dtype": torch.float16,
+        "fp8": "e4m3",
+        "fp8_recipe": "mxfp8",
+        "fp8_param": True,
+        "fp8_margin": 7,
+        "fp8_amax_history_len": 77,
+        "fp8_amax_compute_algo": "max",
+        "fp4": "e2m1",
+        "fp4_param": True,
+        "num_layers_at_start_in_bf16": 3,
+        "num_layers_at_end_in_bf16": 3,
+    },
+    "optimizer": {
+        "fp16": True,
+        "bf16": True,
+        "params_dtype": torch.float16,
+        "fp8_recipe": "mxfp8",
+        "initial_loss_scale": 2.0,
+        "loss_scale_window": 3,
+        "hysteresis": 7,
+        "reuse_grad_buf_for_mxfp8_param_ag": True,
+    },
+    "ddp": {
+        "grad_reduce_in_fp32": True,
+        "fp8_param_gather": True,
+        "reuse_grad_buf_for_mxfp8_param_ag": True,
+        "check_for_nan_in_grad": True,
+    },
+}
+
+
+def state(owner: object) -> dict[str, object]:
+    return {name: value for name, value in vars(owner).items() if name != WRITTEN and not callable(value)}
+
+
+def validate(owners: dict[str, object]) -> None:
+    for owner in owners.values():
+        copy.copy(owner).__post_init__()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def conflicting(megatron_owners):
+    def make():
+        owners = megatron_owners()
+        for role, values in CONFLICTS.items():
+            for name, value in values.items():
+                setattr(owners[role], name, value)
+        return owners
+
+    return make
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("start", ["fresh", "conflicting"])
+def test_a_recipe_goes_through_megatrons_validation_and_a_second_sync_changes_nothing(
+    name: str, start: str, megatron_owners, conflicting
+) -> None:
+    owners = megatron_owners() if start == "fresh" else conflicting()
+    config = get_mixed_precision_config(name)
+    synchronize(config, **owners, strict=True)
+    validate(owners)
+    model, optimizer, ddp = owners["model"], owners["optimizer"], owners["ddp"]
+    assert (model.fp16, model.bf16) == (optimizer.fp16, optimizer.bf16) == (config.fp16, config.bf16)
+    assert (
+        model.params_dtype
+        is optimizer.params_dtype
+        is getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[config.mode])
+    )
+    assert model.pipeline_dtype is model.params_dtype
+    assert model.autocast_dtype is (config.autocast_dtype or model.params_dtype)
+    assert (model.fp8, model.fp4) == (config.fp8, config.fp4)
+    assert optimizer.fp8_recipe == (config.fp8_recipe if config.fp8 else None)
+    assert model.fp8_param is ddp.fp8_param_gather is bool(config.fp8 and config.fp8_param)
+    assert model.fp4_param is bool(config.fp4 and config.fp4_param)
+    assert model.fp4_param is getattr(ddp, "fp4_param_gather", model.fp4_param)
+    assert optimizer.reuse_grad_buf_for_mxfp8_param_ag is ddp.reuse_grad_buf_for_mxfp8_param_ag
+    before = {role: state(owner) for role, owner in owners.items()}
+    again = synchronize(config, **owners, strict=True)
+    assert again.changes == ()
+    assert {role: state(owner) for role, owner in owners.items()} == before
+
+
+class Stubborn:
+    """A DDP config whose last attribute refuses to be set."""
+
+    def __init__(self) -> None:
+        self.grad_reduce_in_fp32 = False
+        self._gather = False
+
+    @property
+    def fp8_param_gather(self) -> bool:
+        return self._gather
+
+    @fp8_param_gather.setter
+    def fp8_param_gather(self, value: bool) -> None:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_failure_half_way_leaves_all_three_owners_untouched(name: str, conflicting) -> None:
+    owners = conflicting() | {"ddp": Stubborn()}
+    config = get_mixed_precision_config(name)
+    if not config.fp8_param:
+        config = MixedPrecisionConfig.from_dict(config.to_dict())
+        if config.fp4 or not config.scheme:
+            owners["ddp"].__class__ = type(
+                "MoreStubborn", (Stubborn,), {"grad_reduce_in_fp32": property(lambda s: None)}
+            )
+            vars(owners["ddp"]).pop("grad_reduce_in_fp32")
+        else:
+            config.fp8_param = True
+    before = {role: dict(vars(owner)) for role, owner in owners.items()}
+    with pytest.raises((RuntimeError, AttributeError)):
+        synchronize(config, **owners)
+    assert {role: dict(vars(owner)) for role, owner in owners.items()} == before
+
+
+def test_the_table_names_old_and_new_verdict_who_and_why(conflicting) -> None:
+    report = synchronize("bf16_with_fp8_current_scaling_mixed", **conflicting())
+    rows = {f"{row.owner}.{row.attribute}": row for row in report.rows}
+    told = {path: (row.old, row.new, row.verdict, row.by) for path, row in rows.items()}
+    recipe = "recipe bf16_with_fp8_current_scaling_mixed"
+    assert told["model.fp16"] == (True, False, "override", "mode")
+    assert told["model.bf16"] == (True, True, "agree", recipe)
+    assert told["model.fp8"] == ("e4m3", "hybrid", "override", recipe)
+    assert told["model.fp4"] == ("e2m1", None, "override", "mode")
+    assert told["model.fp4_param"] == (True, False, "neutralise", "mode")
+    assert told["model.fp8_margin"] == (7, 7, "keep", "model")
+    assert told["optimizer.hysteresis"] == (7, 7, "keep", "optimizer")
+    assert told["optimizer.reuse_grad_buf_for_mxfp8_param_ag"] == (True, False, "neutralise", "mode")
+    assert told["model.num_layers_at_start_in_bf16"] == (3, 1, "override", recipe)
+    assert {row.owner for row in report.rows} == {"model", "optimizer", "ddp"}
+
+
+def test_overrides_of_own_values_are_logged_as_warnings(megatron_owners, caplog) -> None:
+    owners = megatron_owners(fp8="e4m3")
+    with caplog.at_level(logging.INFO):
+        synchronize("bf16_mixed", **owners).log(logging.getLogger("test"))
+    told = {record.getMessage(): record.levelname for record in caplog.records}
+    assert told["model.fp8: 'e4m3' -> None (override, mode: the mode is bf16)"] == "WARNING"
+    assert told["model.bf16: False -> True (set, recipe bf16_mixed: stated)"] == "INFO"
+
+
+def test_what_the_recipe_does_not_state_and_somebody_set_is_kept(megatron_owners) -> None:
+    owners = megatron_owners(first_last_layers_bf16=True, num_layers_at_end_in_bf16=2)
+    owners["optimizer"].loss_scale = 1024.0
+    report = synchronize("bf16_with_mxfp8_mixed", **owners)
+    model = owners["model"]
+    assert (model.first_last_layers_bf16, model.num_layers_at_start_in_bf16, model.num_layers_at_end_in_bf16) == (
+        True,
+        1,
+        2,
+    )
+    assert owners["optimizer"].loss_scale == 1024.0
+    assert report.row("optimizer.loss_scale").verdict == "keep"
+
+
+def test_a_model_provider_with_other_defaults_counts_as_somebody_who_set_them() -> None:
+    from megatron.core.transformer import TransformerConfig
+
+    @dataclasses.dataclass
+    class Nemotron(TransformerConfig):
+        first_last_layers_bf16: bool = True
+
+    model = Nemotron(num_layers=4, hidden_size=64, num_attention_heads=4)
+    report = synchronize("bf16_with_mxfp8_mixed", model=model)
+    assert report.row("model.first_last_layers_bf16").verdict == "keep"
+    assert (model.num_layers_at_start_in_bf16, model.num_layers_at_end_in_bf16) == (1, 1)
+
+
+def test_first_and_last_layers_without_counts_never_end_as_zero(megatron_owners) -> None:
+    owners = megatron_owners(num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0)
+    config = get_mixed_precision_config("mxfp8").state(first_last_layers_bf16=True)
+    report = synchronize(config, **owners)
+    assert (owners["model"].num_layers_at_start_in_bf16, owners["model"].num_layers_at_end_in_bf16) == (1, 1)
+    assert report.row("model.num_layers_at_end_in_bf16").verdict == "override"
+    assert synchronize(config, **owners).changes == ()
+
+
+def test_a_sync_starts_from_the_owners_own_values_not_from_an_earlier_recipe(megatron_owners) -> None:
+    for first in RECIPES:
+        twice, once = megatron_owners(first_last_layers_bf16=True), megatron_owners(first_last_layers_bf16=True)
+        with contextlib.suppress(SyncCheckError):  # Megatron refuses kept layers under delayed scaling
+            synchronize(first, **twice)
+        synchronize("bf16_with_fp8_subchannel_scaling_mixed", **twice)
+        synchronize("bf16_with_fp8_subchannel_scaling_mixed", **once)
+        assert {r: state(o) for r, o in twice.items()} == {r: state(o) for r, o in once.items()}, first
+
+
+def test_a_value_changed_after_a_sync_is_somebodys_own_again(megatron_owners) -> None:
+    owners = megatron_owners()
+    synchronize("bf16_with_fp8_delayed_scaling_mixed", **owners)
+    owners["model"].fp8_amax_history_len = 16
+    synchronize("bf16_with_fp8_current_scaling_mixed", **owners)
+    assert owners["model"].fp8_amax_history_len == 16
+
+
+def test_conflicts_can_be_an_error_and_then_nothing_is_changed(megatron_owners) -> None:
+    owners = megatron_owners(fp8="e4m3")
+    owners["optimizer"].fp16 = True
+    before = {role: dict(vars(owner)) for role, owner in owners.items()}
+    with pytest.raises(SyncConflictError) as caught:
+        synchronize("bf16_mixed", **owners, on_conflict="error")
+    assert str(caught.value) == (
+        "The recipe 'bf16_mixed' and the configs disagree; nothing was changed:\n"
+        "  model.fp8: its own value differs from None of mode, got 'e4m3' (set by you or your model provider). "
+        "Drop one of the two, or use on_conflict='override' or 'keep'.\n"
+        "  optimizer.fp16: its own value differs from False of mode, got True (set by you or your model provider). "
+        "Drop one of the two, or use on_conflict='override' or 'keep'."
+    )
+    assert {role: dict(vars(owner)) for role, owner in owners.items()} == before
+
+
+def test_conflicts_can_be_kept_unless_the_owners_would_disagree(megatron_owners) -> None:
+    owners = megatron_owners()
+    owners["ddp"].grad_reduce_in_fp32 = True
+    assert synchronize("fp16_mixed", **owners, on_conflict="keep").row("ddp.grad_reduce_in_fp32").verdict == "keep"
+    assert owners["ddp"].grad_reduce_in_fp32 is True
+    owners = megatron_owners(fp16=True)
+    before = dict(vars(owners["model"]))
+    with pytest.raises(SyncCheckError, match="fp16"):
+        synchronize("bf16_mixed", **owners, on_conflict="keep")
+    assert vars(owners["model"]) == before
+
+
+def test_an_unknown_policy_is_refused(megatron_owners) -> None:
+    with pytest.raises(ValueError, match="on_conflict: must be one of override, error, keep, got 'ask'"):
+        synchronize("bf16_mixed", **megatron_owners(), on_conflict="ask")
+
+
+def test_what_megatron_derives_is_right_after_the_sync(megatron_owners, monkeypatch) -> None:
+    owners = megatron_owners()
+    owners["optimizer"].use_precision_aware_optimizer = True
+    report = synchronize("bf16_mixed", **owners)
+    assert owners["optimizer"].use_precision_aware_optimizer_no_fp8_or_ds_fp8 is True
+    assert owners["model"].autocast_dtype is torch.bfloat16
+    assert report.row("optimizer.use_precision_aware_optimizer_no_fp8_or_ds_fp8").verdict == "derive"
+    owners = megatron_owners()
+    owners["optimizer"].use_precision_aware_optimizer = True
+    synchronize("bf16_with_fp8_current_scaling_mixed", **owners)
+    assert owners["optimizer"].use_precision_aware_optimizer_no_fp8_or_ds_fp8 is False
+
+
+def test_an_owner_that_megatron_refused_before_is_a_warning_and_strictly_an_error(megatron_owners) -> None:
+    owners = megatron_owners()
+    owners["optimizer"].use_precision_aware_optimizer = True  # needs Transformer Engine
+    report = synchronize("bf16_mixed", **owners)
+    assert [(f.severity, f.path) for f in report.findings] == [("warning", "optimizer")]
+    with pytest.raises(SyncCheckError, match="Megatron's own validation refuses it"):
+        synchronize("bf16_mixed", **megatron_owners() | {"optimizer": owners["optimizer"]}, strict=True)
+
+
+def test_fp16_with_a_dynamic_scale_survives_its_first_overflow(megatron_owners) -> None:
+    from bridge.training.config import TrainConfig
+
+    for scale, checked in ((None, False), (1024.0, True)):
+        owners, train = megatron_owners(), TrainConfig()
+        owners["ddp"].check_for_nan_in_grad = True
+        synchronize(MixedPrecisionConfig(fp16=True, loss_scale=scale), **owners, train=train)
+        assert (owners["ddp"].check_for_nan_in_grad, train.check_for_nan_in_loss) == (checked, checked)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "part"),
+    [
+        ({"fp8": "hybrid", "fp8_wgrad": False}, "fp8_wgrad", "Transformer Engine 2.0 and later always runs"),
+        ({"fp8": "hybrid", "fp8_margin": 2}, "fp8_margin", "tensorwise scaling does not read it (only delayed)"),
+        ({"fp8_margin": 2}, "fp8_margin", "no FP8 or FP4 in this BF16 run"),
+        (
+            {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_dot_product_attention": True},
+            "fp8_dot_product_attention",
+            "blockwise scaling does not read it (only delayed, mxfp8, nvfp4, tensorwise)",
+        ),
+        (
+            {"fp8": "hybrid", "num_layers_at_end_in_bf16": 2},
+            "num_layers_at_end_in_bf16",
+            "first_last_layers_bf16 is off",
+        ),
+        ({"first_last_layers_bf16": True}, "first_last_layers_bf16", "all layers of this BF16 run are in BF16"),
+        ({"hysteresis": 4}, "hysteresis", "a BF16 run has no dynamic loss scale"),
+        ({"autocast_dtype": "fp16"}, "autocast_dtype", "autocast is off"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_a_stated_field_without_effect_is_a_finding(fields, path, part, megatron_owners) -> None:
+    report = synchronize(MixedPrecisionConfig(bf16=True, **fields), **megatron_owners())
+    assert [(f.path, f.severity) for f in report.findings] == [(f"mixed_precision.{path}", "warning")]
+    assert part in report.findings[0].rule
+
+
+def test_a_loss_scale_that_megatrons_fp32_optimizer_ignores_is_a_finding(megatron_owners) -> None:
+    config = MixedPrecisionConfig(fp32=True, loss_scale=8.0)
+    assert [f.path for f in synchronize(config, **megatron_owners(sharded=False)).findings] == [
+        "mixed_precision.loss_scale"
+    ]
+    assert synchronize(config, **megatron_owners()).findings == ()
+
+
+def test_weights_in_fp8_without_a_sharded_optimizer_are_refused_where_it_counts(megatron_owners) -> None:
+    owners = megatron_owners(sharded=False)
+    report = synchronize("bf16_with_fp8_current_scaling_mixed", **owners)
+    assert [(f.path, f.severity) for f in report.findings] == [("mixed_precision.fp8_param_gather", "error")]
+    with pytest.raises(SyncCheckError):
+        synchronize("bf16_with_fp8_current_scaling_mixed", **megatron_owners(sharded=False), strict=True)
+
+
+def test_mxfp8_weights_without_the_reused_buffer_are_refused_where_it_counts(megatron_owners) -> None:
+    config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", fp8_param=True)
+    with pytest.raises(SyncCheckError, match="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag"):
+        synchronize(config, **megatron_owners(), strict=True)
+
+
+def test_a_config_that_can_never_be_right_changes_nothing(megatron_owners) -> None:
+    owners = megatron_owners()
+    before = dict(vars(owners["model"]))
+    with pytest.raises(PrecisionConfigError):
+        synchronize(MixedPrecisionConfig(bf16=True, fp16=True), **owners)
+    assert vars(owners["model"]) == before
+
+
+def test_more_layers_in_bf16_than_the_model_has_is_megatrons_own_error_in_one_sentence(megatron_owners) -> None:
+    config = get_mixed_precision_config("fp8_current").state(num_layers_at_end_in_bf16=99)
+    with pytest.raises(SyncCheckError) as caught:
+        synchronize(config, **megatron_owners())
+    assert "num_layers_at_end_in_bf16" in str(caught.value)
+    assert str(caught.value).count("\n") == 1
+
+
+def test_tf32_is_left_to_the_start_of_the_run(megatron_owners) -> None:
+    before = torch.get_float32_matmul_precision()
+    report = synchronize(MixedPrecisionConfig(fp32=True, tf32=True), **megatron_owners())
+    assert report.row("process.float32_matmul_precision").new == "high"
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_report_is_json(conflicting) -> None:
+    import json
+
+    told = json.loads(json.dumps(synchronize("bf16_with_nvfp4_mixed", **conflicting()).to_dict()))
+    assert {row["verdict"] for row in told["rows"]} >= {"override", "neutralise", "agree", "keep"}
+    assert {"owner": "model", "attribute": "fp4", "field": "fp4", "old": "e2m1", "new": "e2m1"}.items() <= next(
+        row for row in told["rows"] if row["attribute"] == "fp4"
+    ).items()
+
+
+def test_objects_of_no_known_class_get_same_named_fields() -> None:
+    model = SimpleNamespace(bf16=False, fp16=True, params_dtype=torch.float32, fp8="x", num_layers_at_end_in_bf16=5)
+    optimizer = SimpleNamespace(bf16=False, fp8_recipe="tensorwise", loss_scale=2.0)
+    synchronize("bf16_mixed", model=model, optimizer=optimizer, ddp=SimpleNamespace(grad_reduce_in_fp32=False))
+    assert (model.bf16, model.fp16, model.params_dtype, model.fp8) == (True, False, torch.bfloat16, None)
+    assert (optimizer.bf16, optimizer.fp8_recipe) == (True, None)
+
+
+def test_slots_and_mocks_can_be_owners() -> None:
+    class Slotted:
+        __slots__ = ("bf16", "grad_reduce_in_fp32")
+
+    slotted = Slotted()
+    slotted.bf16 = slotted.grad_reduce_in_fp32 = False
+    synchronize("bf16_mixed", model=slotted, ddp=MagicMock())
+    assert slotted.bf16 is True
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(any_fields(), st.booleans())
+def test_a_random_config_is_either_named_faulty_or_passes_megatrons_validation(
+    megatron_owners, conflicting, fields: dict[str, object], fresh: bool
+) -> None:
+    owners = megatron_owners() if fresh else conflicting()
+    before = {role: dict(vars(owner)) for role, owner in owners.items()}
+    config = MixedPrecisionConfig(**fields)
+    try:
+        config.finalize()
+    except PrecisionConfigError:
+        with pytest.raises(PrecisionConfigError):
+            synchronize(config, **owners)
+        assert {role: dict(vars(owner)) for role, owner in owners.items()} == before
+        return
+    try:
+        synchronize(config, **owners)
+    except SyncCheckError as error:  # only what depends on the owner: its depth, a custom scheme's factory
+        assert "layers" in str(error) or "factory" in str(error), error
+        assert {role: dict(vars(owner)) for role, owner in owners.items()} == before
+        return
+    validate(owners)
+    assert synchronize(config, **owners).changes == ()
