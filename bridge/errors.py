@@ -85,8 +85,11 @@ class _FindingsError(BridgeError):
     """An error made of findings, one per line."""
 
     def __init__(self, headline: str, findings: Iterable[Finding]) -> None:
-        self.findings = tuple(findings)
+        self.headline, self.findings = headline, tuple(findings)
         super().__init__("\n".join([headline, *(f"  {finding}" for finding in self.findings)]))
+
+    def __reduce__(self) -> tuple[type[_FindingsError], tuple[str, tuple[Finding, ...]]]:
+        return type(self), (self.headline, self.findings)
 
 
 class PrecisionConfigError(_FindingsError, ValueError):
@@ -122,6 +125,9 @@ class DuplicateRecipeError(BridgeError, ValueError):
             f"Recipe {name!r} is defined twice: in {places[0]} and in {places[1]}. Rename one of the two functions, "
             "or give one another name with @register(name=...)."
         )
+
+    def __reduce__(self) -> tuple[type[DuplicateRecipeError], tuple[str, tuple[str, str]]]:
+        return type(self), (self.name, self.places)
 
 
 class RecipeSourceError(BridgeError):

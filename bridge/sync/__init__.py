@@ -2,6 +2,6 @@
 
 from bridge.sync.report import SyncReport, SyncRow
 from bridge.sync.routes import ROUTES, Route
-from bridge.sync.synchronize import synchronize
+from bridge.sync.synchroniser import synchronize
 
 __all__ = ["ROUTES", "Route", "SyncReport", "SyncRow", "synchronize"]

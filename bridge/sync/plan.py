@@ -111,7 +111,8 @@ def _decide(
             return own, "keep", owner.role, f"its own value; the recipe says {reading!r}"
         return reading, "set", source, "stated"
     if route.rule == "count" and attribute in owner.defaults:
-        return own, "keep", owner.role, "the recipe does not state it"
+        verdict = "keep" if config.scheme else "agree"
+        return own, verdict, owner.role, "the recipe does not state it"
     if owner.is_own(attribute):
         return own, "keep", owner.role, "its own value, and the recipe does not state it"
     return reading, "set", "default", f"not stated; this is what mixed_precision.{route.field} reads as"

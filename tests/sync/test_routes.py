@@ -6,7 +6,7 @@ import pytest
 
 from bridge import MixedPrecisionConfig
 from bridge.sync.routes import ROUTES, routes_of
-from bridge.sync.synchronize import megatron_version
+from bridge.sync.synchroniser import megatron_version
 
 
 def version() -> tuple[int, ...]:

@@ -1,0 +1,179 @@
+"""A dataclass's fields from plain data, each value decoded by the annotation of its field.
+
+The rules for scalars are those of the precision fields (`bridge.precision.fields.coerce`): what YAML and a command line
+make of a value is taken where it can only mean one thing, and refused where it cannot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union
+
+from bridge.errors import close_matches, did_you_mean
+from bridge.precision.dtypes import torch_dtype
+from bridge.precision.fields import coerce
+
+if typing.TYPE_CHECKING:
+    from bridge.front.problems import Problems
+
+__all__ = ["decode", "decode_fields"]
+
+SCALARS = {bool: "bool", int: "int", float: "float"}
+
+
+class _NotDataError(ValueError):
+    """The annotation is of something that plain data cannot describe."""
+
+
+def decode_fields(
+    values: Mapping[str, Any],
+    owner: type[Any],
+    *,
+    section: str,
+    problems: Problems,
+    functions: Mapping[str, Mapping[str, Callable[..., Any]]] | None = None,
+) -> dict[str, Any]:
+    """Return the constructor arguments of `owner` that `values` describe.
+
+    Args:
+        values: Plain data by field name.
+        owner: A dataclass.
+        section: Its name in the config, for messages.
+        problems: Takes every key that is no field and every value that does not fit.
+        functions: For fields that hold a function: field -> name -> function.
+    """
+    hints = typing.get_type_hints(owner)
+    fields = {field.name: field for field in dataclasses.fields(owner) if field.init and field.name[0] != "_"}
+    decoded: dict[str, Any] = {}
+    for name, value in values.items():
+        path = f"{section}.{name}"
+        if name not in fields:
+            problems.unknown(path, value, f"no such field of {owner.__name__}", fields)
+            continue
+        if value is None and fields[name].default is None:
+            decoded[name] = None
+            continue
+        try:
+            if functions and name in functions and isinstance(value, str):
+                decoded[name] = functions[name][_choice(value, tuple(functions[name]))]
+            else:
+                decoded[name] = decode(value, hints[name])
+        except _NotDataError as error:
+            problems.add(path, f"{error}, got {value!r}. Set it in Python.", value)
+        except ValueError as error:
+            problems.add(path, str(error), value)
+    return decoded
+
+
+def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
+    """Return plain data as a value of the annotated type.
+
+    Args:
+        value: None, a bool, number or string, or a list of such.
+        annotation: bool, int, float, str, torch.dtype, an Enum, Literal, list, tuple, or an Optional or Union of these.
+        optional: None is legal; an unquoted ``off`` or ``no`` then means None where a name is expected.
+
+    Raises:
+        ValueError: Says what was expected and what was given, as a clause.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _union(value, arguments)
+    if origin is Literal:
+        return _choice(value, arguments, optional=optional)
+    if annotation in SCALARS:
+        return coerce(value, SCALARS[annotation], text=True)
+    if annotation is str:
+        return _text(value, optional=optional)
+    if origin in (list, tuple) or annotation in (list, tuple):
+        return _sequence(value, origin or annotation, arguments)
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _member(value, annotation)
+    if getattr(annotation, "__module__", "") == "torch" and annotation.__name__ == "dtype":
+        return torch_dtype(coerce(value, "dtype", text=True))
+    if annotation is Any:
+        return value
+    raise _NotDataError(f"holds {_spelled(annotation)}, which a configuration cannot describe")
+
+
+def _union(value: Any, members: tuple[Any, ...]) -> Any:
+    """Return the value as the first member it fits, one of its own type before one it can be turned into."""
+    optional = type(None) in members
+    if value is None and optional:
+        return None
+    candidates = [member for member in members if member is not type(None)]
+    own = [member for member in candidates if (typing.get_origin(member) or member) is type(value)]
+    refusals: list[ValueError] = []
+    for member in [*own, *candidates]:
+        try:
+            return decode(value, member, optional=optional)
+        except ValueError as error:
+            refusals.append(error)
+    told = [error for error in refusals if not isinstance(error, _NotDataError)]
+    raise (told or refusals)[0]
+
+
+def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> Any:
+    for name in known:
+        if name == value and isinstance(name, bool) == isinstance(value, bool):
+            return name
+    if optional and (value is False or (isinstance(value, str) and value.lower() in ("none", "null"))):
+        return None
+    names = [str(name) for name in known]
+    if str(value) in names and not isinstance(value, bool):  # "2" for 2
+        return known[names.index(str(value))]
+    hint = did_you_mean(close_matches(str(value), names)) or f"Use {_listed(names)}."
+    raise ValueError(f"must be one of {', '.join(names)}, got {value!r}. {hint}")
+
+
+def _text(value: Any, *, optional: bool) -> str | None:
+    if isinstance(value, str) or (optional and value is False):
+        text: str | None = coerce(value, "name", text=True, switch=optional)
+        return text
+    remedy = "Quote it" if isinstance(value, int | float) else "Give a single value"
+    if isinstance(value, bool):
+        remedy = "YAML reads an unquoted yes, no, on or off as a switch; quote it"
+    raise ValueError(f"must be text, got {value!r}. {remedy}.")
+
+
+def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a list, got {value!r}. Write [a, b].")  # noqa: TRY004  callers tell ValueErrors
+    if kind is tuple and arguments and Ellipsis not in arguments:
+        if len(value) != len(arguments):
+            raise ValueError(f"must have {len(arguments)} items, got {list(value)!r}. Give all of them.")
+        return tuple(_item(item, annotation, value) for item, annotation in zip(value, arguments, strict=True))
+    return kind(_item(item, arguments[0] if arguments else Any, value) for item in value)
+
+
+def _item(item: Any, annotation: Any, whole: Any) -> Any:
+    try:
+        return decode(item, annotation)
+    except ValueError as error:
+        raise ValueError("each item " + str(error).replace(f"got {item!r}", f"got {list(whole)!r}", 1)) from None
+
+
+def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
+    if isinstance(value, str):
+        for member in kind:
+            if value.lower() in (member.name.lower(), str(member.value).lower()):
+                return member
+    names = [member.name for member in kind]
+    hint = did_you_mean(close_matches(str(value), names)) or f"Use {_listed(names)}."
+    raise ValueError(f"must be one of {', '.join(names)}, got {value!r}. {hint}")
+
+
+def _listed(names: list[str]) -> str:
+    quoted = [repr(name) for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+
+
+def _spelled(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Callable or annotation in (Callable, typing.Callable):
+        return "a function"
+    return f"a {getattr(annotation, '__name__', str(annotation))} object"

@@ -1,0 +1,139 @@
+"""Hydra's and OmegaConf's errors, said as this package says things: what, got what, from where, and what to do.
+
+Hydra answers a key it does not know with the advice to put a plus sign before it, which here would only turn one wrong
+key into another.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
+from bridge.front.source import GROUP
+from bridge.precision.registry import REGISTRY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["COMPOSITION_ERRORS", "told"]
+
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
+"""What Hydra raises for its user's mistakes."""
+
+SENTENCES = (
+    (
+        r"Ambiguous value for argument '(?P<key>[^'=]*)=(?P<value>.*)'",
+        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each, or write [a,b] for a list.",
+    ),
+    (
+        r"Sweep parameters '(?P<key>[^'=]*)=(?P<value>.*)' requires --multirun",
+        "{key}: takes one value, got {value!r} (command line). Add --multirun to run each.",
+    ),
+    (
+        r"Sweeping over Hydra's configuration is not supported : '(?P<key>[^'=]*)=(?P<value>.*)'",
+        "{key}: Hydra's own settings take one value, got {value!r} (command line). Give one.",
+    ),
+    (
+        r"Could not delete from config\. '(?P<key>[^']*)' does not exist",
+        "{key}: has no value that could be taken back (command line). Remove ~{key}.",
+    ),
+    (
+        r"Could not delete '(?P<key>[^']*)'\. No match in the defaults list",
+        "{key}: no option of this group is chosen that could be taken back (command line). Remove ~{key}.",
+    ),
+    (
+        r"Could not append to config\. An item is already at '(?P<key>[^']*)'",
+        "{key}: has a value already (command line). Write {key}=VALUE, without a sign before it.",
+    ),
+    (
+        r"(?P<key>\S+) appears more than once in the final defaults list",
+        "{key}: an option of this group is chosen already. Write {key}=OPTION, without a sign before it, or in a YAML "
+        "file `override {key}: OPTION`.",
+    ),
+    (
+        r"Could not override '(?P<key>[^']*)'\. No match in the defaults list",
+        "{key}: this group is not part of the primary config. Add it to its defaults list.",
+    ),
+    (
+        r"Could not override '(?P<key>[^']*)'\.",
+        "{key}: no such key (command line). {hint}",
+    ),
+    (
+        r"Config group override must be a string or a list",
+        "The name of an option must be a string. Quote it: GROUP='NAME'.",
+    ),
+)
+"""Pattern in Hydra's message -> what is said instead."""
+
+
+def told(error: Exception, overrides: Sequence[str] = ()) -> BridgeError:
+    """Return the error to show instead of `error`; one of our own is returned as it is.
+
+    Args:
+        error: What Hydra, OmegaConf or the YAML parser raised.
+        overrides: The command line, to tell what was set there.
+    """
+    if isinstance(error, BridgeError):
+        return error
+    if isinstance(error, OverrideParseException):
+        return RunConfigError(
+            f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value with special "
+            "characters: 'KEY=\"a=b\"'."
+        )
+    if isinstance(error, MissingConfigException):
+        return _missing(error, overrides)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return RunConfigError(f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line.")
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
+    for pattern, sentence in SENTENCES:
+        found = re.search(pattern, str(error))
+        if found:
+            hint, matches = _near(cause)
+            return RunConfigError(sentence.format(**found.groupdict(), hint=hint), matches)
+    lines = [str(error), str(cause) if cause is not None and str(cause) not in str(error) else ""]
+    kept = [line.strip() for line in "\n".join(lines).splitlines() if line.strip() and "use +" not in line]
+    return RunConfigError(f"The configuration cannot be composed. {'; '.join(kept).rstrip('.')}.")
+
+
+def _near(cause: OmegaConfBaseException | None) -> tuple[str, list[str]]:
+    """Return advice on a key that does not exist, from those that do."""
+    known = [str(key) for key in getattr(cause, "parent_node", None) or ()]
+    matches = close_matches(str(getattr(cause, "key", "")), known)
+    return did_you_mean(matches) or (f"There are {', '.join(known)}." if known else "Remove it."), matches
+
+
+def _missing(error: MissingConfigException, overrides: Sequence[str]) -> BridgeError:
+    """Say that an option, or the primary config, does not exist."""
+    message = str(error)
+    parent = re.match(r"In '([^']*)'", message)
+    if error.missing_cfg_file and parent is None:
+        what = f"no such config in the folders searched, got {error.missing_cfg_file!r}"
+        return RunConfigError(f"--config-name: {what}. Give the name of a YAML file there, without .yaml.")
+    if error.options is None or not error.missing_cfg_file:
+        return RunConfigError(f"{message.partition(chr(10))[0].strip().rstrip('.')}. Give the name of one that exists.")
+    group, _, option = error.missing_cfg_file.rpartition("/")
+    chosen_here = any(word.lstrip("+").startswith(f"{group}=") for word in overrides)
+    where = f"{parent.group(1)}.yaml" if parent and not chosen_here else "command line"
+    if group == GROUP:
+        return _missing_recipe(option, error.options, where)
+    matches = close_matches(option, error.options)
+    hint = did_you_mean(matches) or f"There are {', '.join(error.options)}."
+    return RunConfigError(f"{group}: no such option, got {option!r} ({where}). {hint}", matches)
+
+
+def _missing_recipe(option: str, options: Sequence[str], where: str) -> UnknownRecipeError:
+    known = sorted({*options, *REGISTRY.aliases()})
+    matches = close_matches(option, known)
+    text = f"{GROUP}: no such recipe, got {option!r} ({where}). "
+    text += f"{did_you_mean(matches)} " if matches else ""
+    text += f"`precision-bridge recipes` lists all {len(REGISTRY.names())}."
+    if REGISTRY.sources.broken:
+        broken = "; ".join(f"{what} ({why})" for what, why in REGISTRY.sources.broken.items())
+        text += f" Not loaded: {broken}."
+    return UnknownRecipeError(text, matches)

@@ -1,0 +1,51 @@
+"""What is wrong with a run's configuration, collected so that it is told all at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError, close_matches, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bridge.front.origin import Origins
+
+__all__ = ["Problems"]
+
+
+class Problems:
+    """Collects sentences; each is told with who set the value."""
+
+    def __init__(self, origins: Origins) -> None:
+        self._origins = origins
+        self._sentences: list[str] = []
+        self._matches: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._sentences)
+
+    def add(self, path: str, clause: str, value: Any, matches: Iterable[str] = ()) -> None:
+        """Add a clause such as ``must be a whole number, got 'abc'`` about the key `path`."""
+        got = f"got {value!r}"
+        fact, _, remedy = clause.partition(got)
+        remedy = remedy.removeprefix(".").strip() or "Give one."
+        remedy += "" if remedy.endswith((".", "?")) else "."
+        self._sentences.append(f"{path}: {fact}{got} ({self._origins.of(path)}). {remedy}")
+        self._matches.extend(matches)
+
+    def unknown(self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None) -> None:
+        """Add a key that does not exist, with the nearest ones that do; `word` is the wrong part, else the last one."""
+        known = list(known)
+        matches = close_matches(word or path.rpartition(".")[2], known)
+        hint = did_you_mean(matches) or (f"There are {', '.join(known)}." if len(known) < 15 else "Remove it.")
+        self.add(path, f"{rule}, got {value!r}. {hint}", value, matches)
+
+    def raise_any(self) -> None:
+        """Raise RunConfigError with everything collected so far, or do nothing."""
+        if not self._sentences:
+            return
+        lines = self._sentences
+        if len(lines) > 1:
+            lines = [f"{len(lines)} settings of this run cannot be used:", *(f"  {line}" for line in lines)]
+        raise RunConfigError("\n".join(lines), self._matches)

@@ -1,0 +1,68 @@
+"""What a run was, as files of its folder: the settled config and what the precision changed in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from bridge.front.run_folder import is_first_process
+from bridge.precision.dtypes import dtype_token
+from bridge.report.sync_table import render_sync
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bridge.sync.report import SyncReport
+    from bridge.training.config import ConfigContainer
+
+__all__ = ["plain_container", "record"]
+
+
+def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) -> None:
+    """Write ``config.yaml`` and, where there is a report, ``sync.txt`` and ``sync.json`` into the run's folder.
+
+    Only the first process of a launch writes.
+
+    Args:
+        run_dir: Is made where it does not exist.
+        config: The run after `runtime_config_update`.
+        report: What that returned.
+    """
+    if not is_first_process():
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    text = "# The run as it was: every field, after the precision was written into it.\n"
+    text += yaml.safe_dump(plain_container(config), sort_keys=False)
+    (run_dir / "config.yaml").write_text(text)
+    if report is not None:
+        (run_dir / "sync.txt").write_text(render_sync(report))
+        (run_dir / "sync.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")
+
+
+def plain_container(config: ConfigContainer) -> dict[str, Any]:
+    """Return every field of every section as plain data: dtypes as tokens, functions and enums by name."""
+    sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    precision = sections.pop("mixed_precision")
+    stated = precision.to_dict() if hasattr(precision, "to_dict") else precision
+    return {"mixed_precision": stated, **{name: _plain(section) for name, section in sections.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value if isinstance(value, str) else value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return dtype_token(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if dataclasses.is_dataclass(value):
+        names = (field.name for field in dataclasses.fields(value) if not field.name.startswith("_"))
+        return {name: _plain(getattr(value, name)) for name in names}
+    return getattr(value, "__name__", None) or repr(value)

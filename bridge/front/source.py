@@ -1,0 +1,109 @@
+"""Registered recipes as options of the Hydra group `mixed_precision`, without a file per recipe.
+
+Hydra asks its config sources, in the order of its search path, whether they have ``mixed_precision/bf16_mixed``. This
+source asks the registry, so that a recipe is an option from the moment it is registered, under each of its spellings.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from bridge.front.sections import store_sections
+from bridge.precision.registry import REGISTRY
+from bridge.precision.sources import load_recipes_from
+
+if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
+
+__all__ = ["GROUP", "SCHEME", "RecipeSource", "recipe_name", "register"]
+
+GROUP = "mixed_precision"
+SCHEME = "recipes"
+
+
+def register(recipes_from: tuple[str, ...] = ()) -> None:
+    """Make the registry a config source of every composition from now on.
+
+    Args:
+        recipes_from: Modules and files of recipes to load first.
+
+    Raises:
+        RecipeSourceError: One of them cannot be loaded.
+    """
+    load_recipes_from(recipes_from)
+    RecipeSearchPath.recipes_from = tuple(
+        str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from
+    )
+    Plugins.instance().register(RecipeSource)
+    Plugins.instance().register(RecipeSearchPath)
+    store_sections()
+
+
+def recipe_name(config_path: str) -> str | None:
+    """Return the canonical name of the registered recipe that a config path stands for, or None."""
+    group, _, option = config_path.rpartition("/")
+    name = option.removesuffix(".yaml")
+    return REGISTRY.recipe(name).name if group == GROUP and name in REGISTRY else None
+
+
+class RecipeSource(ConfigSource):
+    """Search-path entry ``recipes://``; what follows, separated like PATH, is loaded first.
+
+    The names are part of the entry so that they reach the processes of a sweep, which compose their configs themselves.
+    """
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        load_recipes_from(filter(None, self.path.split(os.pathsep)))
+
+    def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
+        return RecipeSource, (self.provider, self.full_path())
+
+    @staticmethod
+    def scheme() -> str:
+        """Return what stands before ``://``."""
+        return SCHEME
+
+    def available(self) -> bool:
+        """Return True: there is always a registry."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether the path is the group, or what holds it."""
+        return config_path.strip("/") in ("", GROUP)
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether the path names a registered recipe, in any of its spellings."""
+        return recipe_name(config_path) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the fields that the recipe states, as plain data."""
+        name = recipe_name(config_path)
+        if name is None:
+            raise ConfigLoadError(f"Config not found: {config_path}")
+        node = OmegaConf.create(REGISTRY.get(name).to_dict())
+        return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the canonical names of the recipes; the group itself at the root."""
+        if config_path.strip("/") == GROUP:
+            return [] if results_filter == ObjectType.GROUP else sorted(REGISTRY.names())
+        return [] if config_path or results_filter == ObjectType.CONFIG else [GROUP]
+
+
+class RecipeSearchPath(SearchPathPlugin):
+    """Puts the registry on Hydra's search path, behind the primary config's folder."""
+
+    recipes_from: ClassVar[tuple[str, ...]] = ()
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the entry."""
+        search_path.append(SCHEME, f"{SCHEME}://{os.pathsep.join(self.recipes_from)}")

@@ -1,0 +1,124 @@
+"""Write the reference pages that are made from tables: `python scripts/write_reference.py` (`--check` only compares).
+
+`docs/reference/recipes.md` comes from the registered recipes, `docs/reference/fields.md` from the config's fields, the
+routes and the schemes. A test runs the check, so the pages cannot fall behind the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from bridge.cli.explain import explanation
+from bridge.errors import BridgeWarning
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import REGISTRY, Recipe, Registry
+from bridge.precision.schemes import SCHEMES
+
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
+NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"
+
+
+def recipes_page(registry: Registry = REGISTRY) -> str:
+    """Return the page of recipes: an overview table, then one section per recipe."""
+    recipes = [recipe for recipe in registry.recipes() if recipe.function.__module__.startswith("recipes.")]
+    lines = [NOTE, "# Recipes\n", "| recipe | mode | scheme | format | weights stored in | layers kept | aliases |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    lines.extend(_overview(recipe) for recipe in recipes)
+    for recipe in recipes:
+        stated = recipe.function().to_dict()
+        lines.append(f"\n## {recipe.name}\n")
+        head, _, rest = inspect.getdoc(recipe.function).partition("\n\n")  # type: ignore[union-attr]
+        lines.append(f"{head}\n")
+        lines.extend(f"- **{name}:** {text}" for name, _, text in (row.partition(": ") for row in rest.splitlines()))
+        lines.append("\nStates:\n\n```yaml")
+        lines.extend(f"{field}: {_yaml(value)}" for field, value in stated.items())
+        lines.append("```")
+    return "\n".join(lines) + "\n"
+
+
+def _overview(recipe: Recipe) -> str:
+    config = recipe.function()
+    stored = next((family for family in ("fp8", "fp4") if getattr(config, f"{family}_param_gather")), config.mode)
+    kept = (config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16)
+    cells = (
+        f"[{recipe.name}](#{recipe.name})",
+        f"{config.mode}, BF16 autocast" if config.autocast_enabled else config.mode,
+        config.scheme or "",
+        config.fp8 or config.fp4 or "",
+        stored,
+        f"first {kept[0]}, last {kept[1]}" if config.first_last_layers_bf16 else "",
+        ", ".join(recipe.aliases),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def fields_page() -> str:
+    """Return the page of fields: meaning, homes, when they act; then the schemes."""
+    lines = [NOTE, "# Fields of MixedPrecisionConfig\n"]
+    lines.append(
+        "What `precision-bridge explain FIELD` prints, for every field. *Verdicts* and *stated* are explained in"
+    )
+    lines.append("[Stated fields and the sync](../explain/stated-and-sync.md).\n")
+    for field in MixedPrecisionConfig.field_names():
+        told = explanation(field)
+        lines.append(f"## {field}\n\n`{told['type']} = {told['default']!r}`. {told['meaning']}\n")
+        if told["read_by_schemes"]:
+            lines.append(f"Read under: {', '.join(told['read_by_schemes'])}.\n")
+        lines.extend(_home(home) for home in told["homes"])
+        lines.append("")
+    lines.append(
+        "# Scaling schemes\n\n| scheme | set by | what it is | formats | settings it reads | keeps layers in BF16 |"
+    )
+    lines.append("|---|---|---|---|---|---|")
+    for row in SCHEMES:
+        settings = ", ".join(f"`{name}`" for name in row.settings) or "none"
+        kept = "yes" if row.first_last_layers_bf16 else "no"
+        formats = ", ".join(row.formats)
+        lines.append(f"| {row.name} | `{row.family}_recipe` | {row.title} | {formats} | {settings} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
+def _home(home: dict[str, str | None]) -> str:
+    note = f" {home['note']}" if home["note"] else ""
+    source = f" ({home['source']})" if home["source"] else ""
+    if home["attribute"] is None:
+        return f"- **no home**: {home['note']}"
+    since = f", from megatron-core {home['since_megatron_core']}" if home["since_megatron_core"] else ""
+    return (
+        f"- **{home['owner']}.{home['attribute']}** ({home['class']}{since}), acts {home['acts']}: "
+        f"{home['written']}.{note}{source}"
+    )
+
+
+def _yaml(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
+
+
+def main() -> int:
+    """Write the pages, or compare them with what would be written."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    check = parser.parse_args().check
+    warnings.simplefilter("ignore", BridgeWarning)
+    os.environ.pop("BRIDGE_RECIPES", None)
+    stale = []
+    for name, text in {"recipes.md": recipes_page(), "fields.md": fields_page()}.items():
+        page = PAGES / name
+        if not page.is_file() or page.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                page.write_text(text, encoding="utf-8")
+    for name in stale:
+        print(f"docs/reference/{name}: {'out of date' if check else 'written'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

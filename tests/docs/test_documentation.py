@@ -1,0 +1,94 @@
+"""What the documentation says is true: its commands run, its Python runs, its generated pages are current."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+BIN = Path(sys.executable).parent
+FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = []
+    for indent, kind, body in FENCE.findall(page.read_text(encoding="utf-8")):
+        if kind == language:
+            found.append("\n".join(line.removeprefix(indent) for line in body.splitlines()))
+    return found
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in blocks(page, "bash"):
+            joined = block.replace("\\\n", " ")
+            lines = [line.partition("  #")[0].strip() for line in joined.splitlines()]
+            found += [(page.relative_to(ROOT).as_posix(), line) for line in lines if line and not line.startswith("#")]
+    return list(dict.fromkeys(found))
+
+
+def files_of(page: Path, folder: Path) -> None:
+    """Write the files that a page shows: blocks whose first line is a comment with a path."""
+    for language in ("python", "yaml"):
+        for block in blocks(page, language):
+            named = re.match(r"# (\S+\.(?:py|yaml))\n", block)
+            if named:
+                path = folder / named[1]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block + "\n")
+
+
+@pytest.mark.parametrize(("page", "command"), commands(), ids=[f"{p}:{c[:60]}" for p, c in commands()])
+def test_a_command_of_the_documentation_runs(page: str, command: str, tmp_path: Path) -> None:
+    files_of(ROOT / page, tmp_path)
+    words = shlex.split(command)
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if words[0] == "make":
+        target = re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert target, f"the Makefile has no target {words[1]}"
+        return
+    if words[0] in ("git", "cd", "torchrun", "tensorboard"):
+        if "scripts/train.py" not in words:
+            return
+        words = ["python", *words[words.index("scripts/train.py") :]]
+    if "scripts/train.py" in words and not {"--help", "--cfg"} & set(words):
+        # The composed config, of the first job of a sweep; that jobs run is the business of other tests.
+        words = [word.partition(",")[0] for word in words if word != "--multirun"] + ["--cfg", "job"]
+    words = [str(ROOT / word) if word.startswith("scripts/") else word for word in words]
+    if words[0] == "python":
+        words[0] = sys.executable
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    code = "\n\n".join(block for block in blocks(page, "python") if "# not run" not in block)
+    if not code:
+        return
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_generated_pages_are_current() -> None:
+    script = [sys.executable, str(ROOT / "scripts/write_reference.py"), "--check"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), "run python scripts/write_reference.py"
+
+
+def test_the_site_builds_with_warnings_as_errors(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra [docs]")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,105 @@
+"""The same composition from Python: `bridge.front.compose`, and Hydra's own compose API."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import hydra
+import psutil
+import pytest
+from omegaconf import OmegaConf
+
+from bridge.errors import RunConfigError, UnknownRecipeError
+from bridge.front import compose
+from bridge.front.run_folder import register_launch_time
+from bridge.front.source import RecipeSource, register
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import REGISTRY
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def precision(*overrides: str, config_dir: Path | None = None) -> MixedPrecisionConfig:
+    composed = compose(["model=gpt_tiny", *overrides], config_path=CONF, config_dir=config_dir).mixed_precision
+    assert isinstance(composed, MixedPrecisionConfig)
+    return composed
+
+
+def test_statements_remember_who_made_them() -> None:
+    config = precision("mixed_precision=bf16-mixed", "mixed_precision.fp8_margin=2", "mixed_precision.bf16=true")
+    assert config.recipe == "bf16_mixed"
+    assert config.stated == {"bf16", "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", "fp8_margin"}
+    assert config.source_of("params_dtype") == "recipe bf16_mixed"
+    assert config.source_of("fp8_margin") == "command line"
+    assert config.source_of("bf16") == "command line"
+
+
+def test_a_file_that_extends_a_recipe_is_named_for_what_it_states_itself(tmp_path: Path) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    text = "defaults: [bf16_with_fp8_current_scaling_mixed, _self_]\nfp8_param: false\n"
+    (tmp_path / "mixed_precision" / "mine.yaml").write_text(text)
+    config = precision("mixed_precision=mine", config_dir=tmp_path)
+    assert config.source_of("fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
+    assert config.source_of("fp8_param") == "mixed_precision/mine.yaml"
+    assert (config.fp8_param, config.fp8_param_gather) == (False, False)
+    assert config.recipe is None
+
+
+def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:
+    words = ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "mixed_precision.fp8_param=false")
+    assert precision(*words).fp8_param_gather is False
+
+
+def test_null_means_no_precision() -> None:
+    assert compose(["model=gpt_tiny", "mixed_precision=null"], config_path=CONF).mixed_precision is None
+
+
+def test_a_precision_can_be_stated_without_an_option() -> None:
+    config = precision("mixed_precision=null", "mixed_precision.bf16=true")
+    assert config.to_dict() == {"bf16": True}
+
+
+def test_errors_carry_the_nearest_names() -> None:
+    with pytest.raises(UnknownRecipeError) as unknown:
+        precision("mixed_precision=bf16_mixd")
+    assert unknown.value.matches[0] == "bf16_mixed"
+    with pytest.raises(RunConfigError) as wrong:
+        precision("train.train_itres=5")
+    assert wrong.value.matches == ("train_iters",)
+
+
+def test_hydras_own_compose_api_offers_recipes_in_open_sections() -> None:
+    register()
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        config = hydra.compose("config", overrides=["mixed_precision=fp16-mixed", "mixed_precision.fp8_margin=2"])
+    assert config.mixed_precision.fp16 is True
+    assert config.mixed_precision.fp8_margin == 2
+
+
+def test_processes_of_one_launch_read_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_launch_time()
+    monkeypatch.setenv("RANK", "1")
+    started = psutil.Process(os.getppid()).create_time()
+    expected = datetime.fromtimestamp(started).astimezone().strftime("%H-%M-%S")
+    assert OmegaConf.create({"at": "${launched:%H-%M-%S}"}).at == expected
+
+
+def test_a_config_source_brings_its_recipes_to_the_process_of_a_sweeps_job(tmp_path: Path) -> None:
+    recipes = tmp_path / "far_recipes.py"
+    recipes.write_text(
+        "from bridge.precision.config import MixedPrecisionConfig\n"
+        "from bridge.precision.registry import register\n\n"
+        "@register\n"
+        "def far() -> MixedPrecisionConfig:\n"
+        "    return MixedPrecisionConfig(bf16=True)\n"
+    )
+    path = tmp_path / "source.pickle"
+    path.write_bytes(pickle.dumps(RecipeSource("recipes", f"recipes://{recipes}")))
+    REGISTRY.remove("far")
+    code = f"import pickle; print(pickle.load(open({str(path)!r}, 'rb')).is_config('mixed_precision/far'))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"

@@ -1,0 +1,137 @@
+"""Plain data decoded by the annotations of the installed Megatron Core's own classes, and of small ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from bridge.errors import RunConfigError
+from bridge.front.container import container
+from bridge.front.decode import decode, decode_fields
+from bridge.front.origin import Origins
+from bridge.front.problems import Problems
+
+
+class Colour(enum.Enum):
+    red = 1
+    green = 2
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        (True, bool, True),
+        ("off", bool, False),
+        ("12", int, 12),
+        (3.0, int, 3),
+        ("1e-5", float, 1e-5),
+        (2, float, 2),
+        ("text", str, "text"),
+        (False, str | None, None),
+        (None, int | None, None),
+        ("bf16", torch.dtype, torch.bfloat16),
+        ("torch.float32", torch.dtype | None, torch.float32),
+        ("hybrid", Literal["e4m3", "hybrid"] | None, "hybrid"),
+        (False, Literal["e4m3", "hybrid"] | None, None),
+        ("none", Literal["none", "local"], "none"),
+        ("3", Literal[2, 3], 3),
+        ("GREEN", Colour, Colour.green),
+        ([1, "2"], list[int], [1, 2]),
+        ([1, 2], tuple[int, int] | None, (1, 2)),
+        (["a"], tuple[str, ...], ("a",)),
+        ([1, 0], int | list[int], [1, 0]),
+        (4, int | list[int] | None, 4),
+        ("a", str | list[str], "a"),
+        (["a", "b"], str | Colour | list[str] | list[Colour], ["a", "b"]),
+    ],
+)
+def test_a_value_is_decoded_by_its_annotation(value: Any, annotation: Any, expected: Any) -> None:
+    decoded = decode(value, annotation)
+    assert (decoded, type(decoded)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "clause"),
+    [
+        (1, bool, "must be true or false, got 1"),
+        (1.5, int, "must be a whole number, got 1.5"),
+        (True, int, "must be a whole number, got True"),
+        ("many", float, "must be a number, got 'many'"),
+        (5, str, "must be text, got 5. Quote it."),
+        (
+            False,
+            str,
+            "must be text, got False. YAML reads an unquoted yes, no, on or off as a switch; quote it.",
+        ),
+        (None, int, "must be a whole number, got None"),
+        ("blue", Colour, "must be one of red, green, got 'blue'. Use 'red' or 'green'."),
+        (3, list[int], "must be a list, got 3. Write [a, b]."),
+        ([1, 2, 3], tuple[int, int], "must have 2 items, got [1, 2, 3]. Give all of them."),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(value: Any, annotation: Any, clause: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is compared whole
+        decode(value, annotation)
+    assert str(caught.value) == clause
+
+
+def _megatron_classes() -> dict[str, Any]:
+    from bridge.megatron.gpt import GPTConfig
+    from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
+
+    return {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
+
+
+@pytest.mark.parametrize("section", ["model", "optimizer", "ddp"])
+def test_every_default_of_megatrons_classes_survives_a_trip_through_plain_data(section: str) -> None:
+    from bridge.front.record import _plain
+
+    owner = _megatron_classes()[section]
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(owner)
+        if field.default is not dataclasses.MISSING and field.name[0] != "_" and not callable(field.default)
+    }
+    problems = Problems(Origins())
+    plain = {name: _plain(value) for name, value in defaults.items()}
+    decoded = decode_fields(plain, owner, section=section, problems=problems)
+    problems.raise_any()
+    assert decoded == defaults
+
+
+def test_fields_that_hold_functions_or_objects_are_refused_by_name() -> None:
+    values = {"timers": "mine", "quant_recipe": "mine", "grad_scale_func": "mine"}
+    problems = Problems(Origins())
+    assert decode_fields(values, _megatron_classes()["model"], section="model", problems=problems) == {}
+    with pytest.raises(RunConfigError) as caught:
+        problems.raise_any()
+    assert str(caught.value) == (
+        "3 settings of this run cannot be used:\n"
+        "  model.timers: holds a function, which a configuration cannot describe, got 'mine' (configuration). "
+        "Set it in Python.\n"
+        "  model.quant_recipe: holds a RecipeConfig object, which a configuration cannot describe, got 'mine' "
+        "(configuration). Set it in Python.\n"
+        "  model.grad_scale_func: holds a function, which a configuration cannot describe, got 'mine' (configuration). "
+        "Set it in Python."
+    )
+
+
+def test_a_run_can_be_described_in_plain_python_data() -> None:
+    model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "params_dtype": "torch.float32"}
+    run = container({"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"})
+    assert run.model is not None
+    assert run.optimizer is not None
+    assert (run.model.params_dtype, run.optimizer.lr) == (torch.float32, 1e-3)
+    assert getattr(run.mixed_precision, "recipe", None) == "bf16_mixed"
+    assert run.train.train_iters == 400
+
+
+def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> None:
+    model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_model_parallel_size": 2}
+    run = container({"model": model, "mixed_precision": {"bf16": True}})
+    assert run.model is not None
+    assert run.model.pipeline_dtype is torch.bfloat16

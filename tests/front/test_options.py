@@ -1,0 +1,159 @@
+"""Recipes and YAML files as options of `mixed_precision`, shown with ``--cfg job``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.precision.registry import REGISTRY
+
+RECIPES_FILE = '''
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import register
+
+@register(aliases=("house",))
+def house_bf16_mixed() -> MixedPrecisionConfig:
+    """BF16 with gradients reduced in BF16."""
+    return MixedPrecisionConfig(bf16=True, grad_reduce_in_fp32=False)
+'''
+HOUSE = {"bf16": True, "grad_reduce_in_fp32": False}
+
+
+@pytest.fixture
+def recipes_file(tmp_path: Path) -> Path:
+    path = tmp_path / "house_recipes.py"
+    path.write_text(RECIPES_FILE)
+    return path
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Path:
+    group = tmp_path / "team" / "mixed_precision"
+    group.mkdir(parents=True)
+    (group / "alone.yaml").write_text("bf16: yes\nfp8: off\nloss_scale: 1e3\n")
+    (group / "extended.yaml").write_text(
+        "defaults: [bf16_with_fp8_current_scaling_mixed, _self_]\nfp8: e4m3\nnum_layers_at_start_in_bf16: 2\n"
+    )
+    return group.parent
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "bf16_with_fp8_current_scaling_mixed",
+        "bf16-with-fp8-current-scaling-mixed",
+        "fp8_current",
+        "fp8-current",
+    ],
+)
+def test_an_option_holds_exactly_what_the_recipe_states_in_every_spelling(shown, spelling: str) -> None:
+    recipe = REGISTRY.get("bf16_with_fp8_current_scaling_mixed")
+    assert shown(f"mixed_precision={spelling}")["mixed_precision"] == recipe.to_dict()
+
+
+def test_help_lists_every_recipe_once_with_groups_and_examples(train) -> None:
+    done = train("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("mixed_precision: "))
+    assert line.removeprefix("mixed_precision: ").split(", ") == sorted(REGISTRY.names())
+    for group in ("model", "optimizer", "ddp", "data", "train"):
+        assert f"\n{group}: " in done.stdout
+    assert done.stdout.count("\npython scripts/train.py ") == 2
+
+
+def test_a_recipe_of_recipes_from_is_an_option_from_the_command_line(shown, recipes_file: Path) -> None:
+    config = shown("mixed_precision=house", f"recipes_from={recipes_file}")
+    assert config["mixed_precision"] == HOUSE
+
+
+def test_recipes_from_takes_a_list(shown, recipes_file: Path) -> None:
+    config = shown("mixed_precision=house-bf16-mixed", f"recipes_from=[recipes.half,{recipes_file}]")
+    assert config["mixed_precision"] == HOUSE
+
+
+def test_recipes_from_in_the_primary_config_is_loaded_before_the_option_is_looked_up(
+    shown, recipes_file: Path, tmp_path: Path
+) -> None:
+    primary = f"defaults: [config, override mixed_precision: house, _self_]\nrecipes_from: {recipes_file}\n"
+    (tmp_path / "lab.yaml").write_text(primary)
+    config = shown("--config-dir", str(tmp_path), "--config-name", "lab")
+    assert config["mixed_precision"] == HOUSE
+
+
+def test_a_recipe_of_the_environment_variable_is_an_option(shown, recipes_file: Path) -> None:
+    assert shown("mixed_precision=house", BRIDGE_RECIPES=str(recipes_file))["mixed_precision"] == HOUSE
+
+
+def test_recipes_from_that_cannot_be_loaded_is_refused(refused) -> None:
+    assert refused("recipes_from=no.such.module", "--cfg", "job") == (
+        "recipes_from: there is no module 'no.such.module'. "
+        "Give a module that can be imported, or the path of a .py file."
+    )
+
+
+def test_a_yaml_file_is_a_recipe_of_its_own(shown, team: Path) -> None:
+    config = shown("--config-dir", str(team), "mixed_precision=alone", "mixed_precision.fp8_margin=2")
+    assert config["mixed_precision"] == {"bf16": True, "fp8": False, "loss_scale": 1000.0, "fp8_margin": 2}
+
+
+def test_a_yaml_file_extends_a_recipe_through_its_defaults_list(shown, team: Path) -> None:
+    base = REGISTRY.get("bf16_with_fp8_current_scaling_mixed").to_dict()
+    config = shown("--config-dir", str(team), "mixed_precision=extended")
+    assert config["mixed_precision"] == {**base, "fp8": "e4m3", "num_layers_at_start_in_bf16": 2}
+
+
+def test_a_yaml_file_is_listed_among_the_options(train, team: Path) -> None:
+    lines = train("--config-dir", str(team), "--help").stdout.splitlines()
+    options = next(line for line in lines if line.startswith("mixed_precision: ")).split(", ")
+    assert {"alone", "extended", "bf16_mixed"} <= {option.removeprefix("mixed_precision: ") for option in options}
+
+
+def test_a_yaml_file_with_the_name_of_a_recipe_is_refused_since_one_of_them_would_be_ignored(
+    refused, team: Path
+) -> None:
+    (team / "mixed_precision" / "bf16_mixed.yaml").write_text("bf16: true\n")
+    assert refused("--config-dir", str(team), "--cfg", "job") == (
+        "mixed_precision/bf16_mixed: is both a registered recipe and a YAML file, got "
+        f"file://{team}/mixed_precision/bf16_mixed.yaml. "
+        "Rename the file; its defaults list can name the recipe to build on."
+    )
+
+
+def test_a_field_the_recipe_does_not_state_is_set_without_a_plus_sign(shown) -> None:
+    config = shown("mixed_precision=bf16_mixed", "mixed_precision.fp8_margin=2")
+    assert config["mixed_precision"] == {**REGISTRY.get("bf16_mixed").to_dict(), "fp8_margin": 2}
+
+
+def test_a_tilde_takes_a_statement_back(shown) -> None:
+    stated = REGISTRY.get("bf16_mixed").to_dict()
+    del stated["pipeline_dtype"]
+    assert shown("~mixed_precision.pipeline_dtype")["mixed_precision"] == stated
+
+
+def test_null_leaves_the_group_out(shown) -> None:
+    assert shown("mixed_precision=null")["mixed_precision"] == {}
+
+
+def test_the_config_is_found_from_any_folder_and_without_torch_or_megatron(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "train.py"
+    for flags in (["--cfg", "job"], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", str(script), *flags],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "bridge.front.compose" in imported
+        assert not {name for name in imported if name.split(".")[0] in ("torch", "megatron", "numpy")}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_config_of_an_earlier_run_can_be_shown_again(shown, train, tmp_path: Path) -> None:
+    shown_first = train("--cfg", "job", "mixed_precision=fp16_mixed", "mixed_precision.hysteresis=4").stdout
+    (tmp_path / "config.yaml").write_text(shown_first)
+    assert train("--cfg", "job", "--config-path", str(tmp_path)).stdout == shown_first

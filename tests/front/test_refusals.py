@@ -1,0 +1,180 @@
+"""Mistakes on the command line: one message, exit code 2, no traceback, and never the advice to add a plus sign."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CFG = ("--cfg", "job")
+TINY = ("model=gpt_tiny", "train=smoke")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["mixed_precision=bf16_mixd"],
+            "mixed_precision: no such recipe, got 'bf16_mixd' (command line). "
+            "Did you mean 'bf16_mixed', 'fp16_mixed' or 'bf16_with_fp8_mixed'? "
+            "`precision-bridge recipes` lists all 17.",
+        ),
+        (
+            ["model=gpt_tny"],
+            "model: no such option, got 'gpt_tny' (command line). Did you mean 'gpt_tiny' or 'gpt_5m'?",
+        ),
+        (
+            ["mixed_precison=bf16_mixed", "modle.hidden_size=3"],
+            "2 settings of this run cannot be used:\n"
+            "  mixed_precison: no such section or group, got 'bf16_mixed' (command line). "
+            "Did you mean 'mixed_precision'?\n"
+            "  modle.hidden_size: no such section or group, got 3 (command line). Did you mean 'model'?",
+        ),
+        (
+            ["mixed_precision.fp8_marign=2", "train.train_itres=5", "train.seed=abc", "data.split=5"],
+            "4 settings of this run cannot be used:\n"
+            "  mixed_precision.fp8_marign: no such field, got 2 (command line). "
+            "Did you mean 'fp8_margin', 'fp8_param' or 'fp8_recipe'?\n"
+            "  data.split: must be text, got 5 (command line). Quote it.\n"
+            "  train.seed: must be a whole number, got 'abc' (command line). Give one.\n"
+            "  train.train_itres: no such field of TrainConfig, got 5 (command line). Did you mean 'train_iters'?",
+        ),
+        (
+            ["mixed_precision.fp8=hibrid"],
+            "The mixed-precision config 'bf16_mixed' can never be right:\n"
+            "  mixed_precision.fp8: must be one of e4m3, hybrid, got 'hibrid' (command line). Did you mean 'hybrid'?",
+        ),
+        (
+            ["train.seed=[1"],
+            "'train.seed=[1' is no override (command line). "
+            "Write KEY=VALUE, and quote a value with special characters: 'KEY=\"a=b\"'.",
+        ),
+        (
+            ["mixed_precision=bf16_mixed,fp16_mixed"],
+            "mixed_precision: takes one value, got 'bf16_mixed,fp16_mixed' (command line). "
+            "Add --multirun to run each, or write [a,b] for a list.",
+        ),
+        (
+            ["mixed_precision=3"],
+            "mixed_precision: must be the name of an option, got 3 (command line). Give one.",
+        ),
+        (
+            ["~mixed_precision.fp8_margin"],
+            "mixed_precision.fp8_margin: has no value that could be taken back (command line). "
+            "Remove ~mixed_precision.fp8_margin.",
+        ),
+        (
+            ["+mixed_precision.bf16=false"],
+            "mixed_precision.bf16: has a value already (command line). "
+            "Write mixed_precision.bf16=VALUE, without a sign before it.",
+        ),
+        (
+            ["hydra.run.dri=there"],
+            "hydra.run.dri: no such key (command line). Did you mean 'dir'?",
+        ),
+        (
+            ["model.init_method._target_=os.system", "+data.path={_target_:os.system}"],
+            "2 settings of this run cannot be used:\n"
+            "  model.init_method._target_: configurations are data, and nothing in them is instantiated, "
+            "got 'os.system' (command line). Register a recipe with recipes_from, or set the field's value.\n"
+            "  data.path._target_: configurations are data, and nothing in them is instantiated, "
+            "got 'os.system' (command line). Register a recipe with recipes_from, or set the field's value.",
+        ),
+        (
+            ["+hydra.callbacks.mine._target_=os.system"],
+            "hydra.callbacks.mine._target_: configurations are data, and nothing in them is instantiated, "
+            "got 'os.system' (configuration). Register a recipe with recipes_from, or set the field's value.",
+        ),
+        (
+            ["data.seed=${train.sede}"],
+            "data.seed: cannot be resolved: Interpolation key 'train.sede' not found (command line). "
+            "Correct the reference.",
+        ),
+        (
+            ["recipes_from=3"],
+            "recipes_from: must be a module or file, or a list of them, got 3. "
+            "Write recipes_from=acme.recipes or recipes_from=[acme.recipes,lab/recipes.py].",
+        ),
+        (
+            ["--config-name", "confg"],
+            "--config-name: no such config in the folders searched, got 'confg'. "
+            "Give the name of a YAML file there, without .yaml.",
+        ),
+        (
+            ["--config-dir", "nowhere"],
+            "--config-dir: there is no such folder, got 'nowhere'. Give an existing one.",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_with_what_to_do(refused, words: list[str], message: str) -> None:
+    flags, overrides = [words, []] if words[0].startswith("--") else [[], words]
+    assert refused(*CFG, *flags, *overrides) == message
+
+
+def test_a_wrong_line_of_yaml_is_named(refused, tmp_path: Path) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    path = tmp_path / "mixed_precision" / "mine.yaml"
+    path.write_text("bf16: true\nfp8: e4m3: hybrid\n")
+    assert refused(*CFG, "--config-dir", str(tmp_path), "mixed_precision=mine") == (
+        f"{path}:2: is not YAML: mapping values are not allowed here. Correct the line."
+    )
+
+
+def test_a_wrong_key_in_a_yaml_file_is_told_with_the_file(refused, tmp_path: Path) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    (tmp_path / "mixed_precision" / "mine.yaml").write_text("bf16: true\nfp8_recipy: delayed\n")
+    assert refused(*CFG, "--config-dir", str(tmp_path), "mixed_precision=mine") == (
+        "mixed_precision.fp8_recipy: no such field, got 'delayed' (mixed_precision/mine.yaml). "
+        "Did you mean 'fp8_recipe', 'fp4_recipe' or 'fp8_margin'?"
+    )
+
+
+def test_every_wrong_key_and_value_of_every_section_is_told_before_a_run_folder_is_made(refused) -> None:
+    words = (
+        "model.hiden_size=3",
+        "model.params_dtype=bf61",
+        "model.normalization=RMSNrom",
+        "model.activation_func=gleu",
+        "model.attention_backend=flsh",
+        "model.moe_layer_freq=[1,x]",
+        "optimizer.timers=mine",
+        "ddp.overlap_grad_reduce=perhaps",
+        "train.train_itres=5",
+        "mixed_precision.fp8_marign=2",
+    )
+    assert refused(*TINY, *words) == (
+        "10 settings of this run cannot be used:\n"
+        "  mixed_precision.fp8_marign: no such field, got 2 (command line). "
+        "Did you mean 'fp8_margin', 'fp8_param' or 'fp8_recipe'?\n"
+        "  train.train_itres: no such field of TrainConfig, got 5 (command line). Did you mean 'train_iters'?\n"
+        "  model.normalization: must be one of LayerNorm, RMSNorm, got 'RMSNrom' (command line). "
+        "Did you mean 'RMSNorm'?\n"
+        "  model.activation_func: must be one of gelu, relu, silu, got 'gleu' (command line). Did you mean 'gelu'?\n"
+        "  model.hiden_size: no such field of GPTConfig, got 3 (command line). "
+        "Did you mean 'hidden_size', 'ffn_hidden_size' or 'moe_ffn_hidden_size'?\n"
+        "  model.params_dtype: must be the name of a dtype, got 'bf61' (command line). Did you mean 'bf16'?\n"
+        "  model.attention_backend: must be one of flash, fused, unfused, local, auto, got 'flsh' (command line). "
+        "Did you mean 'flash'?\n"
+        "  model.moe_layer_freq: each item must be a whole number, got [1, 'x'] (command line). Give one.\n"
+        "  optimizer.timers: holds a function, which a configuration cannot describe, got 'mine' (command line). "
+        "Set it in Python.\n"
+        "  ddp.overlap_grad_reduce: must be true or false, got 'perhaps' (command line). Give one."
+    )
+
+
+def test_missing_values_are_listed_all_at_once_when_the_run_needs_them(refused, tmp_path: Path) -> None:
+    missing = "model: {kv_channels: ???}\noptimizer: {sgd_momentum: ???, adam_beta2: '${optimizer.sgd_momentum}'}\n"
+    missing = missing.replace("???", "'???'")
+    (tmp_path / "lab.yaml").write_text(f"defaults: [config, _self_]\n{missing}")
+    assert refused(*TINY, "--config-dir", str(tmp_path), "--config-name", "lab") == (
+        "model.kv_channels, optimizer.sgd_momentum: need values, got ??? (lab.yaml). "
+        "Give model.kv_channels=VALUE optimizer.sgd_momentum=VALUE."
+    )
+
+
+def test_the_full_error_switch_shows_the_traceback(train) -> None:
+    done = train(*CFG, "mixed_precision=bf16_mixd", HYDRA_FULL_ERROR="1")
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "MissingConfigException" in done.stderr

@@ -1,0 +1,113 @@
+"""Whole runs of the script: what reaches the configs, what is left in the run folder, and how failures end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+TINY = ("model=gpt_tiny", "train=smoke", "train.train_iters=2", "train.eval_iters=1", "logging.tensorboard=false")
+
+
+@pytest.fixture(scope="module")
+def run_dir(warm_run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one run of a team's YAML recipe with overrides."""
+    cwd = tmp_path_factory.mktemp("run")
+    group = cwd / "team" / "mixed_precision"
+    group.mkdir(parents=True)
+    (group / "mine.yaml").write_text("defaults: [bf16_mixed, _self_]\ngrad_reduce_in_fp32: false\n")
+    words = ("mixed_precision=mine", "mixed_precision.params_dtype=torch.bfloat16", "data.seed=${train.seed}")
+    done = warm_run("--config-dir", "team", *TINY, *words, "optimizer.lr=1e-3", "train.seed=7", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    (folder,) = cwd.glob("outputs/*/*")
+    return folder
+
+
+def test_the_run_folder_is_hydras_and_holds_the_settled_config(run_dir: Path) -> None:
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert config["mixed_precision"] == {
+        "bf16": True,
+        "params_dtype": "bf16",
+        "pipeline_dtype": "bf16",
+        "grad_reduce_in_fp32": False,
+    }
+    assert (config["model"]["bf16"], config["model"]["params_dtype"]) == (True, "bf16")
+    assert config["model"]["activation_func"] == "gelu"
+    assert config["ddp"]["grad_reduce_in_fp32"] is False
+    assert (config["optimizer"]["lr"], config["data"]["seed"]) == (0.001, 7)
+    assert (run_dir / ".hydra" / "overrides.yaml").is_file()
+    assert (run_dir / "train.log").is_file()
+    assert (run_dir / "summary.json").is_file()
+
+
+def test_the_sync_report_names_recipe_file_and_command_line_as_sources(run_dir: Path) -> None:
+    rows = {
+        f"{row['owner']}.{row['attribute']}": row for row in json.loads((run_dir / "sync.json").read_text())["rows"]
+    }
+    assert rows["model.bf16"]["by"] == "recipe bf16_mixed"
+    assert rows["model.params_dtype"]["by"] == "command line"
+    assert rows["ddp.grad_reduce_in_fp32"]["by"] == "mixed_precision/mine.yaml"
+    assert "mixed_precision/mine.yaml" in (run_dir / "sync.txt").read_text()
+
+
+def test_without_a_recipe_the_owners_keep_their_own_settings(train, tmp_path: Path) -> None:
+    done = train(
+        *TINY, "mixed_precision=null", "model.bf16=true", "optimizer.bf16=true", "ddp.grad_reduce_in_fp32=true"
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.glob("outputs/*/*")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["mixed_precision"] is None
+    assert config["model"]["bf16"] is True
+    assert not (folder / "sync.json").exists()
+
+
+def test_a_sweep_runs_each_recipe_in_a_folder_named_after_it(train, tmp_path: Path) -> None:
+    done = train("--multirun", "mixed_precision=bf16_mixed,fp16_mixed", *TINY)
+    assert done.returncode == 0, done.stderr
+    found = {
+        json.loads(path.read_text())["precision"]: path.parent for path in tmp_path.glob("multirun/*/*/*/sync.json")
+    }
+    assert sorted(found) == ["bf16_mixed", "fp16_mixed"]
+    assert all(f"mixed_precision={name}" in folder.name for name, folder in found.items())
+
+
+def test_a_sweep_with_a_failing_job_runs_the_others_and_is_no_success(train, tmp_path: Path) -> None:
+    done = train("--multirun", "mixed_precision.fp8=hibrid,null", *TINY)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith(
+        "The mixed-precision config 'bf16_mixed' can never be right:\n"
+        "  mixed_precision.fp8: must be one of e4m3, hybrid, got 'hibrid' (command line). Did you mean 'hybrid'?\n"
+    )
+    assert "[ERROR] This job failed. The mixed-precision config 'bf16_mixed' can never be right:" in done.stdout
+    assert len(list(tmp_path.glob("multirun/*/*/*/summary.json"))) == 1
+
+
+def test_an_error_of_the_job_is_one_message_with_its_exit_code(train) -> None:
+    done = train(*TINY, "train.global_batch_size=3")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("train.global_batch_size: must be a multiple of micro_batch_size 4")
+
+
+def test_what_megatron_refuses_is_told_with_its_section(refused) -> None:
+    message = refused(*TINY, "model.num_query_groups=3", "model.tensor_model_parallel_size=2")
+    assert message.startswith("model: Megatron Core refuses these settings (ValueError: ")
+    assert message.endswith("). Correct the fields it is about.")
+
+
+def test_a_crash_shows_its_traceback_and_the_run_folder(train, tmp_path: Path) -> None:
+    (tmp_path / "crash.py").write_text(
+        "from pathlib import Path\n"
+        "from bridge.front import main\n\n"
+        "def job(config, run_dir):\n"
+        "    raise ValueError('a fault of ours')\n\n"
+        f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"
+    )
+    done = train(*TINY, script=str(tmp_path / "crash.py"))
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "ValueError: a fault of ours\nRun folder: " in done.stderr

@@ -1,0 +1,78 @@
+"""Tiny runs for tests, with precision written into the configs by hand; as a script, runs started by torchrun."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from bridge.megatron.gpt import GPTConfig
+from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
+from bridge.training.config import CheckpointConfig, ConfigContainer, DataConfig, LoggingConfig, TrainConfig
+from bridge.training.loop import pretrain
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread gains a model of this size nothing
+CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "precision-bridge"
+WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "autocast": torch.float32}
+
+
+def tiny(
+    mode: str = "bf16",
+    *,
+    sharded: bool = False,
+    model: dict | None = None,
+    optimizer: dict | None = None,
+    ddp: dict | None = None,
+    train: dict | None = None,
+    data: dict | None = None,
+    **checkpoint,
+) -> ConfigContainer:
+    """Return a container for a model of 0.1 million parameters; `mode` is a key of `WEIGHTS`."""
+    dtype = WEIGHTS[mode]
+    half = {"bf16": mode == "bf16", "fp16": mode == "fp16", "params_dtype": dtype}
+    autocast = {"enable_autocast": True, "autocast_dtype": torch.bfloat16} if mode == "autocast" else {}
+    shape = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "seq_length": 64}
+    plain = {"add_bias_linear": False, "normalization": "RMSNorm", "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    schedule = {"train_iters": 6, "micro_batch_size": 2, "global_batch_size": 8, "lr_warmup_iters": 0, "eval_iters": 2}
+    return ConfigContainer(
+        model=GPTConfig(**{**shape, **plain, **half, **autocast, "pipeline_dtype": dtype, **(model or {})}),
+        optimizer=OptimizerConfig(
+            **{"lr": 2e-3, "min_lr": 2e-4, "use_distributed_optimizer": sharded, **half, **(optimizer or {})}
+        ),
+        ddp=DistributedDataParallelConfig(
+            **{"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded, **(ddp or {})}
+        ),
+        data=DataConfig(**{"cache_dir": str(CACHE), **(data or {})}),
+        train=TrainConfig(**{**schedule, **(train or {})}),
+        checkpoint=CheckpointConfig(**checkpoint),
+        logging=LoggingConfig(log_interval=1, tensorboard=False),
+    )
+
+
+def records(run_dir: Path) -> list[dict]:
+    """Return the training records of a run."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == "train"]
+
+
+def losses(run_dir: Path) -> list[float]:
+    """Return the loss of every step of a run."""
+    return [record["loss"] for record in records(run_dir)]
+
+
+def main(plan: Path) -> None:
+    """Make the runs that a JSON file lists: name -> arguments of `tiny`. Each rank writes its census."""
+    for name, arguments in json.loads(plan.read_text()).items():
+        run_dir = plan.parent / name
+        summary = pretrain(tiny(**arguments), run_dir=run_dir)
+        rank = os.environ.get("RANK", "0")
+        census = [dataclasses.asdict(row) for row in summary.census]
+        (run_dir / f"census-{rank}.json").write_text(json.dumps(census))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,209 @@
+"""One process: what a run writes, shows, refuses and survives."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+
+from bridge.errors import BackendUnavailableError, RunConfigError, TrainingError
+from bridge.megatron import device, wide_gemm
+from bridge.training.console import display, show_summary
+from bridge.training.loop import pretrain
+from bridge.training.metrics import TrainRecord, ValidationRecord
+from tests.training.loop_tiny import losses, records, tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished BF16 run: folder and summary."""
+    folder = tmp_path_factory.mktemp("run")
+    config = tiny(train={"train_iters": 30, "eval_interval": 10})
+    config.logging.tensorboard = True
+    return folder, pretrain(config, run_dir=folder)
+
+
+def test_run_learns(run):
+    _, summary = run
+    assert summary.train_loss < 4.5
+    assert summary.validation_loss < 4.0
+    assert summary.iteration == summary.steps == 30
+    assert summary.skipped_steps == 0
+    assert 3.1 < summary.unigram_entropy < 3.4
+
+
+def test_files_of_a_run(run):
+    folder, summary = run
+    kinds = [json.loads(line)["kind"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert kinds.count("train") == 30
+    assert kinds.count("validation") == 3
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    written = json.loads((folder / "summary.json").read_text())
+    assert written["validation_loss"] == summary.validation_loss
+    assert written["census"][0]["kind"] == "parameters"
+
+
+def test_record_of_a_step(run):
+    folder, _ = run
+    record = records(folder)[4]
+    assert record["step"] == 5
+    assert record["skipped"] is False
+    assert record["consumed_samples"] == 40
+    assert record["loss_scale"] == 1.0
+    assert record["tokens_per_second"] > 0
+
+
+def test_process_is_clean_after_a_run(run):
+    assert not torch.distributed.is_initialized()
+    assert not device.is_installed()
+    assert not wide_gemm.is_installed()
+
+
+def test_run_leaves_the_config_as_it_was(tmp_path):
+    config = tiny()
+    before = [dict(vars(section)) for section in (config.model, config.optimizer, config.ddp, config.train)]
+    pretrain(config, run_dir=tmp_path)
+    assert [dict(vars(section)) for section in (config.model, config.optimizer, config.ddp, config.train)] == before
+
+
+def test_accumulated_micro_batches_train_as_one_batch(tmp_path):
+    pretrain(tiny("fp32", train={"micro_batch_size": 8}), run_dir=tmp_path / "one")
+    pretrain(tiny("fp32", train={"micro_batch_size": 1}), run_dir=tmp_path / "eight")
+    assert losses(tmp_path / "eight") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+def test_fp8_without_a_backend_is_refused_before_anything_is_built(tmp_path):
+    config = tiny()
+    config.model.fp8 = "hybrid"
+    with pytest.raises(BackendUnavailableError) as raised:
+        pretrain(config, run_dir=tmp_path / "run")
+    assert str(raised.value) == (
+        "model.fp8: FP8 matrix multiplications need Transformer Engine on a CUDA device, got 'hybrid' and there is no "
+        "CUDA device. Choose a recipe without FP8 (bf16_mixed, say), or run this one where Transformer Engine works."
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_fp4_without_a_backend_is_refused(tmp_path):
+    config = tiny()
+    config.model.fp4 = "e2m1"
+    with pytest.raises(BackendUnavailableError, match="FP4 matrix multiplications need"):
+        pretrain(config, run_dir=tmp_path)
+
+
+def test_batch_that_is_not_whole_is_refused(tmp_path):
+    with pytest.raises(RunConfigError) as raised:
+        pretrain(tiny(train={"global_batch_size": 7}), run_dir=tmp_path)
+    assert str(raised.value) == (
+        "train.global_batch_size: must be a multiple of micro_batch_size 2 x 1 data-parallel ranks, got 7. Use 2, say."
+    )
+
+
+def test_missing_section_is_refused(tmp_path):
+    config = tiny()
+    config.optimizer = None
+    with pytest.raises(RunConfigError) as raised:
+        pretrain(config, run_dir=tmp_path)
+    assert str(raised.value) == "optimizer: a run needs this section, got None. Give Megatron's own config."
+
+
+def test_unknown_schedule_is_refused(tmp_path):
+    with pytest.raises(RunConfigError) as raised:
+        pretrain(tiny(train={"lr_decay_style": "cosin"}), run_dir=tmp_path)
+    assert str(raised.value) == (
+        "train.lr_decay_style: must be one of cosine, linear, constant, inverse-square-root, WSD, got 'cosin'. Choose "
+        "one of them."
+    )
+
+
+def test_loss_that_is_not_finite_ends_the_run_with_its_files(tmp_path):
+    with pytest.raises(TrainingError, match="the loss must be finite, got nan at step") as raised:
+        pretrain(tiny(optimizer={"lr": 1e12, "min_lr": 0.0, "clip_grad": 0.0}), run_dir=tmp_path)
+    assert raised.value.exit_code == 1
+    assert records(tmp_path)[-1]["loss"] is None
+    assert (tmp_path / "loss.png").is_file()
+    assert not torch.distributed.is_initialized()
+
+
+def test_loss_that_is_not_finite_is_only_recorded_where_the_check_is_off(tmp_path):
+    train = {"check_for_nan_in_loss": False, "eval_iters": 0}
+    config = tiny(optimizer={"lr": 1e12, "min_lr": 0.0, "clip_grad": 0.0}, train=train)
+    assert pretrain(config, run_dir=tmp_path).iteration == 6
+
+
+def test_ctrl_c_ends_after_the_step_with_the_files_and_a_checkpoint(tmp_path, monkeypatch):
+    from bridge.megatron.step import Trainer
+
+    step = Trainer.step
+
+    def interrupted(self, batches, *, stop=False):
+        if self.scheduler.num_steps == 16:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, batches, stop=stop)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    summary = pretrain(tiny(save=str(tmp_path / "checkpoints")), run_dir=tmp_path)
+    assert summary.stopped_early
+    assert summary.iteration == 4
+    assert len(records(tmp_path)) == 4
+    assert (tmp_path / "loss.png").is_file()
+    assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "4\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_records_are_log_lines_without_a_terminal(caplog):
+    record = TrainRecord(
+        step=7,
+        loss=2.5,
+        skipped=True,
+        skipped_steps=2,
+        grad_norm=None,
+        loss_scale=65536.0,
+        learning_rate=1e-3,
+        tokens_per_second=1234.0,
+        consumed_samples=56,
+    )
+    with caplog.at_level(logging.INFO), display(total=100, start=0, progress=True, console=Console(width=80)) as shown:
+        shown.logged(record)
+        shown.logged(ValidationRecord(step=10, loss=2.25))
+    assert caplog.messages == [
+        "step   7/100  loss 2.5000  1,234 tokens/s  grad norm -  loss scale 65536  lr 1.00e-03  SKIPPED: the gradients "
+        "overflowed (2 so far)",
+        "step  10/100  validation loss 2.2500",
+    ]
+
+
+def test_bar_on_a_terminal_shows_the_record(tmp_path):
+    console = Console(force_terminal=True, width=160, record=True, file=(tmp_path / "out").open("w"))
+    with display(total=10, start=0, progress=True, console=console) as shown:
+        shown.stepped(3)
+        shown.logged(
+            TrainRecord(
+                step=3,
+                loss=2.5,
+                skipped=False,
+                skipped_steps=0,
+                grad_norm=0.5,
+                loss_scale=1.0,
+                learning_rate=1e-3,
+                tokens_per_second=1234.0,
+                consumed_samples=56,
+            )
+        )
+    text = console.export_text()
+    assert "3/10" in text
+    assert "loss 2.5000  1,234 tokens/s  grad norm 0.500  loss scale 1" in text
+
+
+def test_closing_tables_show_the_result_beside_the_entropy(run):
+    console = Console(width=100, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    show_summary(run[1], console)
+    text = console.export_text()
+    for words in ("validation loss", "unigram entropy", "skipped steps", "master weights", "optimizer's own copies"):
+        assert words in text

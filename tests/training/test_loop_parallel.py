@@ -1,0 +1,119 @@
+"""Several processes: real torchrun, real gloo, compared with one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.training.loop import pretrain
+from tests.training.loop_tiny import losses, records, tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+FP32 = {"mode": "fp32"}
+BF16 = {"mode": "bf16"}
+PLANS = {
+    "dp2": FP32,
+    "dp2-bf16": BF16,
+    "dp2-sharded": {**FP32, "sharded": True},
+    "dp2-sharded-overlapped": {
+        **FP32,
+        "sharded": True,
+        "ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20000},
+        "optimizer": {"overlap_param_gather": True},
+    },
+    "dp2-fp16": {
+        "mode": "fp16",
+        "optimizer": {"initial_loss_scale": 2.0**24, "hysteresis": 1},
+        "train": {"train_iters": 12},
+    },
+    "tp2": {**FP32, "model": {"tensor_model_parallel_size": 2}},
+    "tp2-sp": {**FP32, "model": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
+    "pp2": {**FP32, "model": {"pipeline_model_parallel_size": 2}},
+    "pp2-bf16-tied": {
+        **BF16,
+        "model": {"pipeline_model_parallel_size": 2, "share_embeddings_and_output_weights": True},
+    },
+}
+
+
+def launch(plan: Path, processes: int = 2) -> subprocess.CompletedProcess:
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return subprocess.run(
+        [sys.executable, *command, "-m", "tests.training.loop_tiny", str(plan)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory):
+    """All plans, run one after the other by one launch of two processes."""
+    folder = tmp_path_factory.mktemp("parallel")
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(PLANS))
+    done = launch(plan)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same run in one process, in FP32."""
+    folder = tmp_path_factory.mktemp("alone")
+    pretrain(tiny("fp32"), run_dir=folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["dp2", "dp2-sharded", "dp2-sharded-overlapped", "tp2", "tp2-sp"])
+def test_two_processes_train_as_one_does(name, parallel, alone):
+    assert losses(parallel / name) == pytest.approx(losses(alone), rel=2e-5)
+    norms = [[record["grad_norm"] for record in records(folder)] for folder in (parallel / name, alone)]
+    assert norms[0] == pytest.approx(norms[1], rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["pp2", "pp2-bf16-tied", "dp2-bf16"])
+def test_other_layouts_learn(name, parallel):
+    assert losses(parallel / name)[-1] < losses(parallel / name)[0] - 0.5
+
+
+def test_loss_of_the_last_stage_reaches_the_first_rank(parallel):
+    assert all(loss is not None and 1 < loss < 6 for loss in losses(parallel / "pp2"))
+    assert len(losses(parallel / "pp2")) == 6
+
+
+def test_loss_scale_backs_off_on_both_ranks(parallel):
+    steps = records(parallel / "dp2-fp16")
+    assert steps[0]["skipped"]
+    assert not all(step["skipped"] for step in steps)
+
+
+def test_sharded_optimizer_holds_half_of_the_master_weights_on_each_rank(parallel):
+    def master_bytes(name, rank):
+        rows = json.loads((parallel / name / f"census-{rank}.json").read_text())
+        return sum(row["bytes"] for row in rows if row["kind"] == "optimizer state")
+
+    whole = master_bytes("dp2", 0)
+    assert master_bytes("dp2-sharded", 0) + master_bytes("dp2-sharded", 1) == pytest.approx(whole, rel=0.01)
+    assert master_bytes("dp2-sharded", 0) < 0.6 * whole
+
+
+def test_processes_that_do_not_fill_the_layout_are_refused(tmp_path):
+    from bridge.errors import RunConfigError
+
+    config = tiny(model={"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2})
+    with pytest.raises(RunConfigError) as raised:
+        pretrain(config, run_dir=tmp_path)
+    assert str(raised.value) == (
+        "model: the number of processes must be a multiple of tensor_model_parallel_size 2 x "
+        "pipeline_model_parallel_size 2 = 4, got 1 (WORLD_SIZE). Start the run with torchrun --nproc-per-node=4, or "
+        "change the parallel sizes."
+    )

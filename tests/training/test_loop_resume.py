@@ -1,0 +1,106 @@
+"""Checkpoints: a resumed run is the run that was never interrupted, bit for bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bridge.errors import CheckpointError
+from bridge.training.loop import pretrain
+from tests.training.loop_tiny import records, tiny
+
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+FP16 = {"initial_loss_scale": 2.0**24, "hysteresis": 1, "loss_scale_window": 2}
+
+
+def trace(run_dir):
+    """What must be equal, step by step."""
+    return [(step["step"], step["loss"], step["grad_norm"], step["loss_scale"]) for step in records(run_dir)]
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+@pytest.mark.parametrize("mode", ["bf16", "fp32", "fp16", "autocast"])
+def test_resumed_run_is_exact(mode, sharded, tmp_path):
+    optimizer = FP16 if mode == "fp16" else {}
+    schedule = {"train_iters": 6, "lr_decay_iters": 6, "eval_iters": 0}
+    arguments = {"sharded": sharded, "model": DROPOUT, "optimizer": optimizer}
+    saved = str(tmp_path / "checkpoints")
+    pretrain(tiny(mode, **arguments, train=schedule), run_dir=tmp_path / "whole")
+    pretrain(tiny(mode, **arguments, train={**schedule, "train_iters": 3}, save=saved), run_dir=tmp_path / "parts")
+    pretrain(tiny(mode, **arguments, train={**schedule, "seed": 99}, load=saved), run_dir=tmp_path / "parts")
+    assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "sharded"])
+def test_resuming_before_the_first_successful_step_is_exact(sharded, tmp_path):
+    schedule = {"train_iters": 12, "lr_decay_iters": 12, "eval_iters": 0}
+    arguments = {"sharded": sharded, "optimizer": {**FP16, "initial_loss_scale": 2.0**26}}
+    saved = str(tmp_path / "checkpoints")
+    pretrain(tiny("fp16", **arguments, train=schedule), run_dir=tmp_path / "whole")
+    first = pretrain(
+        tiny("fp16", **arguments, train={**schedule, "train_iters": 2}, save=saved), run_dir=tmp_path / "parts"
+    )
+    assert first.skipped_steps == 2
+    pretrain(tiny("fp16", **arguments, train=schedule, load=saved), run_dir=tmp_path / "parts")
+    assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
+
+
+def test_folder_is_laid_out_as_megatron_does(tmp_path):
+    saved = tmp_path / "checkpoints"
+    pretrain(tiny(save=str(saved), save_interval=4), run_dir=tmp_path)
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "iter_0000004",
+        "iter_0000006",
+        "latest_checkpointed_iteration.txt",
+    ]
+    assert json.loads((saved / "iter_0000006" / "metadata.json").read_text())["sharded_backend"] == "torch_dist"
+
+
+def test_missing_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError) as raised:
+        pretrain(tiny(load=str(tmp_path / "none")), run_dir=tmp_path)
+    assert str(raised.value) == (
+        f"checkpoint.load: no latest_checkpointed_iteration.txt there, got '{tmp_path / 'none'}'. Give the folder that "
+        "an earlier run saved to, or leave it at None to start fresh."
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    pretrain(tiny(save=str(folder)), run_dir=folder / "run")
+    return folder
+
+
+def test_checkpoint_of_another_model_names_every_difference(checkpoint, tmp_path):
+    config = tiny(sharded=True, model={"hidden_size": 32, "num_attention_heads": 4}, load=str(checkpoint))
+    with pytest.raises(CheckpointError) as raised:
+        pretrain(config, run_dir=tmp_path)
+    assert str(raised.value) == (
+        f"checkpoint.load: {checkpoint / 'iter_0000006'} is of another run: model.hidden_size is 32 here and 64 "
+        "there; model.kv_channels is 8 here and 16 there; optimizer.use_distributed_optimizer is True here and False "
+        "there. Use the configuration that wrote it."
+    )
+
+
+def test_truncated_checkpoint_is_an_error(checkpoint, tmp_path):
+    for name in ("latest_checkpointed_iteration.txt",):
+        (tmp_path / name).write_text((checkpoint / name).read_text())
+    (tmp_path / "iter_0000006").mkdir()
+    with pytest.raises(CheckpointError, match="must hold a complete checkpoint, but cannot be read"):
+        pretrain(tiny(load=str(tmp_path)), run_dir=tmp_path / "run")
+
+
+def test_folder_of_a_longer_run_is_not_written_into(checkpoint, tmp_path):
+    with pytest.raises(CheckpointError) as raised:
+        pretrain(tiny(save=str(checkpoint)), run_dir=tmp_path)
+    assert str(raised.value) == (
+        f"checkpoint.save: the folder holds a checkpoint of step 6, and this run begins at step 0, got '{checkpoint}'. "
+        f"Resume with checkpoint.load={checkpoint}, or save elsewhere."
+    )
+
+
+def test_finished_run_can_be_resumed_for_nothing(checkpoint, tmp_path):
+    summary = pretrain(tiny(load=str(checkpoint)), run_dir=tmp_path)
+    assert (summary.iteration, summary.steps, summary.train_loss, summary.tokens_per_second) == (6, 0, None, None)
