@@ -7,7 +7,9 @@ both sides in turn, and medians are quoted.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import logging
 import os
 import re
 import statistics
@@ -15,11 +17,12 @@ import subprocess
 import sys
 import time
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).resolve().parent
 COMMAND = Path(sys.executable).parent / "precision-bridge"
@@ -97,7 +100,106 @@ def sync(repeats: int = 300) -> list[dict[str, Any]]:
     return records
 
 
-SUITES: dict[str, Callable[[], list[dict[str, Any]]]] = {"startup": startup, "sync": sync}
+def step(rounds: int = 12, warmup: int = 3) -> list[dict[str, Any]]:
+    """Measure the default run's training step beside a plain PyTorch loop of the same model, data and BF16, in turn."""
+    from plain_gpt import PlainStep
+
+    seconds: dict[str, list[float]] = {"megatron": [], "plain": []}
+    with _default_run() as run:
+        source = run.batches_of(run.splits.train, start=0)
+        plain = PlainStep(_plain_sizes())
+        for index in range(rounds + warmup):
+            batch = next(source)
+            for name, take in (
+                ("megatron", lambda: run.trainer.step(source)),
+                ("plain", lambda batch=batch: plain.step(batch["tokens"], batch["labels"])),
+            ):
+                began = time.perf_counter()
+                take()
+                if index >= warmup:
+                    seconds[name].append(time.perf_counter() - began)
+    ratio = statistics.median(a / b for a, b in zip(seconds["megatron"], seconds["plain"], strict=True))
+    how = f"gpt_5m, bf16_mixed, {rounds} pairs in turn in one process"
+    peak = {name: _peak_mib(name) for name in seconds}
+    more = peak["megatron"] / peak["plain"]
+    return [
+        record(f"training step, {name}", statistics.median(taken) * 1e3, "ms", goal="", met=True, how=how)
+        for name, taken in seconds.items()
+    ] + [
+        record("training step, megatron / plain", ratio, "ratio", goal="<= 1.15", met=ratio <= 1.15, how=how),
+        record("peak memory, megatron", peak["megatron"], "MiB", goal="", met=True, how="resident, own process"),
+        record("peak memory, plain", peak["plain"], "MiB", goal="", met=True, how="resident, own process"),
+        record(
+            "peak memory, megatron / plain", more, "ratio", goal="", met=True, how="Megatron's own imports included"
+        ),
+    ]
+
+
+@contextmanager
+def _default_run() -> Iterator[Any]:
+    """Build the run of `make train`."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    from bridge.front import compose
+    from bridge.megatron.process import training_process
+    from bridge.training.config import runtime_config_update
+    from bridge.training.run import build_run
+
+    config = compose(config_path=HERE.parent / "conf")
+    runtime_config_update(config)
+    with training_process(config.model, seed=config.train.seed) as process:
+        yield build_run(config, process)
+
+
+def _wide_gemm() -> Any:
+    """Return `bridge.megatron.wide_gemm` without the package around it, which imports Megatron."""
+    path = HERE.parent / "bridge" / "megatron" / "wide_gemm.py"
+    spec = importlib.util.spec_from_file_location("wide_gemm", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _plain_sizes() -> Any:
+    """Return the plain model with the attention that is fastest here: the comparison is with PyTorch at its best."""
+    import torch
+    from plain_gpt import PlainConfig
+
+    slow = torch.bfloat16 in _wide_gemm().slow_dtypes()
+    return PlainConfig(attention="sdpa", sdpa_dtype=torch.float32 if slow else torch.bfloat16)
+
+
+def _peak_mib(kind: str) -> float:
+    """Return the peak resident memory of a process that takes five steps of one kind."""
+    child = [sys.executable, __file__, "--peak-of", kind]
+    done = subprocess.run(child, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def _take_five_steps(kind: str) -> None:
+    """Take five steps and print this process's peak resident memory in MiB."""
+    import torch
+
+    if kind == "megatron":
+        with _default_run() as run:
+            source = run.batches_of(run.splits.train, start=0)
+            for _ in range(5):
+                run.trainer.step(source)
+    else:
+        from plain_gpt import PlainStep
+
+        sizes = _plain_sizes()
+        plain = PlainStep(sizes)
+        with _wide_gemm().widened():
+            for _ in range(5):
+                tokens = torch.randint(sizes.vocab_size, (4, sizes.seq_length))
+                plain.step(tokens, tokens)
+    # Not ru_maxrss: a child process begins with its parent's.
+    high_water = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    print(int(high_water[1]) / 1024 if high_water else "nan")
+
+
+SUITES: dict[str, Callable[[], list[dict[str, Any]]]] = {"startup": startup, "sync": sync, "step": step}
 
 
 def main() -> int:
@@ -105,16 +207,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("suite", nargs="?", default="all", choices=[*SUITES, "all"])
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--peak-of", choices=["megatron", "plain"], help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
+    if chosen.peak_of:
+        _take_five_steps(chosen.peak_of)
+        return 0
     names = list(SUITES) if chosen.suite == "all" else [chosen.suite]
     records = [row for name in names for row in SUITES[name]()]
     if chosen.json:
         print(json.dumps(records, indent=2))
         return 0
     for row in records:
-        verdict = "met" if row["met"] else "NOT met"
-        print(f"{row['name']}: {row['value']} {row['unit']} (goal {row['goal']}: {verdict}; {row['how']})")
+        verdict = f"goal {row['goal']}: {'met' if row['met'] else 'NOT met'}; " if row["goal"] else ""
+        print(f"{row['name']}: {row['value']} {row['unit']} ({verdict}{row['how']})")
     return 0
 
 

@@ -169,6 +169,13 @@ class MixedPrecisionConfig:  # noqa: PLW1641  mutable, hence without a hash, as 
         name: str | None = vars(self)["_recipe"]
         return name
 
+    @property
+    def label(self) -> str:
+        """The recipe's name and what was stated beside it: "bf16_mixed, grad_reduce_in_fp32=False"."""
+        beside = [name for name in self.field_names() if not self._sources.get(name, "").startswith("recipe ")]
+        said = [f"{name}={self._values[name]}" for name in beside if name in self._values]
+        return ", ".join([self.recipe, *said] if self.recipe else said) or "fp32"
+
     def is_stated(self, name: str) -> bool:
         """Return whether `name`, or the other name of the same setting, was stated."""
         field = self._field(name)

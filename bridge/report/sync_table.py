@@ -63,7 +63,7 @@ def render_sync(report: SyncReport, *, every_row: bool = True, width: int = 160)
 
 
 def _by(row: SyncRow, precision: str) -> str:
-    return "recipe" if row.by == f"recipe {precision}" else row.by
+    return "recipe" if row.by == f"recipe {precision.partition(',')[0]}" else row.by
 
 
 def _value(value: object) -> str:

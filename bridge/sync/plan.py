@@ -115,7 +115,7 @@ def _decide(
         return own, verdict, owner.role, "the recipe does not state it"
     if owner.is_own(attribute):
         return own, "keep", owner.role, "its own value, and the recipe does not state it"
-    return reading, "set", "default", f"not stated; this is what mixed_precision.{route.field} reads as"
+    return reading, "set", "default", "not stated: the default of the config"
 
 
 def _neutral(owner: Owner, route: Route, attribute: str, reading: Any) -> Any:

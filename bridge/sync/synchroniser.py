@@ -87,7 +87,7 @@ def run(config: MixedPrecisionConfig, owners: list[Owner], *, on_conflict: str, 
         raise SyncCheckError(f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal)
     apply(owners, trial.values)
     return SyncReport(
-        precision=name,
+        precision=config.label,
         rows=(*trial.rows, *_process_rows(config)),
         findings=tuple(findings),
         megatron_version=version,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.summary import RunSummary, census_table, result_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Display", "LogLines", "ProgressBar", "Silent", "display", "show_summary"]
 
@@ -116,7 +118,12 @@ def display(*, total: int, start: int, progress: bool, console: Console | None =
     if not (progress and console.is_terminal):
         yield LogLines(total)
         return
-    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[record]}"))
+    columns = (
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[record]}"),
+    )
     with Progress(*columns, console=console) as bar:
         yield ProgressBar(bar, bar.add_task("training", total=total, completed=start, record=""))
 

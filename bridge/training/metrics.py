@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["METRICS", "MetricsLog", "NoMetrics", "TrainRecord", "ValidationRecord", "metrics_log"]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import MIXED_PRECISION_RECIPES, REGISTRY, get_mixed_precision_config, register
 from bridge.sync.owner import Owner
-from bridge.sync.synchronize import role_of, run
+from bridge.sync.synchroniser import role_of, run
 
 __all__ = [
     "MIXED_PRECISION_RECIPES",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bridge.megatron.census import CensusRow
 
 __all__ = ["RunSummary", "census_table", "result_table"]

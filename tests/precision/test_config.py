@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import BridgeError, MixedPrecisionConfig
+from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PrecisionTypeError, UnknownFieldError
 from bridge.precision.dtypes import SPELLINGS, dtype_token, torch_dtype
 
@@ -238,6 +238,14 @@ def test_the_source_of_a_statement_is_remembered_until_somebody_else_states_it()
     assert config.source_of("fp8_margin") == "default"
     config.fp8 = "e4m3"
     assert config.source_of("fp8") == "stated"
+
+
+def test_the_label_names_the_recipe_and_what_was_stated_beside_it() -> None:
+    config = get_mixed_precision_config("bf16_mixed")
+    assert config.label == "bf16_mixed"
+    assert config.state("command line", grad_reduce_in_fp32=False).label == "bf16_mixed, grad_reduce_in_fp32=False"
+    assert MixedPrecisionConfig(bf16=True, fp8="e4m3").label == "bf16=True, fp8=e4m3"
+    assert MixedPrecisionConfig().label == "fp32"
 
 
 def test_megatrons_recipe_enums_are_plain_names_here() -> None:

@@ -1,0 +1,29 @@
+"""The only room that imports megatron.core or transformer_engine at run time.
+
+Importing it imports `megatron.core` once, without the warnings it raises about optional packages (Apex, Transformer
+Engine, a CUDA tool chain): what is missing and matters is said by the module that would have used it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+_QUIET = {
+    "megatron": logging.WARNING,  # at INFO it prints whole configs
+    "megatron.core.models.gpt.gpt_model": logging.ERROR,  # 0.19 announces HybridModel at every construction
+    "megatron.core.tensor_parallel.random": logging.ERROR,  # fires at each RNG fork where the CPU has the one generator
+    "megatron.core.dist_checkpointing.strategies.torch": logging.ERROR,  # 0.19: on asynchronous saving, not used here
+    "torch.utils.cpp_extension": logging.ERROR,  # 0.17 and later make it report a missing CUDA at import
+}
+for _name, _level in _QUIET.items():
+    _logger = logging.getLogger(_name)
+    if _logger.level == logging.NOTSET:
+        _logger.setLevel(_level)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import megatron.core.distributed
+    import megatron.core.models.gpt.gpt_layer_specs
+    import megatron.core.optimizer
+    import megatron.core.pipeline_parallel  # noqa: F401

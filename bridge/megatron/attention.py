@@ -1,0 +1,75 @@
+"""Attention in one operator: torch's `scaled_dot_product_attention` inside Megatron's core-attention module.
+
+Megatron's local attention writes the scores to memory and passes over them for the scale, the mask, the cast to FP32,
+the softmax and the cast back; on a CPU that is a third of a small model's step. The fused operator keeps them in cache.
+Its arithmetic is the same where it takes over: causal self-attention with the softmax in FP32, products of 16-bit
+operands accumulated in FP32. One thing differs: where this CPU has no 16-bit GEMM (`bridge.megatron.wide_gemm`), the
+probabilities stay in FP32 on their way into the second product instead of being rounded to 16 bits.
+
+Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to Megatron's implementation.
+"""
+
+# ruff: noqa: N806 tensors carry their shape in capitals
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnMaskType
+
+from bridge.megatron import wide_gemm
+
+__all__ = ["FusedDotProductAttention"]
+
+# Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a head.
+
+
+class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Megatron is untyped
+    """Megatron's `DotProductAttention` with a fused path for plain causal self-attention."""
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Return the attended values, [S, B, N * D]."""
+        if not self._is_plain(query, key, attention_mask, args, kwargs):
+            output: torch.Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
+            return output
+        dtype = query.dtype
+        inside = torch.float32 if wide_gemm.is_installed() and dtype in wide_gemm.slow_dtypes() else dtype
+        q_BNSD, k_BGSD, v_BGSD = (tensor_SBXD.permute(1, 2, 0, 3).to(inside) for tensor_SBXD in (query, key, value))
+        out_BNSD = F.scaled_dot_product_attention(
+            q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=self.softmax_scale, enable_gqa=query.shape[2] != key.shape[2]
+        )
+        return out_BNSD.to(dtype).permute(2, 0, 1, 3).flatten(2)
+
+    def _is_plain(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        """Return whether this is the case that the fused operator computes in the same way."""
+        config, softmax = self.config, self.scale_mask_softmax
+        return (
+            attention_mask is None
+            and self.attn_mask_type == AttnMaskType.causal
+            and query.shape[0] == key.shape[0]
+            and softmax.window_size is None
+            and softmax.scale is None
+            and self.softmax_offset is None
+            and (config.attention_softmax_in_fp32 or query.dtype == torch.float32)
+            and not (self.training and self.attention_dropout.p)
+            and not any(value is not None for value in (*args[1:], kwargs.get("attention_bias")))
+            and kwargs.get("packed_seq_params") is None
+        )

@@ -1,0 +1,158 @@
+"""What each kind of tensor of a run really is, read from the live objects and not from any config."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+from bridge.megatron.optimizer import inner_optimizers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Activations", "CensusRow", "take_census", "watch_activations"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CensusRow:
+    """One kind of tensor in one dtype, on this rank."""
+
+    kind: str
+    """parameters, activations, gradients, gradient reduction, master weights or optimizer state."""
+    dtype: str
+    """Torch's name without ``torch.``."""
+    bytes: int
+    """Size on this rank; for activations, of the outputs of all linear layers in one micro-batch."""
+    read_from: str
+    """Where the dtype was read."""
+
+
+class Activations:
+    """Bytes of linear layers' outputs per dtype, filled by `watch_activations`."""
+
+    def __init__(self) -> None:
+        self.bytes_of: dict[torch.dtype, int] = {}
+        self.layers = 0
+
+
+def _linear_types() -> tuple[type, ...]:
+    """Return the classes of the modules whose outputs count as activations."""
+    types: list[type] = [ColumnParallelLinear, RowParallelLinear, torch.nn.Linear]
+    try:
+        from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
+    except (ImportError, OSError, RuntimeError):  # optional, and broken installations fail in any of these ways
+        return tuple(types)
+    return (*types, TransformerEngineBaseModule)
+
+
+@contextmanager
+def watch_activations(model: list[Any]) -> Iterator[Activations]:
+    """Record, for the length of a ``with`` block, in which dtypes the linear layers hand on their outputs.
+
+    Only each layer's first forward pass counts, so a step with gradient accumulation shows one micro-batch.
+    """
+    seen = Activations()
+    handles: dict[torch.nn.Module, torch.utils.hooks.RemovableHandle] = {}
+
+    def record(module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        seen.bytes_of[tensor.dtype] = seen.bytes_of.get(tensor.dtype, 0) + tensor.numel() * tensor.element_size()
+        seen.layers += 1
+        handles.pop(module).remove()
+
+    linear = _linear_types()
+    for chunk in model:
+        module: torch.nn.Module
+        for module in chunk.modules():
+            if isinstance(module, linear):
+                handles[module] = module.register_forward_hook(record)
+    try:
+        yield seen
+    finally:
+        for handle in handles.values():
+            handle.remove()
+
+
+def take_census(model: list[Any], optimizer: Any, activations: Activations) -> tuple[CensusRow, ...]:
+    """Return what every kind of tensor is after a training step.
+
+    Args:
+        model: What `build_gpt` returned.
+        optimizer: What `build_optimizer` returned.
+        activations: What `watch_activations` saw during the step.
+    """
+    parameters = [parameter for chunk in model for parameter in chunk.parameters()]
+    rows = [
+        *_rows("parameters", parameters, "the modules' parameters"),
+        *(
+            CensusRow(
+                kind="activations",
+                dtype=_name(dtype),
+                bytes=size,
+                read_from=f"outputs of {activations.layers} linear layers in one step",
+            )
+            for dtype, size in sorted(activations.bytes_of.items(), key=str)
+        ),
+        *_rows("gradients", [p.main_grad for p in parameters if hasattr(p, "main_grad")], "parameter.main_grad"),
+        *_reduction(model),
+        *_master_weights(parameters, optimizer),
+        *_optimizer_state(optimizer),
+    ]
+    return tuple(rows)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
+    """Return one row per dtype."""
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for tensor in tensors:
+        sizes[_name(tensor.dtype)] += tensor.numel() * tensor.element_size()
+    return [CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from) for dtype, size in sorted(sizes.items())]
+
+
+def _reduction(model: list[Any]) -> list[CensusRow]:
+    """Return the buckets of gradients that data-parallel ranks reduce."""
+    buckets = [
+        bucket
+        for chunk in model
+        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+        for bucket in group.buckets
+    ]
+    ranks = model[0].dp_cp_group.size()
+    where = f"bucket.grad_data of {len(buckets)} bucket{'s' * (len(buckets) != 1)}, reduced over {ranks} rank"
+    return _rows("gradient reduction", [bucket.grad_data for bucket in buckets], where + "s" * (ranks != 1))
+
+
+def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
+    """Return what the optimizer steps on: copies (or shards of copies), or the parameters' own memory."""
+    own_memory = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    themselves: list[torch.Tensor] = []
+    copies: list[torch.Tensor] = []
+    for inner in inner_optimizers(optimizer):
+        for group in inner.param_groups:
+            for stepped in group["params"]:
+                master = inner.state[stepped].get("master_param", stepped)
+                shared = master.untyped_storage().data_ptr() in own_memory
+                (themselves if shared else copies).append(master)
+    return [
+        *_rows("master weights", copies, "the optimizer's own copies"),
+        *_rows("master weights", themselves, "the parameters themselves"),
+    ]
+
+
+def _optimizer_state(optimizer: Any) -> list[CensusRow]:
+    """Return Adam's moments."""
+    states = [state for inner in inner_optimizers(optimizer) for state in inner.state.values()]
+    rows = []
+    for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+        moments = [state[name] for state in states if isinstance(state.get(name), torch.Tensor)]
+        rows += _rows("optimizer state", moments, f"optimizer.state[...][{name!r}]")
+    return rows

@@ -1,0 +1,266 @@
+"""Checkpoints in Megatron's own format: ``dist_checkpointing`` (torch_dist), ``iter_0000100/``, a latest pointer.
+
+On the same layout a resumed run continues bit for bit: weights, master weights, Adam's moments and step, loss scale,
+learning-rate schedule, random states and the place in the data. On another layout everything but the random states is
+resharded.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+from bridge.errors import CheckpointError
+from bridge.megatron.gpt import padded_vocab_size, unwrapped
+from bridge.megatron.optimizer import parts, unshare_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from bridge.megatron.step import Trainer
+
+__all__ = ["LATEST", "Position", "latest_iteration", "load_checkpoint", "require_free", "save_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
+LATEST = "latest_checkpointed_iteration.txt"
+"""File with the number of the newest complete checkpoint, Megatron's name."""
+SHARDING: dict[str, Any] = {
+    "distrib_optim_sharding_type": "fully_reshardable",  # the default cannot be loaded, dp_reshardable loses the step
+    "chained_optim_avoid_prefix": True,
+    "singleton_local_shards": False,
+}
+"""How Megatron shards the optimizer's state."""
+_SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a run has come."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What the caller had stored with the checkpoint."""
+
+
+def latest_iteration(folder: Path) -> int | None:
+    """Return the number of the newest checkpoint in a folder, or None if there is none."""
+    pointer = folder / LATEST
+    if not pointer.is_file():
+        return None
+    text = pointer.read_text().strip()
+    if not text.isdecimal():
+        raise CheckpointError(
+            f"checkpoint.load: {pointer} must hold a number, got {text!r}. Write the iteration there."
+        )
+    return int(text)
+
+
+def _folder_of(folder: Path, iteration: int) -> Path:
+    return folder / f"iter_{iteration:07d}"
+
+
+def require_free(folder: Path, start: Position) -> None:
+    """Refuse to write into a folder that holds checkpoints later than where this run begins.
+
+    Raises:
+        CheckpointError: There are such checkpoints, and they would be mixed with this run's.
+    """
+    latest = latest_iteration(folder)
+    if latest is not None and latest > start.iteration:
+        raise CheckpointError(
+            f"checkpoint.save: the folder holds a checkpoint of step {latest}, and this run begins at step "
+            f"{start.iteration}, got {str(folder)!r}. Resume with checkpoint.load={folder}, or save elsewhere."
+        )
+
+
+def _layout() -> dict[str, int]:
+    return {
+        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+    }
+
+
+def _identity(trainer: Trainer) -> dict[str, Any]:
+    """Return what must be equal between a checkpoint and the run that resumes it."""
+    config = trainer.config
+    return {
+        **{f"model.{name}": getattr(config, name) for name in _SHAPE},
+        "model.vocab_size, padded": padded_vocab_size(config),
+        "model.share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
+        "optimizer.use_distributed_optimizer": any(hasattr(part, "gbuf_ranges") for part in parts(trainer.optimizer)),
+        "optimizer.fp16 or bf16": bool(trainer.optimizer.config.fp16 or trainer.optimizer.config.bf16),
+    }
+
+
+def _random_states() -> ShardedObject:
+    """Return this rank's random states as an entry of the checkpoint; data-parallel ranks have equal ones."""
+    states = {
+        "random": random.getstate(),
+        "numpy": np.random.get_state(),  # noqa: NPY002 the state Megatron's data code may draw from
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(),
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    layout = _layout()
+    return ShardedObject(
+        "rng_state",
+        [states],
+        (layout["pipeline_model_parallel_size"], layout["tensor_model_parallel_size"]),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def _restore_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["random"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002 see _random_states
+    torch.set_rng_state(states["torch"])
+    tensor_parallel.random._set_cuda_rng_state(states["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
+
+
+def _sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: bool) -> dict[str, Any]:
+    """Return the run's state, with tensors marked by where they belong in the whole."""
+    metadata = {**SHARDING, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    model = unwrapped(trainer.model[0]).sharded_state_dict(metadata=metadata)
+    state = {
+        "model": model,
+        "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata),
+        "opt_param_scheduler": trainer.scheduler.state_dict(),
+    }
+    if with_random_states:
+        state["rng_state"] = _random_states()
+    return state
+
+
+def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
+    """Write a checkpoint and point to it; a collective call.
+
+    Args:
+        trainer: The run's state.
+        folder: Gets ``iter_<number>/`` and the latest pointer.
+        position: Stored with it; `extra` must be the same on all ranks.
+
+    Returns:
+        The folder of this checkpoint.
+
+    Raises:
+        CheckpointError: The folder cannot be written to.
+    """
+    target = _folder_of(folder, position.iteration)
+    is_first = torch.distributed.get_rank() == 0
+    try:
+        if is_first:
+            shutil.rmtree(target, ignore_errors=True)  # what an interrupted run left; `require_free` keeps others out
+            target.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint.save: must be a folder that can be written to, got {str(folder)!r} ({error.strerror}). Choose "
+            "another."
+        ) from error
+    torch.distributed.barrier()
+    # Megatron collects the writers' results in a queue of a spawned manager process, which imports the main script
+    # again and outlives a hard exit; the writers of a synchronous save are threads, so a queue in memory will do.
+    filesystem_async._results_queue = queue.Queue()
+    with trainer.parameters_in_place():
+        state = {
+            **_sharded_state(trainer, is_loading=False, with_random_states=True),
+            "iteration": position.iteration,
+            "consumed_train_samples": position.consumed_samples,
+            "identity": _identity(trainer),
+            "layout": _layout(),
+            "extra": dict(position.extra),
+        }
+        dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING))
+    torch.distributed.barrier()
+    if is_first:
+        pointer = folder / LATEST
+        scratch = pointer.with_suffix(".tmp")
+        scratch.write_text(f"{position.iteration}\n")
+        scratch.replace(pointer)
+    return target
+
+
+def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
+    """Continue from the newest checkpoint of a folder; a collective call.
+
+    Args:
+        trainer: Gets the checkpoint's state.
+        folder: What an earlier run saved to.
+
+    Returns:
+        How far that run had come.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is of another model or optimizer, or it is damaged.
+    """
+    iteration = latest_iteration(folder)
+    if iteration is None:
+        raise CheckpointError(
+            f"checkpoint.load: no {LATEST} there, got {str(folder)!r}. Give the folder that an earlier run saved to, "
+            "or leave it at None to start fresh."
+        )
+    source = _folder_of(folder, iteration)
+    try:
+        common = dist_checkpointing.load_common_state_dict(str(source))
+    except (CheckpointingException, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({error}). Write the "
+            f"number of another one into {folder / LATEST}."
+        ) from error
+    _require_same(common.get("identity", {}), _identity(trainer), source)
+    same_layout = common.get("layout") == _layout()
+    if not same_layout:
+        logger.info("The checkpoint has another parallel layout: random states start fresh.")
+    state = _sharded_state(trainer, is_loading=True, with_random_states=same_layout)
+    try:
+        loaded = dist_checkpointing.load(state, str(source))
+    except (CheckpointingException, KeyError, OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({error}). Is it complete?") from error
+    unwrapped(trainer.model[0]).load_state_dict(loaded["model"])
+    _with_step(loaded["optimizer"])
+    trainer.optimizer.load_state_dict(loaded["optimizer"])
+    unshare_steps(trainer.optimizer)
+    trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+    if same_layout:
+        _restore_random_states(loaded["rng_state"][0])
+    return Position(
+        iteration=int(common["iteration"]),
+        consumed_samples=int(common["consumed_train_samples"]),
+        extra=common.get("extra", {}),
+    )
+
+
+def _with_step(state: dict[str, Any]) -> None:
+    """Add Adam's step where Megatron leaves it out because it is zero (optimizer.py:836, ``if step:``)."""
+    inner = state.get("optimizer", state)
+    if inner.get("state"):
+        inner["state"].setdefault("common_step", torch.tensor(0.0))
+
+
+def _require_same(stored: Mapping[str, Any], present: Mapping[str, Any], source: Path) -> None:
+    """Refuse a checkpoint of another model, naming every difference."""
+    differences = [
+        f"{name} is {present[name]!r} here and {stored[name]!r} there"
+        for name in present
+        if name in stored and stored[name] != present[name]
+    ]
+    if differences:
+        raise CheckpointError(
+            f"checkpoint.load: {source} is of another run: {'; '.join(differences)}. Use the configuration that wrote "
+            "it."
+        )

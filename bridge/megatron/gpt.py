@@ -1,0 +1,187 @@
+"""The model: its config, and Megatron's `GPTModel` built from it, wrapped for mixed precision and data parallelism."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
+
+from bridge.errors import RunConfigError
+from bridge.megatron.device import has_cuda
+from bridge.megatron.layer_spec import block_spec
+
+__all__ = ["GPTConfig", "build_gpt", "padded_vocab_size", "parameter_count", "run_config", "unwrapped"]
+
+logger = logging.getLogger(__name__)
+
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
+"""Names that `activation_func` accepts besides a function."""
+
+
+@dataclass
+class GPTConfig(TransformerConfig):  # type: ignore[misc]  # Megatron is untyped
+    """`TransformerConfig` with what `GPTModel` takes besides it, under Megatron's names."""
+
+    vocab_size: int | None = None
+    """Tokens of the vocabulary before padding; None: the data's."""
+    seq_length: int = 256
+    """Tokens per sample."""
+    make_vocab_size_divisible_by: int = 128
+    """The embedding's rows are padded to a multiple of this times the tensor-parallel size."""
+    position_embedding_type: str = "rope"
+    """learned_absolute, rope or none."""
+    rotary_base: int = 10000
+    """Base of the rotary frequencies."""
+    rotary_percent: float = 1.0
+    """Part of each head that is rotated."""
+    share_embeddings_and_output_weights: bool = False
+    """Whether the output head uses the embedding's weights."""
+
+    def __post_init__(self) -> None:
+        config: Any = self
+        activation = config.activation_func
+        if isinstance(activation, str):
+            if activation not in ACTIVATIONS:
+                raise RunConfigError(
+                    f"model.activation_func: must be one of {', '.join(ACTIVATIONS)} or a function, got "
+                    f"{activation!r}. Choose one of them."
+                )
+            config.activation_func = ACTIVATIONS[activation]
+        with warnings.catch_warnings():  # Megatron's own defaults trip over a deprecation of its own
+            warnings.filterwarnings("ignore", message="full scope is deprecated")
+            super().__post_init__()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Setting:
+    """A field that has one value that works without a package or device."""
+
+    field: str
+    value: object
+    reason: str
+
+
+_WITHOUT_CUDA = (
+    _Setting(field="use_cpu_initialization", value=True, reason="weights are made where they are used"),
+    _Setting(field="bias_activation_fusion", value=False, reason="the fusion is compiled for CUDA"),
+    _Setting(field="bias_dropout_fusion", value=False, reason="the fusion is compiled for CUDA"),
+    _Setting(field="apply_rope_fusion", value=False, reason="the kernel is Transformer Engine's"),
+)
+_WITHOUT_EXTENSIONS = (
+    ("fused_weight_gradient_mlp_cuda", "gradient_accumulation_fusion"),
+    ("scaled_masked_softmax_cuda", "masked_softmax_fusion"),
+    ("apex", "persist_layer_norm"),
+)
+"""Compiled extension -> the field that needs it where Transformer Engine is not used."""
+
+
+def _has_module(name: str) -> bool:
+    return has_cuda() and importlib.util.find_spec(name) is not None
+
+
+def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
+    """Return a copy of a model config that runs on this machine, and one sentence per field that had to change.
+
+    No precision field is touched.
+
+    Args:
+        config: A `GPTConfig`; left as it is.
+        vocab_size: Tokens in the data's vocabulary.
+
+    Raises:
+        RunConfigError: The data's vocabulary is larger than the config's, or a setting has no support here.
+    """
+    config = copy.copy(config)
+    if config.virtual_pipeline_model_parallel_size is not None:
+        raise RunConfigError(
+            "model.virtual_pipeline_model_parallel_size: interleaved pipeline stages are not supported, got "
+            f"{config.virtual_pipeline_model_parallel_size}. Leave it at None."
+        )
+    if config.vocab_size is None:
+        config.vocab_size = vocab_size
+    elif config.vocab_size < vocab_size:
+        raise RunConfigError(
+            f"model.vocab_size: must be at least the data's vocabulary of {vocab_size}, got {config.vocab_size}. "
+            "Leave it at None to take the data's."
+        )
+    settings = [] if has_cuda() else list(_WITHOUT_CUDA)
+    settings += [
+        _Setting(field=field, value=False, reason=f"its kernel needs {module}, which is not installed here")
+        for module, field in _WITHOUT_EXTENSIONS
+        if not _has_module(module)
+    ]
+    notes = []
+    for setting in settings:
+        if getattr(config, setting.field) != setting.value:
+            setattr(config, setting.field, setting.value)
+            notes.append(f"model.{setting.field} is set to {setting.value} for this run: {setting.reason}.")
+    return config, notes
+
+
+def padded_vocab_size(config: Any) -> int:
+    """Return the rows of the embedding: the vocabulary, padded so that every tensor-parallel rank gets as many."""
+    multiple = int(config.make_vocab_size_divisible_by) * int(config.tensor_model_parallel_size)
+    return -(-int(config.vocab_size) // multiple) * multiple
+
+
+def build_gpt(config: Any, ddp: Any, where: torch.device) -> list[Any]:
+    """Build this rank's part of the model.
+
+    Args:
+        config: What `run_config` returned. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
+        ddp: A `DistributedDataParallelConfig`.
+        where: Device of the parameters.
+
+    Returns:
+        A list with one `DistributedDataParallel` module, as Megatron's schedules take it.
+    """
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=block_spec(config),
+        vocab_size=padded_vocab_size(config),
+        max_sequence_length=config.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        parallel_output=True,
+        share_embeddings_and_output_weights=config.share_embeddings_and_output_weights,
+        position_embedding_type=config.position_embedding_type,
+        rotary_percent=config.rotary_percent,
+        rotary_base=config.rotary_base,
+    ).to(where)
+    if config.fp16 or config.bf16:
+        model = Float16Module(config, model)
+    return [DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model)]
+
+
+def parameter_count(model: list[Any]) -> int:
+    """Return the parameters of the whole model, summed over tensor-parallel shards and stages; a collective call.
+
+    Parameters that several ranks hold a copy of (norms under TP, tied embeddings under PP) count once.
+    """
+    own = sum(
+        parameter.numel()
+        for parameter in model[0].parameters()
+        if (parallel_state.get_tensor_model_parallel_rank() == 0 or getattr(parameter, "tensor_model_parallel", False))
+        and not getattr(parameter, "shared", False)
+    )
+    total = torch.tensor(own, dtype=torch.int64, device=next(model[0].parameters()).device)
+    torch.distributed.all_reduce(total, group=parallel_state.get_model_parallel_group())
+    return int(total)
+
+
+def unwrapped(module: Any) -> Any:
+    """Return the `GPTModel` inside DistributedDataParallel and Float16Module."""
+    while isinstance(module, (DistributedDataParallel, Float16Module)):
+        module = module.module
+    return module

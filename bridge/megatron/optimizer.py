@@ -1,0 +1,139 @@
+"""Megatron's optimizer and learning-rate schedule, with what exact resuming and a CPU need on top."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from bridge.errors import RunConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["build_optimizer", "build_scheduler", "inner_optimizers", "unshare_steps"]
+
+
+class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
+    """Megatron's distributed optimizer over torch's Adam, whose state has a "step" that a checkpoint keeps apart.
+
+    Without this, loading ends in a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every key of the state from a
+    checkpoint that has no "step" per parameter).
+    """
+
+    def _set_main_param_and_optimizer_states(self, model_param: Any, tensors: dict[str, torch.Tensor]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        if "step" in state and "step" not in tensors:
+            tensors = {**tensors, "step": state["step"]}
+        super()._set_main_param_and_optimizer_states(model_param, tensors)
+
+
+def build_optimizer(config: Any, model: list[Any]) -> Any:
+    """Build Megatron's optimizer for the model chunks of this rank.
+
+    Where neither Transformer Engine nor Apex is installed Megatron takes torch's AdamW. That one is then switched to
+    its single-pass kernel, and its state is created now rather than at the first step, so that a checkpoint written
+    before the first successful step (FP16 begins with overflows) can be resumed from.
+
+    Args:
+        config: An `OptimizerConfig`, already synchronised with the precision recipe.
+        model: What `build_gpt` returned.
+    """
+    with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
+        warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")
+        optimizer = get_megatron_optimizer(config, model)
+    for part in parts(optimizer):
+        inner = part.optimizer
+        if not isinstance(inner, torch.optim.AdamW):
+            continue
+        if type(part) is DistributedOptimizer:
+            part.__class__ = TorchAdamDistributedOptimizer
+        for group in inner.param_groups:
+            group.update(fused=True, foreach=False)
+            for parameter in group["params"]:
+                if not inner.state[parameter]:
+                    inner.state[parameter] = _fresh_state(parameter)
+    return optimizer
+
+
+def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return Adam's state before the first step, as torch would create it."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+    }
+
+
+def parts(optimizer: Any) -> list[Any]:
+    """Return the optimizers inside a `ChainedOptimizer`, or the one there is."""
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def inner_optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
+    """Yield the torch optimizers that do the stepping."""
+    for part in parts(optimizer):
+        if part.optimizer is not None:
+            yield part.optimizer
+
+
+def unshare_steps(optimizer: Any) -> None:
+    """Give every parameter a step tensor of its own after loading a checkpoint.
+
+    `DistributedOptimizer.load_state_dict` hands one tensor to all of them; each parameter's Adam then counts it up, and
+    after four steps of 53 parameters it stands at 217 instead of 9, without any error.
+    """
+    for inner in inner_optimizers(optimizer):
+        for state in inner.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()
+
+
+def build_scheduler(
+    config: Any, optimizer: Any, *, warmup_iters: int, decay_iters: int, decay_style: str, global_batch_size: int
+) -> Any:
+    """Build Megatron's schedule of learning rate and weight decay; it counts samples, so that resuming can.
+
+    Args:
+        config: The `OptimizerConfig` with lr, min_lr and weight_decay.
+        optimizer: What `build_optimizer` returned.
+        warmup_iters: Steps of linear warm-up from zero.
+        decay_iters: Steps after which the rate is min_lr.
+        decay_style: Megatron's name of the schedule.
+        global_batch_size: Samples per step.
+
+    A warm-up longer than the run is taken as it is: the rate still rises at the last step.
+
+    Raises:
+        RunConfigError: The style is unknown, the learning rate is missing, or the warm-up is negative.
+    """
+    styles = ("cosine", "linear", "constant", "inverse-square-root", "WSD")
+    if decay_style not in styles:
+        raise RunConfigError(
+            f"train.lr_decay_style: must be one of {', '.join(styles)}, got {decay_style!r}. Choose one of them."
+        )
+    if config.lr is None:
+        raise RunConfigError("optimizer.lr: a learning rate is required, got None. Set it, 1e-3 say.")
+    if warmup_iters < 0:
+        raise RunConfigError(f"train.lr_warmup_iters: must not be negative, got {warmup_iters}. Use 0 for none.")
+    decay_iters = max(decay_iters, warmup_iters + 1)
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=config.lr,
+        min_lr=config.min_lr or 0.0,
+        lr_warmup_steps=warmup_iters * global_batch_size,
+        lr_decay_steps=decay_iters * global_batch_size,
+        lr_decay_style=decay_style,
+        start_wd=config.weight_decay,
+        end_wd=config.weight_decay,
+        wd_incr_steps=decay_iters * global_batch_size,
+        wd_incr_style="constant",
+        wsd_decay_steps=max(1, decay_iters * global_batch_size // 10) if decay_style == "WSD" else None,
+        lr_wsd_decay_style="cosine" if decay_style == "WSD" else None,
+    )

@@ -1,0 +1,246 @@
+"""One training process: torch.distributed, Megatron's process groups, seeds, threads, and a clean end.
+
+A single process needs no launcher. Several are started by torchrun (or anything that sets the same variables); each
+then runs the same code. Everything that `training_process` sets up is taken down again, also after an exception, so
+that one Python process can train several times.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import logging
+import os
+import random
+import warnings
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
+from torch.distributed.rendezvous import rendezvous
+
+from bridge.errors import RunConfigError
+from bridge.megatron import device, wide_gemm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Process", "apply_tf32", "training_process"]
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT = datetime.timedelta(minutes=30)
+_runs = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """Where this process stands among the others."""
+
+    rank: int
+    world_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+    pipeline_rank: int
+    pipeline_size: int
+    device: torch.device
+    threads: int
+    """CPU threads torch computes with in this process."""
+    notes: tuple[str, ...]
+    """Sentences about what this machine made necessary, for the log."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files and the log."""
+        return self.rank == 0
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this process holds the first pipeline stage, with the embedding."""
+        return self.pipeline_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this process holds the last pipeline stage, with the loss."""
+        return self.pipeline_rank == self.pipeline_size - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Launch:
+    """What the launcher said, read once from the environment."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    launched: bool
+    threads: int | None
+    """OMP_NUM_THREADS, unless it is the 1 that torchrun sets by itself."""
+
+    @classmethod
+    def read(cls) -> _Launch:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        rank, world_size, local_rank, local_world_size = (
+            int(os.environ.get(name, default)) for name, default in zip(names, (0, 1, 0, 1), strict=True)
+        )
+        launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+        stated = os.environ.get("OMP_NUM_THREADS", "")
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_world_size=local_world_size,
+            launched=launched,
+            threads=int(stated) if stated.isdecimal() and not (launched and stated == "1") else None,
+        )
+
+    def share_of_cpus(self) -> int:
+        """Return the CPUs this process may run on, divided among the machine's ranks; at least 1."""
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+        return max(1, cpus // self.local_world_size)
+
+
+@contextmanager
+def training_process(model: Any, *, seed: int, threads: int | None = None) -> Iterator[Process]:
+    """Set this process up for training with the parallel sizes of a model config, and take it down at the end.
+
+    Args:
+        model: A `TransformerConfig`; read for its parallel sizes only.
+        seed: Seed of weights and dropout; the same on all ranks (Megatron derives the ranks' own).
+        threads: CPU threads for torch; None: OMP_NUM_THREADS, or else the CPUs this process may use, shared among the
+            ranks of the machine.
+
+    Raises:
+        RunConfigError: The number of processes does not fit the parallel sizes.
+    """
+    launch = _Launch.read()
+    data_parallel_size = _data_parallel_size(model, launch.world_size)
+    notes: list[str] = []
+    with ExitStack() as stack:
+        _hush(stack)
+        where = _enter_device(stack, launch, notes)
+        count = threads or launch.threads or launch.share_of_cpus()
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(count)
+        _start_distributed(stack, launch, where)
+        _start_model_parallel(stack, model)
+        _seed_everything(seed)
+        yield Process(
+            rank=launch.rank,
+            world_size=launch.world_size,
+            data_parallel_rank=parallel_state.get_data_parallel_rank(),
+            data_parallel_size=data_parallel_size,
+            pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+            pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
+            device=where,
+            threads=count,
+            notes=tuple(notes),
+        )
+
+
+def _hush(stack: ExitStack) -> None:
+    """Leave out warnings about how Megatron calls torch, which nobody who runs this can act on."""
+    stack.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\.")
+    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")  # FP32 norms under autocast
+
+
+def _data_parallel_size(model: Any, world_size: int) -> int:
+    """Return how many replicas the processes make up."""
+    sizes = {
+        "tensor_model_parallel_size": model.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": model.pipeline_model_parallel_size,
+        "context_parallel_size": model.context_parallel_size,
+    }
+    replica = int(np.prod(list(sizes.values())))
+    if world_size % replica:
+        product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        raise RunConfigError(
+            f"model: the number of processes must be a multiple of {product} = {replica}, got {world_size} "
+            f"(WORLD_SIZE). Start the run with torchrun --nproc-per-node={replica}, or change the parallel sizes."
+        )
+    return world_size // replica
+
+
+def _enter_device(stack: ExitStack, launch: _Launch, notes: list[str]) -> torch.device:
+    """Choose the device; without CUDA, install the shim and, where 16-bit GEMMs are scalar loops, the widened ones."""
+    if device.has_cuda():
+        torch.cuda.set_device(launch.local_rank)
+        return torch.device("cuda", launch.local_rank)
+    stack.enter_context(device.cpu_as_cuda())
+    notes.append("No CUDA device: Megatron Core runs on the CPU with gloo.")
+    slow = wide_gemm.slow_dtypes()
+    if stack.enter_context(wide_gemm.widened(slow)):
+        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in slow)
+        notes.append(
+            f"This CPU has no {names} matrix multiplication: operands are widened to float32, multiplied there, and "
+            "the result is rounded once to 16 bits (the same values as 16-bit operands with float32 accumulation)."
+        )
+    return torch.device("cpu")
+
+
+def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device) -> None:
+    """Join the process group: through the launcher's store, or alone with a store in memory (no port).
+
+    Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
+    """
+    store: Store = HashStore()
+    if launch.launched:
+        shared, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
+        store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
+    torch.distributed.init_process_group(
+        "nccl" if where.type == "cuda" else "gloo",
+        store=store,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=_TIMEOUT,
+    )
+    stack.callback(torch.distributed.destroy_process_group)
+
+
+def _start_model_parallel(stack: ExitStack, model: Any) -> None:
+    """Create Megatron's process groups."""
+    stack.callback(_stop_model_parallel)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=model.tensor_model_parallel_size,
+        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        context_parallel_size=model.context_parallel_size,
+        expert_model_parallel_size=model.expert_model_parallel_size,
+        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
+    )
+
+
+def _stop_model_parallel() -> None:
+    """Forget Megatron's process groups, buffers and random states."""
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_global_memory_buffer()
+    tensor_parallel.get_cuda_rng_tracker().reset()
+
+
+def _seed_everything(seed: int) -> None:
+    """Seed Python, NumPy, torch and Megatron's tracker; pipeline stages get seeds of their own, as in Megatron-LM."""
+    staged = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(staged)
+    np.random.seed(staged)  # noqa: NPY002 Megatron's data code may draw from the global state
+    torch.manual_seed(staged)
+    tensor_parallel.model_parallel_cuda_manual_seed(staged)
+
+
+def apply_tf32(allow: bool | None) -> str:
+    """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence that says what was done.
+
+    Args:
+        allow: True: TF32 where the hardware has it. False: full FP32. None: torch keeps its setting.
+    """
+    if allow is not None:
+        torch.set_float32_matmul_precision("high" if allow else "highest")
+    precision = torch.get_float32_matmul_precision()
+    if allow is None:
+        return f"TF32 is left as torch has it (float32 matmul precision {precision!r})."
+    effect = "" if device.has_cuda() else "; without a CUDA device it has no effect"
+    return f"TF32 is {'allowed' if allow else 'forbidden'} (float32 matmul precision {precision!r}){effect}."

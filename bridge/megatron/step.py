@@ -1,0 +1,182 @@
+"""One training step and one validation, through Megatron's schedules."""
+
+# ruff: noqa: N803 tensors carry their shape in capitals
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bridge.megatron.process import Process
+
+__all__ = ["StepResult", "Trainer"]
+
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one optimizer step did."""
+
+    loss: float
+    """Mean over the global batch, in nats per token; the same on every rank."""
+    skipped: bool
+    """Whether the gradients overflowed, so that nothing was updated and the loss scale fell."""
+    grad_norm: float | None
+    """Norm of the gradients before clipping; None for a skipped step or where nothing is clipped."""
+    loss_scale: float
+    """The scale this step's loss was multiplied with."""
+    learning_rate: float
+    """The rate this step used."""
+    stop: bool
+    """Whether any rank asked to stop."""
+
+
+def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean over the unmasked tokens, to be differentiated and to be reported.
+
+    The reported one is a copy: schedules divide the other in place by the number of micro-batches.
+    """
+    mask = loss_mask_BS.view(-1)
+    loss = (losses_BS.float().view(-1) * mask).sum() / mask.sum()
+    return loss, loss.detach().clone()
+
+
+def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
+    """Run one micro-batch forward; the schedule calls the returned loss function on the last stage."""
+    batch = next(batches)
+    output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+    return output, partial(_loss, batch["loss_mask"])
+
+
+class Trainer:
+    """The model, its optimizer and schedule, and how to advance them by one step."""
+
+    def __init__(
+        self,
+        *,
+        config: Any,
+        model: list[Any],
+        optimizer: Any,
+        scheduler: Any,
+        process: Process,
+        micro_batch_size: int,
+        global_batch_size: int,
+    ) -> None:
+        """Wire the optimizer's loss scale and the gradient reduction into the model's config.
+
+        Args:
+            config: The model config that the model was built with; its hooks are set here.
+            model: What `build_gpt` returned.
+            optimizer: What `build_optimizer` returned.
+            scheduler: What `build_scheduler` returned.
+            process: What `training_process` yielded.
+            micro_batch_size: Samples per forward pass on one data-parallel rank.
+            global_batch_size: Samples per step over all ranks.
+        """
+        self.config = config
+        self.model = model
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.process = process
+        self.micro_batch_size = micro_batch_size
+        self.global_batch_size = global_batch_size
+        self.num_microbatches = global_batch_size // (micro_batch_size * process.data_parallel_size)
+        self._schedule = get_forward_backward_func()
+        config.grad_scale_func = optimizer.scale_loss
+        config.finalize_model_grads_func = finalize_model_grads
+        ddp = model[0].ddp_config
+        if ddp.overlap_grad_reduce:
+            config.no_sync_func = model[0].no_sync
+            if ddp.align_param_gather:
+                config.grad_sync_func = model[0].start_grad_sync
+        if ddp.overlap_param_gather and ddp.align_param_gather:
+            config.param_sync_func = model[0].start_param_sync
+
+    def step(self, batches: Iterator[Batch], *, stop: bool = False) -> StepResult:
+        """Train on one global batch.
+
+        Args:
+            batches: This rank's micro-batches.
+            stop: This rank's wish to stop after this step; the result says whether any rank has it.
+        """
+        self.model[0].zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self._run(batches, self.num_microbatches, forward_only=False)
+        loss_scale = float(self.optimizer.get_loss_scale())
+        learning_rate = self._learning_rate()
+        updated, grad_norm, _ = self.optimizer.step()
+        if updated:
+            self.scheduler.step(increment=self.global_batch_size)
+        loss, stop_everywhere = self._mean_over_ranks(losses, stop)
+        return StepResult(
+            loss=loss,
+            skipped=not updated,
+            grad_norm=float(grad_norm) if updated and grad_norm is not None else None,
+            loss_scale=loss_scale,
+            learning_rate=learning_rate,
+            stop=stop_everywhere,
+        )
+
+    def evaluate(self, batches: Iterator[Batch], iterations: int) -> float:
+        """Return the mean loss over a number of global batches, in nats per token."""
+        self.model[0].eval()
+        try:
+            with torch.no_grad(), self.parameters_in_place():
+                losses = self._run(batches, iterations * self.num_microbatches, forward_only=True)
+        finally:
+            self.model[0].train()
+        return self._mean_over_ranks(losses, stop=False)[0]
+
+    @contextmanager
+    def parameters_in_place(self) -> Iterator[None]:
+        """Gather parameters now, where they are otherwise gathered during the next forward pass."""
+        overlapped = self.model[0].ddp_config.overlap_param_gather
+        if overlapped:
+            self.model[0].disable_forward_pre_hook()
+        try:
+            yield
+        finally:
+            if overlapped:
+                self.model[0].enable_forward_pre_hook()
+
+    def _run(self, batches: Iterator[Batch], num_microbatches: int, *, forward_only: bool) -> list[torch.Tensor]:
+        """Run micro-batches through the pipeline; the losses come back on the last stage only."""
+        losses: list[torch.Tensor] = self._schedule(
+            forward_step_func=_forward,
+            data_iterator=batches,
+            model=self.model,
+            num_microbatches=num_microbatches,
+            seq_length=self.config.seq_length,
+            micro_batch_size=self.micro_batch_size,
+            forward_only=forward_only,
+        )
+        return losses
+
+    def _learning_rate(self) -> float:
+        """Return the rate of the first group that has the general one."""
+        groups = self.optimizer.param_groups
+        return float(next((group for group in groups if group.get("default_config", True)), groups[0])["lr"])
+
+    def _mean_over_ranks(self, losses: list[torch.Tensor], stop: bool) -> tuple[float, bool]:
+        """Return the mean loss of the last stages, known on every rank, and whether any rank wants to stop."""
+        process = self.process
+        mean = torch.stack(losses).mean() if losses else torch.zeros((), device=process.device)
+        if process.world_size == 1:
+            return float(mean), stop
+        flag = torch.tensor(float(stop), device=process.device)
+        both = torch.stack([mean.float() if process.is_last_stage else torch.zeros_like(flag), flag])
+        torch.distributed.all_reduce(both)
+        total, stops = both.tolist()
+        last_stages = process.world_size // process.pipeline_size
+        return (total / last_stages if not math.isnan(total) else math.nan), stops > 0

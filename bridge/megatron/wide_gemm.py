@@ -1,0 +1,124 @@
+"""16-bit matrix multiplication on a CPU that has no fast one.
+
+Without AVX-512 (or an Arm core with BF16) PyTorch multiplies 16-bit matrices with a scalar loop, thirty to fifty times
+slower than FP32. There is an exact way round it, and it is what the hardware units do:
+
+1. widen both operands to FP32; every BF16 and FP16 value is an FP32 value, so nothing is lost;
+2. multiply in FP32. The product of two BF16 values has at most 16 significant bits and of two FP16 values 22, so each
+   product is exact in FP32 (24 bits) and only the sum rounds, as in a 16-bit GEMM with FP32 accumulation;
+3. round the result once to the 16-bit type. Above its range it becomes infinite, so FP16 loss scaling sees overflows.
+
+While installed, the rows of `OPERATORS` replace the CPU kernels of those operators for 16-bit operands only. FP32 and
+everything above the kernels (autograd, autocast, Megatron's own autograd functions) are untouched.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["OPERATORS", "is_installed", "slow_dtypes", "widened"]
+
+_aten = torch.ops.aten
+_installed: list[Any] = []
+
+Number = int | float
+
+
+def slow_dtypes() -> tuple[torch.dtype, ...]:
+    """Return the 16-bit types whose CPU GEMM is a scalar loop here; empty where oneDNN has kernels for both."""
+    has_kernel = {
+        torch.bfloat16: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        torch.float16: bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
+    }
+    return tuple(dtype for dtype, fast in has_kernel.items() if not fast)
+
+
+def _wide(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return both operands and an empty result, in FP32 if they are of one 16-bit type, else as they are."""
+    shape = (*first.shape[:-1], second.shape[-1])
+    if first.dtype is second.dtype and first.dtype in (torch.bfloat16, torch.float16):
+        return first.float(), second.float(), torch.empty(shape, dtype=torch.float32, device=first.device)
+    return first, second, torch.empty(shape, dtype=first.dtype, device=first.device)
+
+
+def _product(first: torch.Tensor, second: torch.Tensor, operator: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return the product in the operands' type, through the operator's ``out`` overload, which has its own kernel."""
+    wide_first, wide_second, out = _wide(first, second)
+    return operator(wide_first, wide_second, out=out).to(first.dtype)
+
+
+def _sum(
+    summand: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    operator: Callable[..., torch.Tensor],
+    *,
+    beta: Number,
+    alpha: Number,
+) -> torch.Tensor:
+    """Return beta * summand + alpha * product in the operands' type; with beta 0 the summand is not read."""
+    wide_first, wide_second, out = _wide(first, second)
+    start = out if beta == 0 else summand
+    if start.dtype is first.dtype:
+        start = start.to(out.dtype)
+    return operator(start, wide_first, wide_second, beta=beta, alpha=alpha, out=out).to(first.dtype)
+
+
+def _mm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    return _product(self, mat2, _aten.mm.out)
+
+
+def _bmm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    return _product(self, mat2, _aten.bmm.out)
+
+
+def _addmm(
+    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1
+) -> torch.Tensor:
+    return _sum(self, mat1, mat2, _aten.addmm.out, beta=beta, alpha=alpha)
+
+
+def _baddbmm(
+    self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1
+) -> torch.Tensor:
+    return _sum(self, batch1, batch2, _aten.baddbmm.out, beta=beta, alpha=alpha)
+
+
+OPERATORS: dict[str, Callable[..., torch.Tensor]] = {"mm": _mm, "bmm": _bmm, "addmm": _addmm, "baddbmm": _baddbmm}
+"""Operator of `torch.ops.aten` -> the kernel that takes its place on the CPU."""
+
+
+def is_installed() -> bool:
+    """Return whether the kernels are in place."""
+    return bool(_installed)
+
+
+@contextmanager
+def widened(dtypes: tuple[torch.dtype, ...] | None = None) -> Iterator[bool]:
+    """Replace the GEMM kernels for the length of a ``with`` block; yields whether they are in place.
+
+    Args:
+        dtypes: The types in question; None: `slow_dtypes`. Empty: the block changes nothing.
+    """
+    slow = slow_dtypes() if dtypes is None else dtypes
+    if not slow or is_installed():
+        yield is_installed()
+        return
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"(?s).*previously registered kernel", category=UserWarning)
+            for name, kernel in OPERATORS.items():
+                library.impl(name, kernel, "CPU")
+        _installed.append(library)
+        yield True
+    finally:
+        _installed.clear()
+        library._destroy()

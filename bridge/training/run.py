@@ -1,0 +1,210 @@
+"""A run that has been built: data, model, optimizer and schedule from a synchronised `ConfigContainer`."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError
+from bridge.megatron import checkpoint as checkpoints
+from bridge.megatron.census import Activations
+from bridge.megatron.corpus import open_corpus
+from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
+from bridge.megatron.gpt import build_gpt, parameter_count, run_config
+from bridge.megatron.optimizer import build_optimizer, build_scheduler
+from bridge.megatron.step import StepResult, Trainer
+from bridge.training.metrics import TrainRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from bridge.megatron.process import Process
+    from bridge.training.config import ConfigContainer
+
+__all__ = ["Run", "build_run", "precision_label", "require_sections"]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run that has been built, and how far it has come."""
+
+    config: ConfigContainer
+    process: Process
+    trainer: Trainer
+    splits: Splits
+    entropy: float
+    parameters: int
+    notes: list[str]
+    start: checkpoints.Position
+    activations: Activations = field(default_factory=Activations)
+    iteration: int = 0
+    skipped_steps: int = 0
+    stopped_early: bool = False
+    recent_losses: deque[float] = field(default_factory=deque)
+    validation_loss: float | None = None
+    step_seconds: list[float] = field(default_factory=list)
+    recorded_steps: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last step was taken."""
+        return self.iteration >= self.config.train.train_iters
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch."""
+        return int(self.config.train.global_batch_size * self.trainer.config.seq_length)
+
+    @property
+    def position(self) -> checkpoints.Position:
+        """What a checkpoint says about how far the run has come."""
+        extra = {"precision": precision_label(self.config)}
+        return checkpoints.Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples of the run that were trained on, over all ranks."""
+        steps = self.iteration - self.start.iteration
+        return self.start.consumed_samples + steps * self.config.train.global_batch_size
+
+    def batches_of(self, dataset: Any, *, start: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield this rank's micro-batches of a split, from a sample on."""
+        return batches(
+            dataset,
+            micro_batch_size=self.config.train.micro_batch_size,
+            data_parallel_rank=self.process.data_parallel_rank,
+            data_parallel_size=self.process.data_parallel_size,
+            where=self.process.device,
+            num_workers=self.config.data.num_workers,
+            start=start,
+        )
+
+    def count(self, result: StepResult, seconds: float) -> None:
+        """Take note of a step."""
+        self.iteration += 1
+        self.skipped_steps += result.skipped
+        self.recent_losses.append(result.loss)
+        self.step_seconds.append(seconds)
+
+    def record(self, result: StepResult) -> TrainRecord:
+        """Return the record of the last step and of those since the last call."""
+        seconds = self.step_seconds[self.recorded_steps :]
+        losses = list(self.recent_losses)[-len(seconds) :]
+        self.recorded_steps = len(self.step_seconds)
+        return TrainRecord(
+            step=self.iteration,
+            loss=sum(losses) / len(losses),
+            skipped=result.skipped,
+            skipped_steps=self.skipped_steps,
+            grad_norm=result.grad_norm,
+            loss_scale=result.loss_scale,
+            learning_rate=result.learning_rate,
+            tokens_per_second=self.tokens_per_step * len(seconds) / sum(seconds),
+            consumed_samples=self.consumed_samples,
+        )
+
+
+def precision_label(config: ConfigContainer) -> str:
+    """Return the name of the recipe, or what the configs amount to where there is none."""
+    precision = config.mixed_precision
+    if isinstance(precision, str):
+        return precision
+    if precision is not None and precision.recipe:
+        return precision.recipe
+    model: Any = config.model
+    weights = "bf16" if model.bf16 else "fp16" if model.fp16 else "fp32"
+    if model.enable_autocast:
+        return f"{weights} weights, {str(model.autocast_dtype).removeprefix('torch.')} autocast"
+    return weights
+
+
+def require_sections(config: ConfigContainer) -> None:
+    """Refuse a container without what a run needs."""
+    missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
+    if missing:
+        raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")
+    if not hasattr(config.model, "seq_length"):
+        raise RunConfigError(
+            f"model: must be a bridge.megatron.gpt.GPTConfig, got {type(config.model).__name__}. A TransformerConfig "
+            "alone does not say how long sequences are."
+        )
+
+
+def _require_whole_batches(config: ConfigContainer, process: Process) -> None:
+    """Refuse a global batch that is not a whole number of micro-batches on every rank."""
+    train = config.train
+    samples = train.micro_batch_size * process.data_parallel_size
+    if train.global_batch_size < 1 or train.global_batch_size % samples:
+        raise RunConfigError(
+            f"train.global_batch_size: must be a multiple of micro_batch_size {train.micro_batch_size} x "
+            f"{process.data_parallel_size} data-parallel ranks, got {train.global_batch_size}. Use {samples}, say."
+        )
+
+
+def build_run(config: ConfigContainer, process: Process) -> Run:
+    """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
+
+    Raises:
+        RunConfigError: Settings contradict each other or this machine.
+        DataError: The data cannot be used.
+        CheckpointError: The checkpoint cannot be loaded, or there is a later one where this run would save.
+    """
+    _require_whole_batches(config, process)
+    train = config.train
+    model: Any = config.model
+    corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
+    splits = build_splits(
+        corpus,
+        seq_length=model.seq_length,
+        split=config.data.split,
+        seed=config.data.seed,
+        train_samples=train.train_iters * train.global_batch_size,
+        validation_samples=train.eval_iters * train.global_batch_size,
+    )
+    settled, notes = run_config(model, vocab_size=corpus.vocab_size)
+    trainer = _build_trainer(config, settled, process)
+    start = checkpoints.Position()
+    if config.checkpoint.load is not None:
+        start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load))
+    if config.checkpoint.save is not None:
+        checkpoints.require_free(Path(config.checkpoint.save), start)
+    return Run(
+        config=config,
+        process=process,
+        trainer=trainer,
+        splits=splits,
+        entropy=unigram_entropy(splits, corpus.vocab_size),
+        parameters=parameter_count(trainer.model),
+        notes=[*process.notes, *notes, f"Data: {corpus.name} ({corpus.prefix})."],
+        start=start,
+        iteration=start.iteration,
+        recent_losses=deque(maxlen=max(1, config.logging.log_interval)),
+    )
+
+
+def _build_trainer(config: ConfigContainer, model: Any, process: Process) -> Trainer:
+    """Build the model from its settled config, its optimizer and the schedule."""
+    train = config.train
+    chunks = build_gpt(model, config.ddp, process.device)
+    optimizer = build_optimizer(config.optimizer, chunks)
+    scheduler = build_scheduler(
+        config.optimizer,
+        optimizer,
+        warmup_iters=train.lr_warmup_iters,
+        decay_iters=train.lr_decay_iters or train.train_iters,
+        decay_style=train.lr_decay_style,
+        global_batch_size=train.global_batch_size,
+    )
+    return Trainer(
+        config=model,
+        model=chunks,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        process=process,
+        micro_batch_size=train.micro_batch_size,
+        global_batch_size=train.global_batch_size,
+    )
