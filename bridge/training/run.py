@@ -109,12 +109,12 @@ class Run:
 
 
 def precision_label(config: ConfigContainer) -> str:
-    """Return the name of the recipe, or what the configs amount to where there is none."""
+    """Return the recipe's name with what was stated beside it, or what the configs amount to where there is none."""
     precision = config.mixed_precision
     if isinstance(precision, str):
         return precision
-    if precision is not None and precision.recipe:
-        return precision.recipe
+    if precision is not None:
+        return precision.label
     model: Any = config.model
     weights = "bf16" if model.bf16 else "fp16" if model.fp16 else "fp32"
     if model.enable_autocast:
