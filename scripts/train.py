@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from bridge.training.config import runtime_config_update
 if TYPE_CHECKING:
     from bridge.training.config import ConfigContainer
 
+STOPPED = 130
+"""Exit code of a run that Ctrl-C or a termination signal ended before its last step; everything is written."""
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 log = logging.getLogger("train")
@@ -33,7 +36,8 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
     record(run_dir, config, report)
     from bridge.training.loop import pretrain  # imports torch and Megatron, which `--help` and `--cfg` can do without
 
-    pretrain(config, run_dir=run_dir)
+    if pretrain(config, run_dir=run_dir).stopped_early:
+        sys.exit(STOPPED)  # not 0: who waits for the run has to see that it is not done
 
 
 if __name__ == "__main__":
