@@ -1,10 +1,110 @@
-"""The low-precision scaling schemes as rows: what Megatron calls them, which formats and which settings they know."""
+"""The low-precision scaling schemes as rows: what Megatron calls them, which formats and which settings they know.
+
+A linear layer runs three GEMMs, and each contracts over another dimension of its operands, so each asks for a copy of
+them that is scaled along that dimension. With tokens M, inputs K and outputs N:
+
+    fprop  y_MN  = x_MK  w_NK^T    contracts over K: both operands scaled along their last axis, "row-wise"
+    dgrad  dx_MK = dy_MN w_NK      contracts over N: dy row-wise, w along its first axis, "column-wise"
+    wgrad  dw_NK = dy_MN^T x_MK    contracts over M: both column-wise
+
+`GEMMS` is that table. An `Operand` says which tile of the tensor shares one scale in either copy. Where the tile is the
+whole tensor, or square, both copies hold the same values; a 1x128 row-wise tile turns into 128x1 and is another
+rounding of the same tensor.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
-__all__ = ["FP4_SCHEMES", "FP8_SCHEMES", "SCHEMES", "Scheme"]
+__all__ = ["FP4_SCHEMES", "FP8_SCHEMES", "GEMMS", "OPERAND_FORMATS", "SCHEMES", "WHOLE", "Gemm", "Operand", "Scheme"]
+
+Tile = tuple[int, int]
+
+WHOLE: Tile = (0, 0)
+"""The tile of a scale that the whole tensor shares."""
+
+OPERAND_FORMATS = MappingProxyType(
+    {
+        "e4m3": ("e4m3", "e4m3"),
+        "hybrid": ("e4m3", "e5m2"),
+        "e5m2": ("e5m2", "e5m2"),
+        "e2m1": ("e2m1", "e2m1"),
+    }
+)
+"""A value of `fp8` or `fp4` -> the format of input and weight, and that of the output's gradient.
+
+Transformer Engine refuses E5M2 in the forward pass; the row is what a comparison with a bad recipe runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """One row: which copy of which two operands a GEMM multiplies."""
+
+    name: str
+    left: str
+    """Operand with the result's first axis."""
+    left_columnwise: bool
+    right: str
+    """Operand with the result's last axis."""
+    right_columnwise: bool
+    contracts: str
+    """The dimension that is summed over: M (tokens), N (outputs) or K (inputs)."""
+
+
+GEMMS = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Gemm(
+                name="fprop",
+                left="input",
+                left_columnwise=False,
+                right="weight",
+                right_columnwise=False,
+                contracts="K",
+            ),
+            Gemm(
+                name="dgrad",
+                left="grad_output",
+                left_columnwise=False,
+                right="weight",
+                right_columnwise=True,
+                contracts="N",
+            ),
+            Gemm(
+                name="wgrad",
+                left="grad_output",
+                left_columnwise=True,
+                right="input",
+                right_columnwise=True,
+                contracts="M",
+            ),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """How one tensor of a linear layer is cut into tiles that share a scale."""
+
+    name: str
+    """input, weight or grad_output."""
+    row: Tile = WHOLE
+    """Tile (rows, columns) of the row-wise copy; `WHOLE` for the whole tensor."""
+    column: Tile = WHOLE
+    """Tile of the column-wise copy, in the axes of the tensor itself, not of its transpose."""
+    hadamard: bool = False
+    """The column-wise copy is of the tensor after a random Hadamard transform along its first axis."""
+    stochastic: bool = False
+    """Rounded up or down at random, in proportion to the distances, instead of to nearest."""
+
+
+def _operands(input_: Tile, weight: Tile, grad_output: Tile) -> tuple[Operand, ...]:
+    """Return the three operands with these row-wise tiles and the transposed tiles column-wise."""
+    named = (("input", input_), ("weight", weight), ("grad_output", grad_output))
+    return tuple(Operand(name=name, row=tile, column=(tile[1], tile[0])) for name, tile in named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +118,50 @@ class Scheme:
     title: str
     """What people call it."""
     formats: tuple[str, ...]
-    """Legal values of `fp8` or `fp4`."""
+    """Legal values of `fp8` or `fp4`; `OPERAND_FORMATS` says what each means forward and backward."""
     settings: tuple[str, ...] = ()
     """Fields of `MixedPrecisionConfig` that reach Transformer Engine under this scheme."""
     first_last_layers_bf16: bool = True
     """Megatron can keep the first and last layers in BF16 under this scheme."""
+    operands: tuple[Operand, ...] = ()
+    """input, weight and grad_output; empty where a factory decides."""
+    scale_format: str | None = None
+    """Format of the scale that each tile stores."""
+    tensor_scale_format: str | None = None
+    """Format of a second scale over the whole tensor, None without one."""
+    power_of_two_scale: bool = False
+    """Scales are powers of two."""
+    scale_rounding: str | None = None
+    """How a scale is brought to its format: down, up or nearest; None where it is kept as computed."""
+    split_accumulator: tuple[bool, bool, bool] | None = None
+    """fprop, dgrad, wgrad: partial sums are promoted to full FP32 (False is Hopper's fast accumulation)."""
+    alignment: tuple[int, int, int] | None = None
+    """M, N and K must be multiples of these for all three GEMMs to run in Transformer Engine."""
+    amax_reduction: tuple[str, ...] = ()
+    """Whose absolute maxima are reduced over which ranks."""
+    state: tuple[str, ...] = ()
+    """Tensors kept from step to step, and in checkpoints."""
+    min_compute_capability: tuple[int, int] | None = None
+    """Oldest GPU generation."""
+    below_compute_capability: tuple[int, int] | None = None
+    """First GPU generation that no longer runs it, None without one."""
+    min_cuda: str | None = None
+    """Oldest CUDA version."""
+    min_transformer_engine: str | None = None
+    """Oldest Transformer Engine version."""
     source: str = ""
     """Where the row was read."""
 
+    def operand(self, name: str) -> Operand:
+        """Return the operand called `name`."""
+        return next(operand for operand in self.operands if operand.name == name)
+
+
+_TE = "Transformer Engine 2.20 common/recipe/__init__.py, pytorch/quantization.py, common/gemm/cublaslt_gemm.cu"
+_TENSOR_AMAX = (
+    "input of a column-parallel linear with sequence parallelism: tensor-parallel group",
+    "grad_output of a row-parallel linear with sequence parallelism: tensor-parallel group",
+)
 
 SCHEMES = (
     Scheme(
@@ -41,7 +177,16 @@ SCHEMES = (
             "fp8_multi_head_attention",
         ),
         first_last_layers_bf16=False,
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, transformer_config.__post_init__",
+        operands=_operands(WHOLE, WHOLE, WHOLE),
+        scale_format="fp32",
+        split_accumulator=(False, True, True),
+        alignment=(16, 16, 16),
+        amax_reduction=("all operands: amax reduction group, by default all ranks",),
+        state=("scale", "amax_history"),
+        min_compute_capability=(8, 9),
+        min_cuda="12.1",
+        min_transformer_engine="1.0",
+        source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe, transformer_config.__post_init__; {_TE}",
     ),
     Scheme(
         name="tensorwise",
@@ -49,14 +194,31 @@ SCHEMES = (
         title="per-tensor current scaling",
         formats=("e4m3", "hybrid"),
         settings=("fp8_dot_product_attention",),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe",
+        operands=_operands(WHOLE, WHOLE, WHOLE),
+        scale_format="fp32",
+        split_accumulator=(False, True, True),
+        alignment=(16, 16, 16),
+        amax_reduction=_TENSOR_AMAX,
+        min_compute_capability=(8, 9),
+        min_cuda="12.1",
+        min_transformer_engine="2.2",
+        source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe; {_TE}",
     ),
     Scheme(
         name="blockwise",
         family="fp8",
         title="subchannel scaling in 1x128 and 128x128 blocks",
         formats=("e4m3", "hybrid"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe",
+        operands=_operands((1, 128), (128, 128), (1, 128)),
+        scale_format="fp32",
+        power_of_two_scale=True,
+        scale_rounding="down",
+        split_accumulator=(True, True, True),
+        alignment=(16, 16, 16),
+        min_compute_capability=(9, 0),
+        min_cuda="12.9",
+        min_transformer_engine="2.3",
+        source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe; {_TE}",
     ),
     Scheme(
         name="mxfp8",
@@ -64,13 +226,24 @@ SCHEMES = (
         title="MXFP8, power-of-two scales per 32 values",
         formats=("e4m3",),
         settings=("fp8_dot_product_attention", "reuse_grad_buf_for_mxfp8_param_ag"),
-        source="megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; E4M3 only: Megatron Bridge issue 638",
+        operands=_operands((1, 32), (1, 32), (1, 32)),
+        scale_format="e8m0",
+        power_of_two_scale=True,
+        scale_rounding="up",
+        split_accumulator=(False, True, True),
+        alignment=(32, 32, 32),
+        min_compute_capability=(10, 0),
+        below_compute_capability=(12, 0),
+        min_cuda="12.8",
+        min_transformer_engine="2.1",
+        source="megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; E4M3 only: Megatron Bridge issue 638; " + _TE,
     ),
     Scheme(
         name="custom",
         family="fp8",
         title="a quantizer factory of the team's own",
         formats=("e4m3", "hybrid"),
+        min_transformer_engine="2.9",
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe",
     ),
     Scheme(
@@ -79,13 +252,28 @@ SCHEMES = (
         title="NVFP4, E4M3 scales per 16 values under one FP32 scale",
         formats=("e2m1",),
         settings=("fp8_dot_product_attention",),
-        source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe",
+        operands=(
+            Operand(name="input", row=(1, 16), column=(16, 1), hadamard=True),
+            Operand(name="weight", row=(16, 16), column=(16, 16)),
+            Operand(name="grad_output", row=(1, 16), column=(16, 1), hadamard=True, stochastic=True),
+        ),
+        scale_format="e4m3",
+        tensor_scale_format="fp32",
+        scale_rounding="nearest",
+        split_accumulator=(False, True, True),
+        alignment=(16, 16, 16),
+        amax_reduction=_TENSOR_AMAX,
+        min_compute_capability=(10, 0),
+        min_cuda="12.8",
+        min_transformer_engine="2.8",
+        source=f"megatron-core 0.16.1 fp4_utils.get_fp4_recipe; {_TE}",
     ),
     Scheme(
         name="custom",
         family="fp4",
         title="a quantizer factory of the team's own",
         formats=("e2m1",),
+        min_transformer_engine="2.9",
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe",
     ),
 )

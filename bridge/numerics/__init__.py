@@ -1,0 +1,41 @@
+"""Low-precision arithmetic in plain torch, bit for bit what Transformer Engine computes. Imports bridge.precision only.
+
+    formats and schemes as rows (bridge.precision) -> spec.GemmPrecision -> spec.QuantSpec per operand
+    codes and scales     quantise.quantise -> quantised.Quantised       storage, checkpoints, comparisons
+    operands of a GEMM   operand.make_operand -> operand.GemmOperand    training, no codes on the way
+    the linear layer     linear.scaled_linear, delayed.DelayedScaling   three GEMMs and their autograd
+
+Below them, `tiles` (plain torch) and `kernel.c` (the same bits, faster) do the passes over memory, `grid` and `scaling`
+hold the formulas, and `reference` is the slow, obvious version that both are compared with.
+"""
+
+from __future__ import annotations
+
+from bridge.numerics.delayed import DelayedScaling, update_scaling_factors
+from bridge.numerics.linear import Observer, WeightCache, scaled_linear
+from bridge.numerics.native import Selection, selection, use, why_not
+from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
+from bridge.numerics.quantise import AmaxReduction, quantise
+from bridge.numerics.quantised import Quantised, padded_scales
+from bridge.numerics.spec import GemmPrecision, QuantSpec
+
+__all__ = [
+    "AmaxReduction",
+    "DelayedScaling",
+    "GemmOperand",
+    "GemmPrecision",
+    "Observer",
+    "QuantSpec",
+    "Quantised",
+    "Selection",
+    "WeightCache",
+    "make_operand",
+    "padded_scales",
+    "quantise",
+    "scaled_linear",
+    "selection",
+    "stored_operand",
+    "update_scaling_factors",
+    "use",
+    "why_not",
+]

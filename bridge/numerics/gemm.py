@@ -1,0 +1,81 @@
+"""The emulated GEMM: one native BF16 product of two operands, accumulated in FP32, times one factor.
+
+    result = bf16( factor * sum over k of left * right )
+
+The factor multiplies the FP32 sum and the product is rounded once, because it goes in as the `alpha` of `addmm`:
+scaling the BF16 result afterwards would round twice, and read and write it again.
+
+For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. With an infinite amax it is infinite, and
+so is the result: the one place where infinity in a tensor shows after quantisation.
+
+*Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products; here they are in the operands. The
+order of additions is that of the machine's BF16 GEMM. Results for FP32 and FP16 tensors pass through BF16.
+
+Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446, common/recipe/nvfp4.cu:72-79.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from bridge.precision.formats import FORMATS
+from bridge.precision.schemes import GEMMS
+
+if TYPE_CHECKING:
+    from bridge.numerics.operand import GemmOperand
+
+__all__ = ["multiply", "output_factor"]
+
+_NVFP4 = ctypes.c_float(1.0 / (FORMATS["e2m1"].max * FORMATS["e4m3"].max) ** 2).value
+
+
+def output_factor(left: GemmOperand, right: GemmOperand) -> float:
+    """Return what the FP32 sums are multiplied by, an FP32 number."""
+    factor = _fp32(left.factor * right.factor)
+    if left.spec.scheme == "nvfp4":
+        factor = _fp32(factor * _NVFP4)
+    return factor
+
+
+def _fp32(x: float) -> float:
+    return ctypes.c_float(x).value
+
+
+def multiply(gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
+    """Run fprop, dgrad or wgrad and return its result in BF16.
+
+    Args:
+        gemm: a row of `GEMMS`, which says what is transposed.
+        left: the operand with the result's first axis.
+        right: the operand with the result's last axis.
+
+    Returns:
+        NaN where a NaN takes part; infinity where the result exceeds BF16. Zeros where the factor is zero, as cuBLAS
+        leaves the operands unread then, or where nothing is summed.
+    """
+    row = GEMMS[gemm]
+    a = left.values.T if row.left_columnwise else left.values
+    b = right.values if row.right_columnwise else right.values.T
+    factor = output_factor(left, right)
+    if factor == 0 or a.numel() == 0 or b.numel() == 0:
+        return a.new_zeros(a.shape[0], b.shape[1])
+    if torch.is_autocast_enabled(a.device.type):  # FP16 autocast would cast the operands, and change them
+        with torch.autocast(a.device.type, enabled=False):
+            return _product(a, b, factor)
+    return _product(a, b, factor)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
+    if factor == 1.0:
+        return torch.mm(a, b)
+    return torch.addmm(_unread(a.device).expand(a.shape[0], b.shape[1]), a, b, beta=0, alpha=factor)
+
+
+@cache
+def _unread(device: torch.device) -> torch.Tensor:
+    """Return the summand that `addmm` asks for, and leaves unread with beta=0."""
+    return torch.zeros((), dtype=torch.bfloat16, device=device)

@@ -1,0 +1,130 @@
+"""Rounding FP32 values onto the grid of a small format, and its codes, in plain torch.
+
+Between 2^E and 2^(E+1) a format with m mantissa bits has the step q = 2^(E-m); below its smallest normal value the
+step stays that of the smallest normal. FP32 rounds to a step by itself when a large enough number is added: from 2^k
+on, FP32 has the step 2^(k-23), so with k = E - m + 23
+
+    rounded = (|x| + 2^k) - 2^k
+
+is |x| rounded to nearest, ties to even, because 2^k is an even multiple of q. The addition must not be simplified away,
+which is why the C kernel is never compiled with -ffast-math. On the way:
+
+1. saturate first: |x| = min(|x|, max). Values above the maximum and infinity become it, as `cvt.satfinite` has it;
+2. work on magnitudes and put the sign back, or -0.0 and small negatives would come out as +0.0;
+3. NaN passes through every step by itself. E2M1 has no NaN: there it becomes +6, as the hardware's conversion does.
+
+Stochastic rounding takes floor(|x| / q + u) * q with u uniform in [0, 1), so that the expectation is |x|. A value on
+the grid stays where it is for every u.
+
+Source: PTX ISA 8.8, `cvt` with .satfinite and the e4m3x2, e5m2x2 and e2m1x2 types; Transformer Engine 2.20
+common/util/ptx.cuh:526-600.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from bridge.precision.formats import Format
+
+__all__ = ["code_values", "decode", "encode", "random_units", "round_to_grid"]
+
+RANDOM_BITS = 16
+"""Resolution of stochastic rounding; few enough for |x| / q + u to leave values on the grid alone in FP32."""
+
+
+def round_to_grid(x: torch.Tensor, element: Format, units: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `x` rounded to the nearest value of a format, or up or down by `units`.
+
+    Args:
+        x: FP32, already scaled.
+        element: the format.
+        units: uniform numbers in [0, 1) of the same shape, for stochastic rounding; None rounds to nearest even.
+
+    Returns:
+        FP32 values of the format. Too large and infinite values saturate, -0.0 keeps its sign, and NaN stays NaN (+6 in
+        E2M1).
+    """
+    magnitude = x.abs().clamp_(max=element.max)
+    exponent = magnitude.view(torch.int32) & 0x7F800000
+    exponent.clamp_(min=(127 + element.min_exponent) << 23)
+    if units is None:
+        exponent += (23 - element.mantissa_bits) << 23
+        anchor = exponent.view(torch.float32)
+        rounded = (magnitude + anchor).sub_(anchor)
+    else:
+        exponent -= element.mantissa_bits << 23
+        step = exponent.view(torch.float32)
+        rounded = torch.div(magnitude, step).add_(units).floor_().mul_(step)
+    rounded = rounded.copysign_(x)
+    if element.nan is None:  # elsewhere NaN makes garbage of anchor and step, and stays NaN with any of it
+        rounded = torch.where(x.isnan(), torch.full_like(rounded, element.max), rounded)
+    return rounded
+
+
+def random_units(start: int, count: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Return `count` FP32 numbers in [0, 1), the ones at positions `start` on of the sequence that `seed` begins.
+
+    Each depends on seed and position alone (two rounds of a 32-bit integer hash), so that chunks, threads and the C
+    kernel draw the same numbers.
+    """
+    mask = 0xFFFFFFFF
+    low, high = seed & mask, (seed >> 32) & mask
+    index = torch.arange(start, start + count, dtype=torch.int64, device=device)
+    mixed = _hash((index ^ low) & mask)
+    mixed = _hash(mixed ^ high ^ (index >> 32))
+    return (mixed >> (32 - RANDOM_BITS)).to(torch.float32).mul_(2.0**-RANDOM_BITS)
+
+
+def _hash(x: torch.Tensor) -> torch.Tensor:
+    """Mix 32-bit integers held in int64. Source: C. Wellons, "Prospecting for Hash Functions", lowbias32 (2018)."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & 0xFFFFFFFF
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def encode(x: torch.Tensor, element: Format) -> torch.Tensor:
+    """Return the codes (uint8, one per value) of FP32 values that are on the grid; NaN gets the canonical NaN."""
+    magnitude = x.abs()
+    bits = magnitude.view(torch.int32)
+    normal = (bits >> (23 - element.mantissa_bits)) - ((127 - element.bias) << element.mantissa_bits)
+    step = 2.0 ** (element.min_exponent - element.mantissa_bits)
+    subnormal = (magnitude * (1.0 / step)).to(torch.int32)
+    codes = torch.where(magnitude < element.smallest_normal, subnormal, normal)
+    codes |= x.signbit().to(torch.int32) << (element.bits - 1)
+    if element.nan is not None:
+        codes = torch.where(x.isnan(), torch.full_like(codes, element.nan), codes)
+    return codes.to(torch.uint8)
+
+
+@lru_cache
+def code_values(element: Format) -> tuple[float, ...]:
+    """Return what each code of a format stands for, code 0 first."""
+    sign_bit = 1 << (element.bits - 1) if element.signed else 0
+    top = (1 << element.exponent_bits) - 1
+    values = []
+    for code in range(1 << element.bits):
+        magnitude = code & ~sign_bit
+        exponent, mantissa = divmod(magnitude, 1 << element.mantissa_bits)
+        fraction = mantissa / (1 << element.mantissa_bits)
+        if element.smallest_subnormal is not None and exponent == 0:
+            value = fraction * 2.0 ** (1 - element.bias)
+        else:
+            value = (1 + fraction) * 2.0 ** (exponent - element.bias)
+        if magnitude == element.infinity:
+            value = float("inf")
+        elif (element.infinity is not None and exponent == top) or magnitude == element.nan:
+            value = float("nan")
+        values.append(-value if code & sign_bit else value)
+    return tuple(values)
+
+
+def decode(codes: torch.Tensor, element: Format, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return the values of codes (uint8, one per value); BF16 and FP32 hold all of them exactly."""
+    table = torch.tensor(code_values(element), dtype=dtype, device=codes.device)
+    return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)

@@ -1,0 +1,277 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""A linear layer whose three GEMMs run in low precision.
+
+    forward    x_row, w_row  -> y_MN  = x w^T          keep x_col for the backward pass
+    backward   dy_row, w_col -> dx_MK = dy w
+               dy_col, x_col -> dw_NK = dy^T x
+
+Which format and tile each copy has is in the scheme's row (`bridge.precision.schemes`). Kept from forward to backward
+is one BF16 matrix as large as x, the column-wise operand, in place of x itself, which is what a BF16 layer keeps. The
+weight is rounded again in the backward pass, with the scale of the forward pass where the whole tensor has one, rather
+than kept a second time; a `WeightCache` keeps its operands from microbatch to microbatch.
+
+Shapes: M tokens (all leading axes), K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from bridge.errors import PrecisionTypeError
+from bridge.numerics.gemm import multiply
+from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
+from bridge.numerics.quantise import AmaxReduction, as_matrix
+
+if TYPE_CHECKING:
+    from bridge.numerics.delayed import DelayedScaling
+    from bridge.numerics.quantised import Quantised
+    from bridge.numerics.spec import GemmPrecision
+
+__all__ = ["LinearCall", "Observer", "ScaledLinearFunction", "WeightCache", "scaled_linear"]
+
+
+class Observer(Protocol):
+    """Sees every operand and every GEMM; for telemetry and for the audit of what ran."""
+
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Take note of an operand and the high-precision matrix it was made from. Keep neither."""
+
+    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+        """Take note of a GEMM (fprop, dgrad, wgrad) about to run."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class WeightCache:
+    """A weight's operands, kept from the first microbatch of a step to the last."""
+
+    row: GemmOperand | None = None
+    column: GemmOperand | None = None
+
+    def get(self, columnwise: bool) -> GemmOperand | None:
+        """Return the operand of one copy, None where it has not been made."""
+        return self.column if columnwise else self.row
+
+    def put(self, operand: GemmOperand) -> None:
+        """Keep an operand, as both copies where they share their values."""
+        if operand.columnwise or operand.spec.copies_share_values:
+            self.column = operand
+        if not operand.columnwise or operand.spec.copies_share_values:
+            self.row = operand
+
+    def clear(self) -> None:
+        """Forget both copies."""
+        self.row = self.column = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LinearCall:
+    """Everything about one call but its differentiable tensors."""
+
+    precision: GemmPrecision
+    state: DelayedScaling | None = None
+    cache: WeightCache | None = None
+    first_microbatch: bool | None = None
+    stored_weight: Quantised | None = None
+    reduce_input_amax: AmaxReduction | None = None
+    reduce_grad_amax: AmaxReduction | None = None
+    generator: torch.Generator | None = None
+    observer: Observer | None = None
+
+    def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
+        """Quantise input or grad_output."""
+        made = make_operand(
+            x_MK,
+            self.precision.spec(role),
+            role,
+            columnwise=columnwise,
+            scale=None if self.state is None else self.state.scale_of(role),
+            reduce_amax=self.reduce_input_amax if role == "input" else self.reduce_grad_amax,
+            generator=self.generator,
+        )
+        self._note(x_MK, made)
+        return made
+
+    def weight_operand(
+        self, w_NK: torch.Tensor, *, columnwise: bool = False, scale: float | None = None
+    ) -> GemmOperand:
+        """Return the weight's operand: cached, decoded from stored codes, or quantised now.
+
+        Args:
+            w_NK: the weight; not read where its codes are stored.
+            columnwise: the copy for the backward pass.
+            scale: the factor of the forward pass, to repeat it in the backward pass.
+        """
+        cache = self.cache if self.first_microbatch is not None else None
+        if cache is not None:
+            if self.first_microbatch and not columnwise:
+                cache.clear()
+            kept = cache.get(columnwise)
+            if kept is not None:
+                return kept
+        if self.stored_weight is not None:
+            made = stored_operand(self.stored_weight, "weight", columnwise=columnwise)
+        else:
+            if scale is None and self.state is not None:
+                scale = self.state.scale_of("weight")
+            made = make_operand(w_NK, self.precision.spec("weight"), "weight", columnwise=columnwise, scale=scale)
+            self._note(w_NK, made, record=not columnwise)
+        if cache is not None:
+            cache.put(made)
+        return made
+
+    def multiply(self, gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
+        """Run a GEMM."""
+        if self.observer is not None:
+            self.observer.multiplied(gemm, left, right)
+        return multiply(gemm, left, right)
+
+    def _note(self, source: torch.Tensor, made: GemmOperand, *, record: bool = True) -> None:
+        if self.state is not None and made.amax is not None and record:
+            self.state.record(made.role, made.amax)
+        if self.observer is not None:
+            self.observer.quantised(source, made)
+
+
+class ScaledLinearFunction(torch.autograd.Function):
+    """The three GEMMs as one differentiable function; `scaled_linear` is how to call it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: LinearCall
+    ) -> torch.Tensor:
+        """Compute y = x w^T + bias and keep what the backward pass needs."""
+        x_MK = as_matrix(x)
+        spec = call.precision.spec("input")
+        x_row = call.operand(x_MK, "input")
+        w_row = call.weight_operand(weight)
+        y_MN = call.multiply("fprop", x_row, w_row)
+        ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
+        ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
+        x_col = None
+        if ctx.needs_input_grad[1]:
+            x_col = x_row if spec.copies_share_values else call.operand(x_MK, "input", columnwise=True)
+            ctx.x_factor, ctx.x_amax = x_col.factor, x_col.amax
+        keep_weight = ctx.needs_input_grad[0] and call.stored_weight is None
+        ctx.save_for_backward(None if x_col is None else x_col.values, weight if keep_weight else None)
+        if bias is not None:
+            y_MN += bias
+        return y_MN.to(x.dtype).view(*x.shape[:-1], y_MN.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Compute the gradients of x, weight and bias."""
+        call: LinearCall = ctx.call
+        x_values, weight = ctx.saved_tensors
+        dy_MN = as_matrix(grad_output)
+        dx = dw_NK = db_N = None
+        dy_row = None
+        if ctx.needs_input_grad[0]:
+            dy_row = call.operand(dy_MN, "grad_output")
+            w_col = call.weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
+            dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
+            del w_col
+        if ctx.needs_input_grad[1]:
+            spec = call.precision.spec("grad_output")
+            dy_col = dy_row if spec.copies_share_values else None
+            dy_row = None  # freed before a second copy is made
+            if dy_col is None:
+                dy_col = call.operand(dy_MN, "grad_output", columnwise=True)
+            x_col = GemmOperand(
+                role="input",
+                spec=call.precision.spec("input"),
+                columnwise=True,
+                values=x_values,
+                factor=ctx.x_factor,
+                amax=ctx.x_amax,
+            )
+            dw_NK = call.multiply("wgrad", dy_col, x_col).to(ctx.weight_dtype)
+        if ctx.needs_input_grad[2]:
+            db_N = dy_MN.sum(0)
+        return dx, dw_NK, db_N, None
+
+
+def scaled_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    precision: GemmPrecision,
+    state: DelayedScaling | None = None,
+    cache: WeightCache | None = None,
+    first_microbatch: bool | None = None,
+    stored_weight: Quantised | None = None,
+    reduce_input_amax: AmaxReduction | None = None,
+    reduce_grad_amax: AmaxReduction | None = None,
+    generator: torch.Generator | None = None,
+    observer: Observer | None = None,
+) -> torch.Tensor:
+    """Return x w^T + bias, with all three GEMMs in low precision.
+
+    Args:
+        x: (..., K) FP32, BF16 or FP16; cast to autocast's dtype first where autocast is on.
+        weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not read.
+        bias: (N,), added in the dtype of the GEMM's result.
+        precision: the recipe.
+        state: scales and histories, for delayed scaling and only for it. The caller updates it.
+        cache: where to keep the weight's operands between microbatches.
+        first_microbatch: True quantises the weight and fills the cache, False takes it from there, None has no cache.
+        stored_weight: the weight as codes and scales (FP8-stored parameters), quantised by `precision.spec("weight")`.
+        reduce_input_amax: maxes the input's amax over the ranks that hold parts of it.
+        reduce_grad_amax: the same for the gradient of the output.
+        generator: where stochastic rounding draws its seeds; None is torch's default generator.
+        observer: is shown every operand and GEMM.
+
+    Returns:
+        (..., N) in the dtype of x. What becomes of NaN and infinity is in `quantise`'s table: NaN reaches the result in
+        all FP8 schemes, infinity saturates as it does in Transformer Engine.
+
+    Raises:
+        PrecisionTypeError: shapes that do not fit, a dtype that cannot be quantised, or a state where none belongs.
+
+    Source: Transformer Engine 2.20 pytorch/module/linear.py.
+    """
+    _check(x, weight, precision, state, stored_weight)
+    if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    call = LinearCall(
+        precision=precision,
+        state=state,
+        cache=cache,
+        first_microbatch=first_microbatch,
+        stored_weight=stored_weight,
+        reduce_input_amax=reduce_input_amax,
+        reduce_grad_amax=reduce_grad_amax,
+        generator=generator,
+        observer=observer,
+    )
+    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _check(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    precision: GemmPrecision,
+    state: DelayedScaling | None,
+    stored_weight: Quantised | None,
+) -> None:
+    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+        raise PrecisionTypeError(
+            f"x, weight: must be (..., K) and (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}."
+        )
+    if (state is not None) != (precision.scheme == "delayed"):
+        remedy = "Pass state=DelayedScaling(precision)" if state is None else "Drop it"
+        raise PrecisionTypeError(
+            f"state: delayed scaling keeps state, {precision.scheme} "
+            f"{'needs one' if state is None else 'does not'}, got {type(state).__name__}. {remedy}."
+        )
+    if stored_weight is not None and stored_weight.spec != precision.spec("weight"):
+        raise PrecisionTypeError(
+            f"stored_weight: must be quantised by the recipe's own rule, got {stored_weight.spec!r}. "
+            f'Quantise it with precision.spec("weight").'
+        )

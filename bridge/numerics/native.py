@@ -1,0 +1,210 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""The C kernel: what it is asked to do, and which tensors it takes.
+
+`BRIDGE_NUMERICS` chooses: `auto` (default) uses the C kernel as soon as it is compiled, `native` waits for it and fails
+without it, `torch` never uses it. All give the same bits; only the speed differs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from dataclasses import dataclass
+
+import torch
+
+from bridge.errors import BackendUnavailableError, RunConfigError, close_matches
+from bridge.numerics.build import Build
+from bridge.numerics.hadamard import BLOCK, SIGNS
+from bridge.numerics.tiles import TilePass, TileResult
+from bridge.precision.formats import FORMATS
+from bridge.precision.schemes import WHOLE
+
+__all__ = ["Kernel", "Selection", "kernel_for", "load", "selection", "use", "why_not"]
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_RULES = {"given": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
+_PANEL = 512
+_MAX_BITS = struct.unpack("<I", struct.pack("<f", FORMATS["e2m1"].max))[0]
+_CHOICES = ("auto", "native", "torch")
+
+
+class _Pass(ctypes.Structure):
+    """`pass` of kernel.c."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in ("x", "out", "scale_inv")],
+        *[(name, ctypes.c_int64) for name in ("rows", "columns", "tile_rows", "tile_columns")],
+        ("seed", ctypes.c_uint64),
+        *[
+            (name, ctypes.c_int32)
+            for name in ("dtype", "rule", "codes", "stochastic", "power_of_two", "threads", "measure")
+        ],
+        *[(name, ctypes.c_int32) for name in ("mantissa_bits", "min_exponent", "bias", "bits", "nan_code", "nan_bits")],
+        *[(name, ctypes.c_float) for name in ("max", "max_inv", "eps", "on_overflow", "scale", "shift")],
+        *[(name, ctypes.c_float) for name in ("amax", "smallest", "largest")],
+    )
+
+
+class Kernel:
+    """The loaded library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._quantise = library.bridge_quantise
+        self._quantise.argtypes, self._quantise.restype = [ctypes.POINTER(_Pass)], None
+        self._amax = library.bridge_amax
+        self._amax.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32]
+        self._amax.restype = ctypes.c_float
+        self._hadamard = library.bridge_hadamard
+        pointers, sizes, switches = [ctypes.c_void_p] * 2, [ctypes.c_int64] * 2, [ctypes.c_int32] * 2
+        self._hadamard.argtypes, self._hadamard.restype = [*pointers, *sizes, ctypes.c_void_p, *switches], None
+
+    def takes(self, todo: TilePass) -> bool:
+        """Say whether the kernel's panels can hold the tiles of a pass."""
+        return todo.tile[1] <= _PANEL
+
+    def amax(self, x_MK: torch.Tensor) -> float:
+        """Return what `backend.amax` describes."""
+        x_MK = x_MK.contiguous()
+        most: float = self._amax(x_MK.data_ptr(), x_MK.numel(), _DTYPES[x_MK.dtype], torch.get_num_threads())
+        return most
+
+    def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
+        """Return what `tiles.run` describes."""
+        x_MK = x_MK.contiguous()
+        rows, columns = x_MK.shape
+        tile = (1, _PANEL) if todo.tile == WHOLE else todo.tile
+        values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16)
+        scale_inv = None
+        if todo.rule != "given":
+            dtype = torch.float32 if todo.rule == "fp32" else torch.uint8
+            scale_inv = torch.empty(-(-rows // tile[0]), -(-columns // tile[1]), dtype=dtype)
+        c = _arguments(todo, tile, x_MK.dtype)
+        c.x, c.out, c.rows, c.columns = x_MK.data_ptr(), values.data_ptr(), rows, columns
+        c.scale_inv = None if scale_inv is None else scale_inv.data_ptr()
+        self._quantise(ctypes.byref(c))
+        found = c.largest > 0
+        return TileResult(
+            values=values,
+            scale_inv=scale_inv,
+            amax=c.amax,
+            smallest=c.smallest if found else 1.0,
+            largest=c.largest if found else 1.0,
+        )
+
+    def hadamard(self, x_MK: torch.Tensor) -> torch.Tensor:
+        """Return what `hadamard.hadamard_columns` describes."""
+        x_MK = x_MK.contiguous()
+        rows, columns = x_MK.shape
+        out = torch.empty(-(-rows // BLOCK) * BLOCK, columns, dtype=torch.bfloat16)
+        signs = (ctypes.c_int32 * BLOCK)(*SIGNS)
+        threads = torch.get_num_threads()
+        self._hadamard(x_MK.data_ptr(), out.data_ptr(), rows, columns, signs, _DTYPES[x_MK.dtype], threads)
+        return out
+
+
+def _arguments(todo: TilePass, tile: tuple[int, int], dtype: torch.dtype) -> _Pass:
+    element = todo.element
+    return _Pass(
+        tile_rows=tile[0],
+        tile_columns=tile[1],
+        seed=todo.seed or 0,
+        dtype=_DTYPES[dtype],
+        rule=_RULES[todo.rule],
+        codes=todo.codes,
+        stochastic=todo.seed is not None,
+        power_of_two=todo.power_of_two_scale,
+        threads=torch.get_num_threads(),
+        measure=todo.measure,
+        mantissa_bits=element.mantissa_bits,
+        min_exponent=element.min_exponent,
+        bias=element.bias,
+        bits=element.bits,
+        nan_code=(1 << (element.bits - 1)) - 1 if element.nan is None else element.nan,
+        nan_bits=_MAX_BITS if element.nan is None else 0x7FC00000,
+        max=element.max,
+        max_inv=1.0 / element.max,
+        eps=todo.eps,
+        on_overflow=torch.finfo(dtype).max,
+        scale=todo.scale,
+        shift=todo.shift,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which implementation runs, and who chose it; for reports."""
+
+    choice: str
+    """auto, native or torch."""
+    where: str
+    """Who chose."""
+
+
+_build = Build()
+_kernel: Kernel | None = None
+_selection: Selection | None = None
+
+
+def selection() -> Selection:
+    """Return the choice in force; reads `BRIDGE_NUMERICS` the first time.
+
+    Raises:
+        RunConfigError: another value than auto, native and torch.
+    """
+    global _selection  # noqa: PLW0603  (one choice per process)
+    if _selection is None:
+        value = os.environ.get("BRIDGE_NUMERICS")
+        where = "default" if value is None else "environment variable BRIDGE_NUMERICS"
+        choice = "auto" if value is None else value
+        if choice not in _CHOICES:
+            message = f"BRIDGE_NUMERICS: must be auto, native or torch, got {value!r} (environment). Use one of these."
+            raise RunConfigError(message, close_matches(choice, _CHOICES))
+        _selection = Selection(choice=choice, where=where)
+    return _selection
+
+
+def use(choice: str) -> str | None:
+    """Choose auto, native or torch for this process; return why it cannot be had, None where it can.
+
+    Args:
+        choice: with "native" this waits for the compiler.
+    """
+    global _selection  # noqa: PLW0603
+    _selection = Selection(choice=choice, where="bridge.numerics.use")
+    if choice != "native" or load(wait=True) is not None:
+        return None
+    return _build.problem
+
+
+def kernel_for(x: torch.Tensor) -> Kernel | None:
+    """Return the kernel if it is ready and takes this tensor, None where plain torch is to be used.
+
+    Raises:
+        BackendUnavailableError: BRIDGE_NUMERICS=native, and the kernel cannot be compiled here.
+    """
+    if x.device.type != "cpu" or x.dtype not in _DTYPES or selection().choice == "torch":
+        return None
+    if _kernel is not None:
+        return _kernel
+    kernel = load(wait=selection().choice == "native")
+    if kernel is None and selection().choice == "native":
+        raise BackendUnavailableError(
+            f"BRIDGE_NUMERICS: the C kernel must be compilable, got 'native' ({selection().where}). "
+            f"{_build.problem} Install a C compiler, or use BRIDGE_NUMERICS=auto."
+        )
+    return kernel
+
+
+def load(*, wait: bool) -> Kernel | None:
+    """Return the kernel, compiling it first where it has to be; None while that is under way, or impossible."""
+    global _kernel  # noqa: PLW0603  (one library per process)
+    if _kernel is None and (library := _build.library(wait=wait)) is not None:
+        _kernel = Kernel(library)
+    return _kernel
+
+
+def why_not() -> str | None:
+    """Return why there is no C kernel, None where there is one or it is still being compiled."""
+    return _build.problem

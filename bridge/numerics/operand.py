@@ -1,0 +1,175 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and one factor for the result.
+
+Everything a low-precision tensor can hold is a BF16 number, so nothing is lost by multiplying in BF16:
+
+| scheme               | operand value        | significant bits | factor on the result                    |
+|----------------------|----------------------|------------------|-----------------------------------------|
+| tensorwise, delayed  | code                 | at most 4        | scale_inv, any FP32 number              |
+| blockwise, mxfp8     | code * 2^e           | at most 4        | 1 (or a power of two, see below)        |
+| nvfp4                | code * S_dec (E4M3)  | at most 2 + 4    | amax, and 1 / (6 * 448)^2 for both      |
+
+BF16 ends at 2^128 and loses precision below 2^-126. Block scales reach from 2^-127 to 2^127 and would leave it at both
+ends, so a tensor with scales out there is multiplied by a power of two (`shift_for`) that is taken out again on the
+result. A tensor that lives at *both* ends, more than 2^200 apart, keeps its large values and loses the tiny ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from bridge.numerics import backend
+from bridge.numerics.quantise import AmaxReduction, draw_seed, measured_amax, tensor_scale, tile_rule
+from bridge.numerics.scaling import reciprocal
+from bridge.numerics.tiles import TilePass, TileResult
+
+if TYPE_CHECKING:
+    from bridge.numerics.quantised import Quantised
+    from bridge.numerics.spec import QuantSpec
+    from bridge.precision.formats import Format
+
+__all__ = ["GemmOperand", "make_operand", "shift_for", "stored_operand"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GemmOperand:
+    """One copy of a tensor, ready to be multiplied."""
+
+    role: str
+    """input, weight or grad_output."""
+    spec: QuantSpec
+    columnwise: bool
+    values: torch.Tensor
+    """(M, K) BF16, in the axes of the tensor itself."""
+    factor: float
+    """What the result is multiplied by, an FP32 number."""
+    amax: float | None
+    """Largest magnitude of what was quantised; None for stored codes."""
+    scale: float | None = None
+    """The factor the whole tensor went in with; None where tiles have their own, or codes were stored."""
+
+
+def make_operand(
+    x_MK: torch.Tensor,
+    spec: QuantSpec,
+    role: str,
+    *,
+    columnwise: bool = False,
+    scale: float | None = None,
+    reduce_amax: AmaxReduction | None = None,
+    generator: torch.Generator | None = None,
+) -> GemmOperand:
+    """Round a matrix to the grid its scheme gives it.
+
+    Args:
+        x_MK: FP32, BF16 or FP16.
+        spec: format, scale rule and tiles.
+        role: input, weight or grad_output.
+        columnwise: which copy.
+        scale: a stored factor; None computes it.
+        reduce_amax: called with the whole tensor's amax before it becomes a scale.
+        generator: where stochastic rounding draws its seed.
+
+    Returns:
+        values * factor is what `quantise(...).dequantise()` returns. After a Hadamard transform the rows are padded to
+        a multiple of 16.
+    """
+    if columnwise and spec.hadamard:
+        x_MK = backend.hadamard(x_MK)
+    amax = None
+    if scale is None and spec.needs_amax:
+        amax = measured_amax(x_MK, reduce_amax)
+        scale = tensor_scale(amax, spec)
+    seed = draw_seed(generator) if spec.stochastic else None
+    result, shift = _run(x_MK, spec, columnwise, 1.0 if scale is None else scale, seed, measure=amax is None)
+    amax = result.amax if amax is None else amax
+    factor = amax if spec.scheme == "nvfp4" else 1.0 / shift
+    if scale is not None and spec.whole_tensor:
+        factor = reciprocal(scale)
+    return GemmOperand(
+        role=role,
+        spec=spec,
+        columnwise=columnwise,
+        values=result.values,
+        factor=factor,
+        amax=amax,
+        scale=scale if spec.whole_tensor else None,
+    )
+
+
+def _run(
+    x_MK: torch.Tensor,
+    spec: QuantSpec,
+    columnwise: bool,
+    scale: float,
+    seed: int | None,
+    *,
+    measure: bool,
+) -> tuple[TileResult, float]:
+    def attempt(shift: float) -> TileResult:
+        todo = TilePass(
+            element=spec.element,
+            tile=spec.tile(columnwise),
+            rule=tile_rule(spec),
+            scale=scale,
+            power_of_two_scale=spec.power_of_two_scale,
+            eps=spec.eps,
+            seed=seed,
+            shift=shift,
+            measure=measure,
+        )
+        return backend.run(x_MK, todo)
+
+    result = attempt(1.0)
+    if spec.whole_tensor or spec.scheme == "nvfp4":
+        return result, 1.0
+    shift = shift_for(result.smallest, result.largest, spec.element)
+    return (result, shift) if shift == 1.0 else (attempt(shift), shift)
+
+
+def shift_for(smallest: float, largest: float, element: Format) -> float:
+    """Return the power of two that keeps code * scale exact in BF16; 1.0 for all but the outermost scales.
+
+    Args:
+        smallest: smallest power-of-two scale_inv in use.
+        largest: largest one.
+        element: format of the codes.
+    """
+    low, high = math.frexp(smallest)[1] - 1, math.frexp(largest)[1] - 1
+    most = 127 - (math.frexp(element.max)[1] - 1)
+    least = -126 - (element.min_exponent - element.mantissa_bits)
+    if high > most:
+        return 2.0 ** (most - high)
+    return 2.0 ** min(least - low, most - high) if low < least else 1.0
+
+
+def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
+    """Return the operand of codes and scales that are held already, such as an FP8-stored weight.
+
+    Raises:
+        PrecisionTypeError: this copy is not held.
+    """
+    spec = stored.spec
+    held_columnwise = columnwise if not spec.copies_share_values else stored.codes is None
+    values = stored.values(held_columnwise, torch.bfloat16)
+    _, scale_inv = stored.copy(held_columnwise)
+    factor = 1.0
+    if spec.whole_tensor:
+        factor = scale_inv.item()
+    else:
+        scales = stored.tile_scales(held_columnwise)
+        shift = 1.0
+        if spec.scheme != "nvfp4" and scales.numel():
+            shift = shift_for(scales.min().item(), scales.max().item(), spec.element)
+        values = values.mul_(stored.spread(scales * shift, held_columnwise, torch.bfloat16))
+        factor = 1.0 / shift
+    if spec.scheme == "nvfp4":
+        amax = stored.amax_t if held_columnwise and stored.amax_t is not None else stored.amax
+        factor = amax.item()
+    return GemmOperand(
+        role=role, spec=spec, columnwise=columnwise, values=values.contiguous(), factor=factor, amax=None
+    )

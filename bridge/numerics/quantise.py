@@ -1,0 +1,183 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""Quantisation: `quantise(x, spec)` gives codes and scales, bit for bit those of Transformer Engine.
+
+What happens to unusual values, per scheme (Transformer Engine 2.20, its kernels rather than its Python references):
+
+|            | NaN element        | infinity in a tile              | tile of zeros     | -0.0 | tiny tile             |
+|------------|--------------------|---------------------------------|-------------------|------|-----------------------|
+| tensorwise | NaN, no effect     | scale 1, saturates: +-max       | scale 1, codes 0  | kept | at most FP32's max    |
+| delayed    | on scales          | stored scale, saturates         | stored scale      | kept | stored scale          |
+| blockwise  | as above           | scale 1, saturates              | scale 1, codes 0  | kept | at most input's max   |
+| mxfp8      | as above           | scale 2^127, saturates          | scale 2^-127      | kept | scale 2^-127          |
+| nvfp4      | +6: E2M1 has none  | saturates; GEMM factor infinite | S_dec 0           | kept | S_dec 0 or subnormal  |
+
+So infinity is finite after quantisation wherever Transformer Engine saturates it: a check for overflow has to look at
+the tensor before, or at `Quantised.amax`, which is infinite. NaN survives in all FP8 schemes.
+
+Shapes: M rows (all leading axes together), K columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from bridge.errors import PrecisionTypeError
+from bridge.numerics import backend
+from bridge.numerics.quantised import Quantised, pack_nibbles
+from bridge.numerics.scaling import reciprocal, whole_nvfp4_scale, whole_scale
+from bridge.numerics.tiles import TilePass, TileResult
+
+if TYPE_CHECKING:
+    from bridge.numerics.spec import QuantSpec
+
+__all__ = ["AmaxReduction", "as_matrix", "draw_seed", "measured_amax", "quantise", "tensor_scale", "tile_rule"]
+
+AmaxReduction = Callable[[torch.Tensor], None]
+"""Replaces a (1,) FP32 amax in place by the largest over a group of ranks."""
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` as (M, K), all leading axes taken together.
+
+    Raises:
+        PrecisionTypeError: not FP32, BF16 or FP16, or a scalar.
+    """
+    if x.dtype not in FLOATS:
+        raise PrecisionTypeError(f"x: can be quantised from float32, bfloat16 or float16, got {x.dtype}.")
+    if x.ndim == 0:
+        raise PrecisionTypeError("x: needs at least one axis to be quantised along, got a scalar.")
+    return x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def tensor_scale(amax: float, spec: QuantSpec) -> float:
+    """Return the one factor that a scheme takes from the whole tensor's amax; 1.0 where it takes none."""
+    if spec.scheme == "nvfp4":
+        return whole_nvfp4_scale(amax)
+    if spec.whole_tensor:
+        return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)
+    return 1.0
+
+
+def measured_amax(x_MK: torch.Tensor, reduce_amax: AmaxReduction | None) -> float:
+    """Return the largest magnitude of a matrix, reduced over ranks where there is something to do that."""
+    amax = backend.amax(x_MK)
+    if reduce_amax is None:
+        return amax
+    shared = torch.tensor([amax], dtype=torch.float32, device=x_MK.device)
+    reduce_amax(shared)
+    return shared.item()
+
+
+def tile_rule(spec: QuantSpec) -> str:
+    """Return the rule of `TilePass` that a scheme follows."""
+    if spec.whole_tensor:
+        return "given"
+    return {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(spec.scheme, "fp32")
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """Return 63 random bits from a generator, torch's default one without."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(0, 2**63 - 1, (), generator=generator, device=device).item())
+
+
+def quantise(
+    x: torch.Tensor,
+    spec: QuantSpec,
+    *,
+    row: bool = True,
+    col: bool = True,
+    scale: torch.Tensor | float | None = None,
+    reduce_amax: AmaxReduction | None = None,
+    generator: torch.Generator | None = None,
+) -> Quantised:
+    """Quantise a tensor, row-wise and column-wise.
+
+    Args:
+        x: FP32, BF16 or FP16, at least one axis, any device and strides. Ragged edges make smaller tiles.
+        spec: format, scale rule and tiles.
+        row: make the row-wise copy.
+        col: make the column-wise copy.
+        scale: the stored factor of delayed scaling, one FP32 number; None computes it from x.
+        reduce_amax: called with the amax of the whole tensor (tensorwise, NVFP4) before it becomes a scale.
+        generator: where stochastic rounding draws its seed; None is torch's default generator.
+
+    Returns:
+        Codes and scales; the table above has the special values. An empty tensor has amax 0.
+
+    Raises:
+        PrecisionTypeError: another dtype, or delayed scaling without a scale.
+    """
+    x_MK = as_matrix(x.detach())
+    if spec.scheme == "delayed" and scale is None:
+        raise PrecisionTypeError("scale: delayed scaling quantises with a stored scale. Pass scale=.")
+    factor, amax = 1.0 if scale is None else float(scale), None
+    if scale is None and spec.needs_amax:
+        amax = measured_amax(x_MK, reduce_amax)
+        factor = tensor_scale(amax, spec)
+    found = _codes(x_MK, spec, False, factor, generator) if row or spec.copies_share_values else None
+    if amax is None:
+        amax = backend.amax(x_MK) if found is None else found.amax
+    first, amax_t = found if row else None, amax
+    if not col:
+        found = None
+    elif not spec.copies_share_values:
+        if spec.hadamard:
+            x_MK = backend.hadamard(x_MK)
+            amax_t = measured_amax(x_MK, reduce_amax)
+            factor = tensor_scale(amax_t, spec)
+        found = _codes(x_MK, spec, True, factor, generator)
+    return Quantised(
+        spec=spec,
+        shape=x.shape,
+        dtype=x.dtype,
+        codes=None if first is None else _layout(first.values, spec, False),
+        scale_inv=None if first is None else _scales(first, spec, False, factor),
+        amax=torch.tensor([amax], dtype=torch.float32, device=x.device),
+        codes_t=None if found is None else _layout(found.values, spec, True),
+        scale_inv_t=None if found is None else _scales(found, spec, True, factor),
+        amax_t=None if found is None else torch.tensor([amax_t], dtype=torch.float32, device=x.device),
+    )
+
+
+def _codes(
+    x_MK: torch.Tensor,
+    spec: QuantSpec,
+    columnwise: bool,
+    scale: float,
+    generator: torch.Generator | None,
+) -> TileResult:
+    todo = TilePass(
+        element=spec.element,
+        tile=spec.tile(columnwise),
+        rule=tile_rule(spec),
+        scale=scale,
+        power_of_two_scale=spec.power_of_two_scale,
+        eps=spec.eps,
+        codes=True,
+        seed=draw_seed(generator) if spec.stochastic else None,
+    )
+    return backend.run(x_MK, todo)
+
+
+def _layout(codes_MK: torch.Tensor, spec: QuantSpec, columnwise: bool) -> torch.Tensor:
+    if columnwise and spec.scheme != "mxfp8":
+        codes_MK = codes_MK.T.contiguous()
+    return pack_nibbles(codes_MK) if spec.format == "e2m1" else codes_MK
+
+
+def _scales(result: TileResult, spec: QuantSpec, columnwise: bool, scale: float) -> torch.Tensor:
+    scales = result.scale_inv
+    if scales is None:
+        return torch.tensor([reciprocal(scale)], dtype=torch.float32, device=result.values.device)
+    tile = spec.tile(columnwise)
+    rows, columns = result.values.shape
+    if spec.scheme in ("mxfp8", "nvfp4") and tile[0] == tile[1]:
+        axis, size = (1, columns) if columnwise else (0, rows)
+        scales = scales.repeat_interleave(tile[0], axis).narrow(axis, 0, size)
+    return scales.T.contiguous() if columnwise and spec.scheme != "mxfp8" else scales

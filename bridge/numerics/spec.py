@@ -1,0 +1,178 @@
+"""What a GEMM is to run in, as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
+from bridge.precision.formats import FORMATS, Format
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Scheme, Tile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SCHEMES", "GemmPrecision", "QuantSpec"]
+
+SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
+"""The schemes with operands of their own: all but the custom factories."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantSpec:
+    """How one tensor is quantised: element format, scale rule, and the tile that shares a scale in either copy."""
+
+    scheme: str
+    """delayed, tensorwise, blockwise, mxfp8 or nvfp4."""
+    format: str
+    """e4m3, e5m2 or e2m1."""
+    row: Tile = WHOLE
+    """Tile of the row-wise copy; (0, 0) is the whole tensor."""
+    column: Tile = WHOLE
+    """Tile of the column-wise copy, in the axes of the tensor itself."""
+    power_of_two_scale: bool = False
+    """Round the scale down to a power of two (current and blockwise scaling)."""
+    eps: float = 0.0
+    """Smallest amax a scale is computed from (current and blockwise scaling)."""
+    hadamard: bool = False
+    """Transform the column-wise copy along its first axis before it is quantised (NVFP4)."""
+    stochastic: bool = False
+    """Round at random in proportion to the distances instead of to nearest (NVFP4)."""
+
+    @property
+    def element(self) -> Format:
+        """The row of the element format."""
+        return FORMATS[self.format]
+
+    @property
+    def whole_tensor(self) -> bool:
+        """One scale for the whole tensor."""
+        return self.row == WHOLE
+
+    @property
+    def needs_amax(self) -> bool:
+        """The amax of the whole tensor has to be known before anything can be rounded."""
+        return self.row == WHOLE or self.scheme == "nvfp4"
+
+    @property
+    def copies_share_values(self) -> bool:
+        """Row-wise and column-wise copy hold the same values, so one of them serves all GEMMs."""
+        return self.row == self.column and not (self.hadamard or self.stochastic)
+
+    def tile(self, columnwise: bool) -> Tile:
+        """Return the tile of one of the two copies."""
+        return self.column if columnwise else self.row
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmPrecision:
+    """The low-precision recipe of one linear layer, with the names that Megatron's `TransformerConfig` uses.
+
+    Raises:
+        PrecisionConfigError: a scheme, format or number that has no meaning here; lists all of them.
+    """
+
+    scheme: str
+    """Megatron's `fp8_recipe` (delayed, tensorwise, blockwise, mxfp8) or `fp4_recipe` (nvfp4)."""
+    format: str = "hybrid"
+    """Megatron's `fp8` (e4m3, hybrid) or `fp4` (e2m1). e5m2, which Megatron does not offer, is E5M2 everywhere."""
+    margin: int = 0
+    """Megatron's `fp8_margin`: delayed scales aim at the format's maximum times 2^-margin."""
+    amax_history_len: int = 1024
+    """Megatron's `fp8_amax_history_len`: how many amaxes a delayed scale looks back on."""
+    amax_compute_algo: str = "max"
+    """Megatron's `fp8_amax_compute_algo`: max of the history, or its most_recent entry."""
+    power_of_two_scale: bool | None = None
+    """Power-of-two scales for current scaling; None is the scheme's own rule."""
+    eps: float = 0.0
+    """Smallest amax a scale is computed from (current and blockwise scaling)."""
+    square_weight_tiles: bool = False
+    """MXFP8 weights in 32x32 tiles, Transformer Engine's `enable_2d_quantization`."""
+    disable_hadamard: bool = False
+    """NVFP4 without the random Hadamard transform, Transformer Engine's `disable_rht`."""
+    disable_stochastic_rounding: bool = False
+    """NVFP4 gradients rounded to nearest."""
+    disable_square_weight_tiles: bool = False
+    """NVFP4 weights in 1x16 tiles, Transformer Engine's `disable_2d_quantization`."""
+
+    def __post_init__(self) -> None:
+        findings = list(_findings(self))
+        if findings:
+            raise PrecisionConfigError("This low-precision recipe cannot be run:", findings)
+
+    @cached_property
+    def row(self) -> Scheme:
+        """The scheme's row in the table."""
+        return SCHEMES[self.scheme]
+
+    def spec(self, operand: str) -> QuantSpec:
+        """Return how input, weight or grad_output is quantised."""
+        return _spec(self, operand)
+
+
+@lru_cache(maxsize=256)
+def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
+    scheme = precision.row
+    operand = scheme.operand(name)
+    row, column = operand.row, operand.column
+    if name == "weight" and precision.square_weight_tiles:
+        row = column = (32, 32)
+    if name == "weight" and precision.disable_square_weight_tiles:
+        row, column = (1, 16), (16, 1)
+    stated = precision.power_of_two_scale
+    forward, backward = OPERAND_FORMATS[precision.format]
+    return QuantSpec(
+        scheme=precision.scheme,
+        format=backward if name == "grad_output" else forward,
+        row=row,
+        column=column,
+        power_of_two_scale=scheme.power_of_two_scale if stated is None else stated,
+        eps=precision.eps,
+        hadamard=operand.hadamard and not precision.disable_hadamard,
+        stochastic=operand.stochastic and not precision.disable_stochastic_rounding,
+    )
+
+
+def _findings(precision: GemmPrecision) -> list[Finding]:
+    found = []
+
+    def fault(path: str, rule: str, remedy: str) -> None:
+        found.append(Finding(path=path, rule=rule, remedy=remedy, value=getattr(precision, path)))
+
+    scheme = SCHEMES.get(precision.scheme)
+    if scheme is None:
+        hint = did_you_mean(close_matches(precision.scheme, SCHEMES)) or "Run a custom factory on Transformer Engine."
+        fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", hint)
+        return found
+    family = [name for name, pair in OPERAND_FORMATS.items() if (pair[0] == "e2m1") == (scheme.family == "fp4")]
+    if precision.format not in family:
+        fault("format", f"must be {' or '.join(family)} under {scheme.name}", "Use one of these.")
+    if scheme.name == "blockwise" and precision.power_of_two_scale is False:
+        rule = "blockwise operands are exact in BF16 only with power-of-two scales"
+        fault("power_of_two_scale", rule, "Leave it unset; `quantise` alone knows blockwise FP32 scales.")
+    elif precision.power_of_two_scale is not None and scheme.name not in ("tensorwise", "blockwise"):
+        fault("power_of_two_scale", f"has no effect under {scheme.name}", "Leave it unset.")
+    if not (math.isfinite(precision.eps) and precision.eps >= 0):
+        fault("eps", "must be a finite number from 0 up", "Use 0.0, Transformer Engine's default.")
+    elif precision.eps and scheme.name not in ("tensorwise", "blockwise"):
+        fault("eps", f"has no effect under {scheme.name}", "Leave it at 0.0.")
+    if precision.amax_history_len < 1:
+        fault("amax_history_len", "must be at least 1", "Use 1024, Transformer Engine's default.")
+    if precision.amax_compute_algo not in ("max", "most_recent"):
+        fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
+    _switches(precision, scheme.name, fault)
+    return found
+
+
+def _switches(precision: GemmPrecision, scheme: str, fault: Callable[[str, str, str], None]) -> None:
+    owners = {
+        "square_weight_tiles": "mxfp8",
+        "disable_hadamard": "nvfp4",
+        "disable_stochastic_rounding": "nvfp4",
+        "disable_square_weight_tiles": "nvfp4",
+    }
+    for field, owner in owners.items():
+        if getattr(precision, field) and scheme != owner:
+            fault(field, f"has no effect under {scheme}", f"Drop it, or use {owner}.")

@@ -1,0 +1,165 @@
+"""The C kernel: chosen by one variable, compiled in the background, cached, and never in the way."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridge.errors import RunConfigError
+from bridge.numerics import build, native
+from bridge.numerics.build import Build
+
+REQUIRES = pytest.mark.skipif(build._compiler() is None, reason="needs a C compiler")
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    names = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, env=names
+    )
+
+
+@REQUIRES
+def test_compilation_is_announced_runs_behind_and_is_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    caplog.set_level(logging.INFO)
+    first = Build()
+    assert first.library(wait=False) is None
+    assert first.library(wait=True) is not None
+    assert [record.getMessage().split(";")[0][:36] for record in caplog.records] == [
+        "Compiling the quantisation kernel wi",
+        "The quantisation kernel is ready: " + str(tmp_path)[:2],
+    ]
+    (library,) = (tmp_path / "precision-bridge").iterdir()
+    assert library.suffix == ".so"
+    caplog.clear()
+    assert Build().library(wait=False) is not None
+    assert not caplog.records
+
+
+def test_without_a_compiler_plain_torch_runs_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "_compiler", lambda: None)
+    found = Build()
+    assert found.library(wait=True) is None
+    assert found.library(wait=False) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "There is no C compiler (cc, gcc or clang) on the PATH. "
+        "Quantisation runs in plain torch, several times slower, with the same values."
+    ]
+
+
+@REQUIRES
+def test_a_compiler_that_fails_is_reported_with_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "broken.c"
+    source.write_text("int broken(void) { return }\n")
+    monkeypatch.setattr(build, "SOURCE", source)
+    build._key.cache_clear()
+    found = Build()
+    assert found.library(wait=True) is None
+    build._key.cache_clear()
+    assert "failed:" in (found.problem or "")
+    assert not list((tmp_path / "precision-bridge").iterdir())
+
+
+@REQUIRES
+def test_a_folder_that_cannot_be_written_is_replaced_by_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert build.cache_folder().name.startswith("precision-bridge-")
+
+
+@pytest.mark.usefixtures("selection_restored")
+def test_an_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDGE_NUMERICS", "natve")
+    native._selection = None
+    with pytest.raises(RunConfigError, match="must be auto, native or torch, got 'natve'") as caught:
+        native.selection()
+    assert caught.value.matches == ("native",)
+
+
+@pytest.mark.usefixtures("selection_restored")
+def test_the_variable_chooses_and_the_report_says_who_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("torch", None):
+        native._selection = None
+        if value is None:
+            monkeypatch.delenv("BRIDGE_NUMERICS")
+            assert native.selection() == native.Selection(choice="auto", where="default")
+        else:
+            monkeypatch.setenv("BRIDGE_NUMERICS", value)
+            where = "environment variable BRIDGE_NUMERICS"
+            assert native.selection() == native.Selection(choice="torch", where=where)
+            assert native.kernel_for(torch.zeros(1, 1)) is None
+
+
+@REQUIRES
+def test_a_run_shorter_than_the_compiler_does_not_wait_for_it(tmp_path: Path) -> None:
+    code = """
+        import time, torch
+        from bridge.numerics import GemmPrecision, native, quantise
+        start = time.perf_counter()
+        quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
+        assert native._kernel is None, "it waited"
+        native.load(wait=True)
+        print("ready")
+    """
+    done = python(code, XDG_CACHE_HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+
+
+@REQUIRES
+def test_a_process_may_end_while_the_compiler_runs(tmp_path: Path) -> None:
+    code = """
+        import torch
+        from bridge.numerics import GemmPrecision, quantise
+        quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
+    """
+    done = python(code, XDG_CACHE_HOME=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@REQUIRES
+def test_native_without_a_kernel_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    code = """
+        import torch
+        from bridge.errors import BackendUnavailableError
+        from bridge.numerics import GemmPrecision, build, quantise
+        build._compiler = lambda: None
+        try:
+            quantise(torch.zeros(2, 2), GemmPrecision(scheme="tensorwise").spec("input"))
+        except BackendUnavailableError as error:
+            print(error)
+    """
+    done = python(code, BRIDGE_NUMERICS="native")
+    assert done.stdout == (
+        "BRIDGE_NUMERICS: the C kernel must be compilable, got 'native' (environment variable BRIDGE_NUMERICS). "
+        "There is no C compiler (cc, gcc or clang) on the PATH. "
+        "Install a C compiler, or use BRIDGE_NUMERICS=auto.\n"
+    )
+
+
+@REQUIRES
+def test_one_openmp_runtime_serves_torch_and_the_kernel() -> None:
+    native.load(wait=True)
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    runtimes = {line.split()[-1] for line in maps.read_text().splitlines() if "gomp" in line or "libomp" in line}
+    assert len(runtimes) <= 1
