@@ -16,7 +16,7 @@ def fp32() -> MixedPrecisionConfig:
     Status: validated; the reference every other recipe is measured against.
     Source: Megatron Core with fp16 and bf16 off. Megatron Bridge has no such recipe.
     """
-    return MixedPrecisionConfig(fp32=True)
+    return MixedPrecisionConfig(fp32=True, autocast_enabled=False)
 
 
 @register(tags=("bf16",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from typing import NoReturn
 
 from bridge.cli import diff, explain, recipes, show
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     for command in COMMANDS:
         command.add_parser(commands)
     chosen = parser.parse_args(arguments)
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         chosen.run(chosen)
     except BridgeError as error:

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import UnknownRecipeError, close_matches, did_you_mean
 from bridge.precision.registry import REGISTRY, Recipe
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Print the list, and what could not be loaded on stderr."""
+    tags = sorted({tag for recipe in REGISTRY.recipes() for tag in recipe.tags})
+    if chosen.tag is not None and chosen.tag not in tags:
+        hint = did_you_mean(close_matches(chosen.tag, tags)) or f"Tags: {', '.join(tags)}."
+        raise UnknownRecipeError(f"--tag: no recipe has the tag {chosen.tag!r}. {hint}")
     listed = [recipe for recipe in REGISTRY.recipes() if chosen.tag is None or chosen.tag in recipe.tags]
     if chosen.json:
         print(json.dumps([_row(recipe) for recipe in listed], indent=2))

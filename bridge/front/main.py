@@ -80,12 +80,15 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search) -> None:
     else:
         _check(arguments, search)
     start = hydra.main(config_path=search.main, config_name=search.config_name, version_base=VERSION_BASE)
+    refused: list[BridgeError] = []
     try:
-        start(_task(job))()
+        start(_task(job, refused))()
     except COMPOSITION_ERRORS as error:
         if any(note.startswith(CRASH) for note in getattr(error, "__notes__", ())):
             raise
         raise told(error, arguments.overrides) from error
+    if refused:
+        raise refused[0]
 
 
 def _check(arguments: argparse.Namespace, search: Search) -> None:
@@ -101,8 +104,8 @@ def _check(arguments: argparse.Namespace, search: Search) -> None:
             composition.container()
 
 
-def _task(job: Job) -> Callable[[DictConfig], None]:
-    """Return `job` as Hydra calls it."""
+def _task(job: Job, refused: list[BridgeError]) -> Callable[[DictConfig], None]:
+    """Return `job` as Hydra calls it; what a single job refuses is put into `refused`."""
 
     @functools.wraps(job)  # Hydra names the job after the script that defines it
     def task(config: DictConfig) -> None:
@@ -116,6 +119,11 @@ def _task(job: Job) -> Callable[[DictConfig], None]:
             crashed = not isinstance(error, BridgeError)
             if crashed:
                 error.add_note(f"{CRASH}{run_dir}")
+            if settings.mode != RunMode.MULTIRUN and isinstance(
+                error, BridgeError
+            ):  # said after Hydra's end, without a line of its own
+                refused.append(error)
+                return
             if settings.mode == RunMode.MULTIRUN:  # Hydra shows the first failure only, and after the last job
                 log.log(logging.ERROR, "This job failed. %s", error, exc_info=crashed)
             raise

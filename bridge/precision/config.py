@@ -153,6 +153,12 @@ class MixedPrecisionConfig:  # noqa: PLW1641  mutable, hence without a hash, as 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # @dataclass leaves a constructor that is already there alone, so that subclasses keep track of what was stated.
         super().__init_subclass__(**kwargs)
+        for name, value in list(vars(cls).items()):
+            inherited = next((vars(b)[name] for b in cls.__mro__[1:] if name in vars(b)), None)
+            if isinstance(inherited, StatedField) and not isinstance(value, StatedField):
+                field = inherited.with_default(value)  # another default; still a field that knows what was stated
+                setattr(cls, name, field)
+                field.__set_name__(cls, name)
         if "__init__" not in vars(cls):
             cls.__init__ = MixedPrecisionConfig.__init__  # type: ignore[method-assign]
 
@@ -241,8 +247,12 @@ class MixedPrecisionConfig:  # noqa: PLW1641  mutable, hence without a hash, as 
 
     @classmethod
     def from_json(cls, text: str, *, source: str | None = None) -> MixedPrecisionConfig:
-        """Return the config that `to_json` describes; raises as `from_dict`, and ValueError for what is not JSON."""
-        return cls.from_dict(json.loads(text), source=source)
+        """Return the config that `to_json` describes; raises as `from_dict`, also for what is not JSON."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PrecisionTypeError(f"mixed_precision: must be JSON; {error}.") from None
+        return cls.from_dict(values, source=source)
 
     def to_yaml(self, *, full: bool = False) -> str:
         """Return `to_dict` as YAML."""
@@ -253,13 +263,14 @@ class MixedPrecisionConfig:  # noqa: PLW1641  mutable, hence without a hash, as 
 
     @classmethod
     def from_yaml(cls, text: str, *, source: str | None = None) -> MixedPrecisionConfig:
-        """Return the config that `to_yaml` describes; raises as `from_dict`, and ValueError for what is not YAML."""
+        """Return the config that `to_yaml` describes; raises as `from_dict`, also for what is not YAML."""
         import yaml
 
         try:
             values = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise PrecisionTypeError(f"mixed_precision: must be YAML; {error}.") from None
+            what = " ".join(str(error).split())
+            raise PrecisionTypeError(f"mixed_precision: must be YAML; {what}.") from None
         return cls.from_dict(values if values is not None else {}, source=source)
 
     @property

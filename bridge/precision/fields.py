@@ -6,6 +6,7 @@ checked for type only: what a value means is the business of `finalize()`.
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,6 +75,12 @@ class StatedField:
 
     def __delete__(self, holder: _Holder) -> None:
         holder._unstate(self.name)
+
+    def with_default(self, default: object) -> StatedField:
+        """Return the same field with another default."""
+        field = copy.copy(self)
+        field.default = self.check(default)
+        return field
 
     def check(self, value: object, *, text: bool = False) -> Any:
         """Return `value` in the form it is kept in.

@@ -14,6 +14,7 @@ the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, MutableMapping
@@ -23,6 +24,7 @@ from typing import Any, TypeVar, overload
 
 from bridge.errors import (
     DuplicateRecipeError,
+    PrecisionTypeError,
     RecipeSourceError,
     UnknownRecipeError,
     close_matches,
@@ -93,9 +95,16 @@ class Registry:
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
+        self.sources.load()  # so that who takes a built-in recipe's name is told, and not the built-in recipes
+        own_name = name if name is not None else getattr(function, "__name__", None)
+        if not callable(function) or not isinstance(own_name, str):
+            raise RecipeSourceError(
+                f"@register: takes a function with a name, got {function!r}. Use @register(name='...')."
+            )
+        _require_no_arguments(function, own_name)
         self.add(
             Recipe(
-                name=canonical(name if name is not None else function.__name__),
+                name=canonical(own_name),
                 function=function,
                 tags=_words(tags),
                 aliases=tuple(canonical(alias) for alias in _words(aliases)),
@@ -115,6 +124,7 @@ class Registry:
             if other is not None and not _same_definition(other.function, recipe.function):
                 raise DuplicateRecipeError(name, (other.place, recipe.place))
         self._recipes[recipe.name] = recipe
+        self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
         self._aliases.update(dict.fromkeys(recipe.aliases, recipe.name))
 
     def remove(self, name: str) -> None:
@@ -146,6 +156,7 @@ class Registry:
                 f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, got {config!r}. "
                 "Return one from the decorated function."
             )
+        config = copy.copy(config)  # fresh even where the function hands out one object
         config._made_by(recipe.name)
         return config
 
@@ -228,8 +239,10 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
     if one is two:
         return True
     first, second = (getattr(inspect.unwrap(function), "__code__", None) for function in (one, two))
-    if first is None or second is None or one.__qualname__ != two.__qualname__:
+    if first is None or second is None or one.__qualname__ != two.__qualname__ or "<lambda>" in one.__qualname__:
         return False
+    if one.__defaults__ != two.__defaults__ or _captured(one) != _captured(two):
+        return False  # one `def` in a loop or a factory
     if not Path(second.co_filename).is_file():  # a notebook cell or an interactive prompt
         return one.__module__ == two.__module__
     if Path(first.co_filename).resolve() != Path(second.co_filename).resolve():
@@ -238,6 +251,23 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
         return True
     tree = ast.parse(Path(second.co_filename).read_text(encoding="utf-8"))  # edited and loaded again, or there twice?
     return sum(isinstance(node, ast.FunctionDef) and node.name == two.__name__ for node in ast.walk(tree)) < 2
+
+
+def _captured(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+def _require_no_arguments(function: RecipeFunction, name: str) -> None:
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise RecipeSourceError(
+            f"Recipe {name!r}: is called without arguments, and needs {', '.join(needed)}. Give them defaults."
+        )
 
 
 REGISTRY = Registry()
@@ -250,7 +280,13 @@ def get_mixed_precision_config(name: str | MixedPrecisionConfig) -> MixedPrecisi
 
     Raises:
         UnknownRecipeError: No such recipe (a ValueError).
+        PrecisionTypeError: Neither a name nor a config.
     """
     if isinstance(name, MixedPrecisionConfig):
         return name
+    if not isinstance(name, str):
+        raise PrecisionTypeError(
+            f"mixed_precision: must be a recipe's name or a MixedPrecisionConfig, got {name!r:.80}. "
+            "MixedPrecisionConfig.from_dict makes one of plain data."
+        )
     return REGISTRY.get(name)

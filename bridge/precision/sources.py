@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,24 +34,28 @@ class Sources:
         self.broken: dict[str, str] = {}
         self._plugins = plugins
         self._loaded = False
+        self._lock = threading.RLock()
 
     def load(self) -> None:
         """Load plugins and what `BRIDGE_RECIPES` names, unless that was done before."""
-        if self._loaded or not self._plugins:
+        if not self._plugins:
             return
-        self._loaded = True  # first, since what is loaded may itself look recipes up
-        for point in entry_points(group=ENTRY_POINT_GROUP):
-            try:
-                point.load()
-            except Exception as error:  # noqa: BLE001  a plugin may fail in any way, and must not take the others down
-                self._report(f"plugin {point.name!r} ({point.value})", error)
-        for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
-            try:
-                load_recipes_from([name])
-            except Exception as error:  # noqa: BLE001  likewise
-                self._report(f"{ENVIRONMENT_VARIABLE} entry {name!r}", error)
+        with self._lock:  # other threads wait for the first; what it loads may itself look recipes up
+            if self._loaded:
+                return
+            self._loaded = True
+            for point in entry_points(group=ENTRY_POINT_GROUP):
+                try:
+                    point.load()
+                except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
+                    self._report(f"plugin {point.name!r} ({point.value})", error)
+            for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
+                try:
+                    load_recipes_from([name], key=ENVIRONMENT_VARIABLE)
+                except (Exception, SystemExit) as error:  # noqa: BLE001  likewise
+                    self._report(f"{ENVIRONMENT_VARIABLE} entry {name!r}", error)
 
-    def _report(self, what: str, error: Exception) -> None:
+    def _report(self, what: str, error: BaseException) -> None:
         why = str(error) if isinstance(error, RecipeSourceError) else f"{type(error).__name__}: {error}"
         self.broken[what] = why
         log.warning("Recipes of %s could not be loaded: %s", what, why)
@@ -79,7 +84,7 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
                 raise RecipeSourceError(f"{key}: {name!r} failed to load: {error}. Correct it there.") from error
             remedy = "Give a module that can be imported, or the path of a .py file."
             raise RecipeSourceError(f"{key}: there is no module {name!r}. {remedy}") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}"
             raise RecipeSourceError(f"{key}: {name!r} failed to load: {why}. Correct it there.") from error
 

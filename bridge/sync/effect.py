@@ -48,7 +48,9 @@ def effect_findings(
     return [finding for rule in RULES for finding in rule(now)]
 
 
-def absent_findings(config: MixedPrecisionConfig, rows: list[SyncRow], version: str) -> list[Finding]:
+def absent_findings(
+    config: MixedPrecisionConfig, rows: list[SyncRow], version: str, owners: Mapping[str, Owner]
+) -> list[Finding]:
     """Return a finding for each stated field, away from its default, that an owner of this Megatron has no home for."""
     return [
         Finding(
@@ -60,7 +62,10 @@ def absent_findings(config: MixedPrecisionConfig, rows: list[SyncRow], version: 
             severity="warning",
         )
         for row in rows
-        if row.verdict == "absent" and row.field is not None and _stands_out(config, row.field)
+        if row.verdict == "absent"
+        and row.field is not None
+        and owners[row.owner].is_megatron
+        and _stands_out(config, row.field)
     ]
 
 
@@ -121,7 +126,11 @@ def _placement(now: Situation) -> Iterator[Finding]:
         and model is not None
         and model.own("first_last_layers_bf16") is True
     )
-    for field in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+    counts = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+    if kept and config.scheme and all(config.is_stated(name) and getattr(config, name) == 0 for name in counts):
+        remedy = "State at least one count above 0, or first_last_layers_bf16=False."
+        yield _inert(config, counts[0], "with 0 at both ends no layer is kept in BF16", remedy)
+    for field in counts:
         if not kept and _stands_out(config, field):
             yield _inert(
                 config, field, "first_last_layers_bf16 is off", "State first_last_layers_bf16=True, or drop it."
@@ -134,6 +143,10 @@ def _autocast(now: Situation) -> Iterator[Finding]:
     is_on = config.autocast_enabled or (
         not config.is_stated("autocast_enabled") and model is not None and model.own("enable_autocast") is True
     )
+    tokens = config.to_dict(full=True)
+    own = model is not None and model.is_own("autocast_dtype")
+    if is_on and not own and (tokens["autocast_dtype"] or tokens["params_dtype"] or config.mode) == "fp32":
+        yield _inert(config, "autocast_enabled", "autocast would cast to fp32", "State autocast_dtype, or turn it off.")
     if not is_on and _stands_out(config, "autocast_dtype"):
         yield _inert(config, "autocast_dtype", "autocast is off", "State autocast_enabled=True, or drop it.")
 

@@ -17,6 +17,9 @@ class _Absent:
         return "<absent>"
 
 
+COMPUTED = {"autocast_dtype": "params_dtype"}
+"""Attribute that Megatron fills in from another one where nobody gave it a value."""
+
 ABSENT = _Absent()
 """Stands for the value of an attribute that is not there."""
 
@@ -52,7 +55,10 @@ class Owner:
 
     def is_own(self, attribute: str) -> bool:
         """Return whether somebody set the value: it differs from Megatron's own class default."""
-        return attribute in self.defaults and not same(self.own(attribute), self.defaults[attribute])
+        if attribute not in self.defaults or same(self.own(attribute), self.defaults[attribute]):
+            return False
+        source = COMPUTED.get(attribute)  # what Megatron computed by itself is nobody's own
+        return source is None or not same(self.own(attribute), self.own(source))
 
     def remember(self, written: dict[str, Any], own: dict[str, Any]) -> None:
         """Note what a sync wrote and what was there before: the next sync starts from the owner's own values."""

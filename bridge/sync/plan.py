@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["is_active", "plan"]
 
+SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
+"""Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
 COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
@@ -80,10 +82,19 @@ def _row(config: MixedPrecisionConfig, owner: Owner, route: Route, *, keep_own: 
     new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
     if same(old, new):
         verdict = verdict if verdict == "keep" else "agree"
-    elif verdict == "set" and owner.is_own(attribute):
+    replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), new)
+    if replaces_own and not same(old, new) and (verdict == "set" or route.rule == "dtype"):
         verdict = "override"
     return SyncRow(
-        owner=owner.role, attribute=attribute, field=route.field, old=old, new=new, verdict=verdict, by=by, why=why
+        owner=owner.role,
+        attribute=attribute,
+        field=route.field,
+        old=old,
+        new=new,
+        verdict=verdict,
+        by=by,
+        why=why,
+        replaces_own=replaces_own,
     )
 
 
@@ -101,13 +112,12 @@ def _decide(
     if route.rule == "dtype" and not stated:
         return torch_dtype(config.mode), "derive", "mode", mode
     if route.rule == "autocast dtype" and not stated:
-        return _autocast_dtype(config, owner), "derive", "mode", "follows params_dtype"
+        return _autocast_dtype(config, owner)
     if route.rule == "switch":
-        if keep_own and owner.is_own(attribute) and not same(own, reading):
-            return own, "keep", owner.role, f"its own value; the recipe says {reading!r}"
         return reading, "set", source if stated else "mode", "stated" if stated else mode
     if stated:
-        if keep_own and owner.is_own(attribute) and not same(own, reading):
+        is_kept = keep_own and route.field not in SCHEME_FIELDS and owner.is_own(attribute) and not same(own, reading)
+        if is_kept:
             return own, "keep", owner.role, f"its own value; the recipe says {reading!r}"
         return reading, "set", source, "stated"
     if route.rule == "count" and attribute in owner.defaults:
@@ -124,15 +134,14 @@ def _neutral(owner: Owner, route: Route, attribute: str, reading: Any) -> Any:
     return owner.defaults.get(attribute, reading)
 
 
-def _autocast_dtype(config: MixedPrecisionConfig, owner: Owner) -> Any:
-    """Return params_dtype as it will be, unless autocast is on with a dtype that somebody chose."""
-    chosen, params = owner.own("autocast_dtype"), owner.own("params_dtype")
+def _autocast_dtype(config: MixedPrecisionConfig, owner: Owner) -> tuple[Any, str, str, str]:
+    """Decide: params_dtype as it will be, unless autocast is on with a dtype that somebody chose."""
     is_on = config.autocast_enabled or (
         not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
     )
-    if is_on and chosen is not ABSENT and chosen is not None and not same(chosen, params):
-        return chosen
-    return config.params_dtype or torch_dtype(config.mode)
+    if is_on and owner.is_own("autocast_dtype"):
+        return owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on"
+    return config.params_dtype or torch_dtype(config.mode), "derive", "mode", "follows params_dtype"
 
 
 def _nan_check(config: MixedPrecisionConfig, owner: Owner) -> list[SyncRow]:
@@ -142,19 +151,23 @@ def _nan_check(config: MixedPrecisionConfig, owner: Owner) -> list[SyncRow]:
     meets a fatal NaN check at the first overflow (megatron-core 0.16.1 param_and_grad_buffer.py, arguments.py).
     """
     attribute = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in_loss"}.get(owner.role)
-    if attribute is None or not owner.has(attribute) or not config.fp16 or config.loss_scale is not None:
+    if attribute is None or not owner.has(attribute):
         return []
-    old = owner.value(attribute)
+    old, own = owner.value(attribute), owner.own(attribute)
+    dynamic = config.fp16 and config.loss_scale is None
+    if not dynamic and same(old, own):
+        return []
+    why = "a dynamic loss scale overflows by design, and this check would end the run"
     return [
         SyncRow(
             owner=owner.role,
             attribute=attribute,
             field="loss_scale",
             old=old,
-            new=False,
-            verdict="agree" if old is False else "derive",
-            by="mode",
-            why="a dynamic loss scale overflows by design, and this check would end the run",
+            new=False if dynamic else own,
+            verdict="agree" if dynamic and old is False else "derive" if dynamic else "keep",
+            by="mode" if dynamic else owner.role,
+            why=why if dynamic else "its own value: the loss scale is not dynamic",
         )
     ]
 

@@ -35,6 +35,8 @@ class SyncRow:
     """Who decided: "recipe NAME", "command line", "default", "model", ..."""
     why: str
     """The reason, as a clause."""
+    replaces_own: bool = False
+    """Whether the value that is replaced is one that somebody had given the owner."""
 
     @property
     def changes(self) -> bool:
@@ -108,7 +110,7 @@ class SyncReport:
         told = []
         for row in self.rows:
             if row.changes:
-                level = logging.WARNING if row.verdict == "override" else logging.INFO
+                level = logging.WARNING if row.verdict == "override" or row.replaces_own else logging.INFO
                 change = f"{plain(row.old)!r} -> {plain(row.new)!r}"
                 told.append((level, f"{row.owner}.{row.attribute}: {change} ({row.verdict}, {row.by}: {row.why})"))
             elif row.verdict == "keep":

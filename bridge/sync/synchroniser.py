@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, SyncCheckError, SyncConflictError
+from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
 from bridge.precision.registry import get_mixed_precision_config
 from bridge.sync.apply import apply
 from bridge.sync.effect import absent_findings, effect_findings
@@ -45,13 +45,15 @@ def synchronize(
         ddp: A DistributedDataParallelConfig, likewise.
         train: A TrainConfig, for the loss check that FP16's dynamic scale would trip.
         on_conflict: What happens where an owner's own value (away from Megatron's default) meets another stated one:
-            "override" writes and reports it, "error" raises, "keep" leaves the owner's.
-        strict: Raise also on what Megatron is known to refuse later, and on owners that were refused before.
+            "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
+            scheme are the recipe's in any case.
+        strict: Raise also on what Megatron is known to refuse later.
 
     Returns:
         Every precision field of every owner, with old and new value, verdict, who decided, and why.
 
     Raises:
+        PrecisionTypeError: An owner is no config object, or plays another role.
         PrecisionConfigError: The config can never be right.
         SyncConflictError: A conflict under `on_conflict="error"`.
         SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
@@ -63,6 +65,7 @@ def synchronize(
     config.finalize()
     given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
     owners = [Owner(role, target) for role, target in given.items() if target is not None]
+    _refuse_wrong_objects(owners)
     return run(config, owners, on_conflict=on_conflict, strict=strict)
 
 
@@ -77,10 +80,10 @@ def run(config: MixedPrecisionConfig, owners: list[Owner], *, on_conflict: str, 
     by_role = {owner.role: owner for owner in owners}
     findings = [
         *trial.findings,
-        *absent_findings(config, rows, version),
+        *absent_findings(config, rows, version, by_role),
         *effect_findings(config, by_role, _numbers(version)),
     ]
-    fatal = [f for f in trial.findings if strict or f.severity == "error"]
+    fatal = [f for f in trial.findings if f.severity == "error"]
     if strict:
         fatal += [f for f in findings if f.severity == "error" and f not in fatal]
     if fatal:
@@ -92,6 +95,22 @@ def run(config: MixedPrecisionConfig, owners: list[Owner], *, on_conflict: str, 
         findings=tuple(findings),
         megatron_version=version,
     )
+
+
+def _refuse_wrong_objects(owners: list[Owner]) -> None:
+    """Refuse what cannot be an owner: a class, plain data, another role's config, one object in two roles."""
+    seen: dict[int, str] = {}
+    for owner in owners:
+        target, role = owner.target, role_of(owner.target)
+        kind = f"must be a config object in that role, got {target!r:.80}"
+        if isinstance(target, type | str | dict | list | tuple | int | float):
+            raise PrecisionTypeError(f"{owner.role}: {kind}. Give an instance of {OWNERS[owner.role]}.")
+        if role not in ("config", owner.role):
+            raise PrecisionTypeError(f"{owner.role}: {kind}. Give it as {role}.")
+        if id(target) in seen:
+            what = f"is the same object as {seen[id(target)]}, and the two hold different things"
+            raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
+        seen[id(target)] = owner.role
 
 
 def role_of(target: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import Finding, SyncCheckError
 from bridge.precision.registry import get_mixed_precision_config
 from bridge.sync import SyncReport, synchronize
 
@@ -130,9 +131,11 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     Raises:
         UnknownRecipeError: No such recipe.
         PrecisionConfigError: The precision can never be right.
-        SyncError: It cannot be written into these configs. Nothing was changed.
+        SyncError: It cannot be written into these configs, or without one model and optimizer disagree. Nothing was
+            changed.
     """
     if config.mixed_precision is None:
+        _require_agreement(config)
         return None
     precision = get_mixed_precision_config(config.mixed_precision)
     report = synchronize(
@@ -140,6 +143,20 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     )
     config.mixed_precision = precision
     return report
+
+
+def _require_agreement(config: ConfigContainer) -> None:
+    """Refuse a model and an optimizer of different precision: without a recipe nobody else would notice."""
+    for name in ("fp16", "bf16"):
+        ours, theirs = getattr(config.model, name, None), getattr(config.optimizer, name, None)
+        if None not in (ours, theirs) and ours != theirs:
+            finding = Finding(
+                path=f"model.{name}",
+                rule=f"must equal optimizer.{name}, which is {theirs!r}",
+                value=ours,
+                remedy="Give both the same value, or choose a recipe.",
+            )
+            raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from bridge.megatron.process import apply_tf32, training_process
 from bridge.report.curves import plot_loss
 from bridge.training.console import Display, Silent, display, show_summary
 from bridge.training.metrics import Metrics, NoMetrics, ValidationRecord, metrics_log
-from bridge.training.run import Run, build_run, precision_label, require_sections
+from bridge.training.run import Run, build_run, precision_label, require_sane_values, require_sections
 from bridge.training.stop import StopRequest, stop_on_signal
 from bridge.training.summary import RunSummary
 
@@ -52,6 +52,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     """
     began = time.perf_counter()
     require_sections(config)
+    require_sane_values(config)
     require_gemm_backend(config.model)
     tf32 = apply_tf32(getattr(config.mixed_precision, "tf32", None))
     with training_process(config.model, seed=config.train.seed) as process:
@@ -112,6 +113,11 @@ def _train(run: Run, metrics: Metrics, shown: Display, request: StopRequest) -> 
             _validate(run, metrics, shown)
         if ends or _is_due(run, run.config.checkpoint.save_interval):
             _save(run, shown)
+    steps = run.iteration - run.start.iteration
+    if steps and run.skipped_steps == steps:
+        constant = getattr(run.config.optimizer, "loss_scale", None)
+        hope = "it is constant: lower it" if constant else "it is still falling: train longer, or begin lower"
+        shown.say(f"NOTHING WAS LEARNED: every step overflowed under its loss scale and was skipped; {hope}.")
     if run.stopped_early:
         shown.say(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.")
 

@@ -43,9 +43,10 @@ def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisio
         PrecisionConfigError: The precision can never be right.
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
-    mixed_precision_config.finalize()
+    precision = get_mixed_precision_config(mixed_precision_config)
+    precision.finalize()
     owner = Owner(role_of(config), config)
-    run(mixed_precision_config, [owner], on_conflict="override", strict=False).log(log)
+    run(precision, [owner], on_conflict="override", strict=False).log(log)
     return config
 
 

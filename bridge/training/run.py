@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bridge.megatron.process import Process
     from bridge.training.config import ConfigContainer
 
-__all__ = ["Run", "build_run", "precision_label", "require_sections"]
+__all__ = ["Run", "build_run", "precision_label", "require_sane_values", "require_sections"]
 
 
 @dataclass(kw_only=True)
@@ -134,6 +134,44 @@ def require_sections(config: ConfigContainer) -> None:
         )
 
 
+LEAST = (
+    ("train", "train_iters", 1),
+    ("train", "micro_batch_size", 1),
+    ("train", "global_batch_size", 1),
+    ("train", "eval_interval", 0),
+    ("train", "eval_iters", 0),
+    ("train", "lr_warmup_iters", 0),
+    ("train", "seed", 0),
+    ("data", "seed", 0),
+    ("data", "num_workers", 0),
+    ("logging", "log_interval", 1),
+    ("checkpoint", "save_interval", 1),
+    ("model", "num_layers", 1),
+    ("model", "hidden_size", 1),
+    ("model", "seq_length", 1),
+    ("optimizer", "lr", 0),
+    ("optimizer", "weight_decay", 0),
+)
+"""Section, field and the least it can be; None is left to the field's own meaning."""
+
+
+def require_sane_values(config: ConfigContainer) -> None:
+    """Refuse numbers that no run can begin with, all of them at once."""
+    wrong = []
+    for section, field_name, least in LEAST:
+        value: Any = getattr(getattr(config, section), field_name, None)
+        if value is not None and not value >= least:  # NaN is not either
+            wrong.append(f"{section}.{field_name}: must be at least {least}, got {value!r}. Use {least} or more.")
+    if config.train.lr_warmup_iters > (config.train.lr_decay_iters or config.train.train_iters):
+        wrong.append(
+            f"train.lr_warmup_iters: must not be longer than the schedule of "
+            f"{config.train.lr_decay_iters or config.train.train_iters} steps, got {config.train.lr_warmup_iters}. "
+            "Shorten it."
+        )
+    if wrong:
+        raise RunConfigError("\n".join(wrong))
+
+
 def _require_whole_batches(config: ConfigContainer, process: Process) -> None:
     """Refuse a global batch that is not a whole number of micro-batches on every rank."""
     train = config.train
@@ -172,6 +210,13 @@ def build_run(config: ConfigContainer, process: Process) -> Run:
         start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load))
     if config.checkpoint.save is not None:
         checkpoints.require_free(Path(config.checkpoint.save), start)
+    resumed = []
+    if config.checkpoint.load is not None:
+        before, now = start.extra.get("precision", "an unknown precision"), precision_label(config)
+        other = f", which was saved in {before} and goes on in {now}" if before != now else ""
+        resumed.append(f"Resumed from step {start.iteration} of {config.checkpoint.load}{other}.")
+        if start.iteration >= train.train_iters:
+            resumed.append(f"There is nothing left to do: train.train_iters is {train.train_iters}.")
     return Run(
         config=config,
         process=process,
@@ -179,7 +224,7 @@ def build_run(config: ConfigContainer, process: Process) -> Run:
         splits=splits,
         entropy=unigram_entropy(splits, corpus.vocab_size),
         parameters=parameter_count(trainer.model),
-        notes=[*process.notes, *notes, f"Data: {corpus.name} ({corpus.prefix})."],
+        notes=[*process.notes, *notes, *resumed, f"Data: {corpus.name} ({corpus.prefix})."],
         start=start,
         iteration=start.iteration,
         recent_losses=deque(maxlen=max(1, config.logging.log_interval)),

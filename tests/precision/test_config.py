@@ -117,6 +117,18 @@ def test_replacing_a_subclass_keeps_its_own_fields_and_what_was_stated() -> None
         Team(owners="us")
 
 
+def test_a_subclass_may_give_a_field_another_default() -> None:
+    @dataclasses.dataclass(kw_only=True)
+    class Team(MixedPrecisionConfig):
+        fp8_margin: int = 9
+        grad_reduce_in_fp32 = False
+
+    team = Team(bf16=True)
+    assert (team.fp8_margin, team.grad_reduce_in_fp32, team.stated) == (9, False, {"bf16"})
+    assert Team(fp8_margin=3).to_dict() == {"fp8_margin": 3}
+    assert Team.field_names() == MixedPrecisionConfig.field_names()
+
+
 @given(any_fields())
 def test_construction_never_refuses_a_value_of_the_right_type(fields: dict[str, object]) -> None:
     config = MixedPrecisionConfig(**fields)

@@ -235,3 +235,67 @@ def test_the_built_ins_are_a_plugin_and_the_bridge_does_not_import_them() -> Non
         """
     )
     assert done.stdout == "False\nTrue\n", done.stderr
+
+
+def test_who_takes_a_built_in_recipes_name_is_told_and_the_built_ins_stay(tmp_path: Path) -> None:
+    (tmp_path / "dup.py").write_text(TEAM.replace("team_recipe", "bf16_mixed"))
+    done = run("import dup", PYTHONPATH=str(tmp_path))
+    assert "DuplicateRecipeError: Recipe 'bf16_mixed' is defined twice" in done.stderr
+    done = run(
+        "from bridge.precision.sources import load_recipes_from\n"
+        "from bridge import get_mixed_precision_config as get\n"
+        f"try: load_recipes_from('{tmp_path}/dup.py')\n"
+        "except Exception as error: print(type(error).__name__)\n"
+        "print(get('bf16_mixed').grad_reduce_in_fp32, get('mxfp8').fp8)"
+    )
+    assert done.stdout == "RecipeSourceError\nTrue e4m3\n", done.stderr
+
+
+def test_a_recipe_file_that_exits_is_a_broken_source(tmp_path: Path) -> None:
+    (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
+    done = run(
+        "import bridge; print(bridge.get_mixed_precision_config('fp32').fp32)", BRIDGE_RECIPES=f"{tmp_path}/quits.py"
+    )
+    assert done.stdout == "True\n"
+    assert "SystemExit" in done.stderr
+
+
+def test_threads_may_ask_at_once() -> None:
+    done = run(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        from bridge import get_mixed_precision_config as get
+        with ThreadPoolExecutor(8) as pool:
+            print(sum(c.bf16 for c in pool.map(get, ["bf16_mixed"] * 64)))
+        """
+    )
+    assert done.stdout == "64\n", done.stderr
+
+
+def test_a_recipe_that_needs_arguments_is_refused_when_it_is_registered(registry: Registry) -> None:
+    with pytest.raises(RecipeSourceError) as caught:
+
+        @registry.register
+        def wants(layers):
+            return MixedPrecisionConfig()
+
+    assert str(caught.value) == "Recipe 'wants': is called without arguments, and needs layers. Give them defaults."
+
+
+def test_definitions_made_in_a_loop_are_different_ones(registry: Registry) -> None:
+    def make(layers: int):
+        def recipe() -> MixedPrecisionConfig:
+            return MixedPrecisionConfig(num_layers_at_end_in_bf16=layers)
+
+        return recipe
+
+    registry.register(name="kept")(make(1))
+    with pytest.raises(DuplicateRecipeError):
+        registry.register(name="kept")(make(2))
+
+
+def test_a_recipe_that_hands_out_one_object_still_makes_fresh_ones(registry: Registry) -> None:
+    shared = MixedPrecisionConfig(bf16=True)
+    registry.register(name="shared")(lambda: shared)
+    registry.get("shared").fp8 = "e4m3"
+    assert registry.get("shared").fp8 is None

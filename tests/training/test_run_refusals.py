@@ -1,0 +1,49 @@
+"""What a run refuses before anything is built."""
+
+import pytest
+from megatron.core.optimizer import OptimizerConfig
+
+from bridge.errors import RunConfigError, SyncCheckError
+from bridge.megatron.gpt import GPTConfig
+from bridge.training.config import ConfigContainer, LoggingConfig, TrainConfig, runtime_config_update
+from bridge.training.run import require_sane_values
+
+
+def container(**sections):
+    model = GPTConfig(num_layers=2, hidden_size=64, num_attention_heads=4)
+    return ConfigContainer(model=model, optimizer=OptimizerConfig(lr=1e-3), **sections)
+
+
+def test_numbers_that_no_run_can_begin_with_are_refused_all_at_once() -> None:
+    config = container(
+        train=TrainConfig(micro_batch_size=0, train_iters=-5, eval_iters=-1, seed=-1, lr_warmup_iters=0),
+        logging=LoggingConfig(log_interval=0),
+    )
+    config.optimizer.lr = float("nan")
+    with pytest.raises(RunConfigError) as caught:
+        require_sane_values(config)
+    assert str(caught.value).splitlines() == [
+        "train.train_iters: must be at least 1, got -5. Use 1 or more.",
+        "train.micro_batch_size: must be at least 1, got 0. Use 1 or more.",
+        "train.eval_iters: must be at least 0, got -1. Use 0 or more.",
+        "train.seed: must be at least 0, got -1. Use 0 or more.",
+        "logging.log_interval: must be at least 1, got 0. Use 1 or more.",
+        "optimizer.lr: must be at least 0, got nan. Use 0 or more.",
+        "train.lr_warmup_iters: must not be longer than the schedule of -5 steps, got 0. Shorten it.",
+    ]
+
+
+def test_sane_values_pass() -> None:
+    require_sane_values(container(train=TrainConfig(eval_interval=0, lr_warmup_iters=0)))
+
+
+def test_without_a_recipe_model_and_optimizer_have_to_agree() -> None:
+    config = container()
+    config.model.bf16 = True
+    with pytest.raises(SyncCheckError) as caught:
+        runtime_config_update(config)
+    assert str(caught.value) == (
+        "Without a recipe the owners' own settings have to agree:\n"
+        "  model.bf16: must equal optimizer.bf16, which is False, got True. "
+        "Give both the same value, or choose a recipe."
+    )
