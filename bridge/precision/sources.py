@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.errors import RecipeSourceError
+from bridge.errors import BridgeError, RecipeSourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +56,7 @@ class Sources:
                     self._report(f"{ENVIRONMENT_VARIABLE} entry {name!r}", error)
 
     def _report(self, what: str, error: BaseException) -> None:
-        why = str(error) if isinstance(error, RecipeSourceError) else f"{type(error).__name__}: {error}"
+        why = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
         self.broken[what] = why
         log.warning("Recipes of %s could not be loaded: %s", what, why)
 
@@ -70,6 +70,7 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
 
     Raises:
         RecipeSourceError: There is no such module or file, or it failed while it was loaded.
+        BridgeError: What the module itself raised, a duplicate name say.
     """
     for name in [names] if isinstance(names, str) else list(names):
         is_file = name.endswith(".py") or os.sep in name
@@ -84,6 +85,8 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
                 raise RecipeSourceError(f"{key}: {name!r} failed to load: {error}. Correct it there.") from error
             remedy = "Give a module that can be imported, or the path of a .py file."
             raise RecipeSourceError(f"{key}: there is no module {name!r}. {remedy}") from None
+        except BridgeError:
+            raise  # says by itself what is wrong and where
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}"
             raise RecipeSourceError(f"{key}: {name!r} failed to load: {why}. Correct it there.") from error

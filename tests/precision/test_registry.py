@@ -248,7 +248,7 @@ def test_who_takes_a_built_in_recipes_name_is_told_and_the_built_ins_stay(tmp_pa
         "except Exception as error: print(type(error).__name__)\n"
         "print(get('bf16_mixed').grad_reduce_in_fp32, get('mxfp8').fp8)"
     )
-    assert done.stdout == "RecipeSourceError\nTrue e4m3\n", done.stderr
+    assert done.stdout == "DuplicateRecipeError\nTrue e4m3\n", done.stderr
 
 
 def test_a_recipe_file_that_exits_is_a_broken_source(tmp_path: Path) -> None:
