@@ -46,6 +46,7 @@ __all__ = [
     "UnknownRecipeError",
     "close_matches",
     "did_you_mean",
+    "listed",
 ]
 
 
@@ -184,6 +185,10 @@ def did_you_mean(matches: Sequence[str]) -> str:
     """Return ``Did you mean 'a', 'b' or 'c'?``, or an empty string without matches."""
     if not matches:
         return ""
-    quoted = [repr(match) for match in matches]
-    listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
-    return f"Did you mean {listed}?"
+    return f"Did you mean {listed(matches)}?"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return ``'a', 'b' or 'c'``; at least one name is needed."""
+    quoted = [repr(name) for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from bridge.errors import close_matches, did_you_mean
+from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.dtypes import torch_dtype
 from bridge.precision.fields import coerce
 
@@ -126,7 +126,7 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
     names = [str(name) for name in known]
     if str(value) in names and not isinstance(value, bool):  # "2" for 2
         return known[names.index(str(value))]
-    hint = did_you_mean(close_matches(str(value), names)) or f"Use {_listed(names)}."
+    hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
     raise ValueError(f"must be one of {', '.join(names)}, got {value!r}. {hint}")
 
 
@@ -163,13 +163,8 @@ def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
             if value.lower() in (member.name.lower(), str(member.value).lower()):
                 return member
     names = [member.name for member in kind]
-    hint = did_you_mean(close_matches(str(value), names)) or f"Use {_listed(names)}."
+    hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
     raise ValueError(f"must be one of {', '.join(names)}, got {value!r}. {hint}")
-
-
-def _listed(names: list[str]) -> str:
-    quoted = [repr(name) for name in names]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
 
 
 def _spelled(annotation: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from bridge.errors import Finding, close_matches, did_you_mean
+from bridge.errors import Finding, close_matches, did_you_mean, listed
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ def known_names(config: MixedPrecisionConfig) -> Iterator[Finding]:
         value = getattr(config, field)
         if not applies or value in known or (value is None and not getattr(config, field[:3])):
             continue
-        remedy = did_you_mean(close_matches(str(value), known)) or f"Use {_listed(known)}."
+        remedy = did_you_mean(close_matches(str(value), known)) or f"Use {listed(known)}."
         if field in ("fp8", "fp4") and value in (*FP8_SCHEMES, *FP4_SCHEMES):
             family = "fp8" if value in FP8_SCHEMES else "fp4"
-            remedy = f"{value!r} is a scaling scheme: say {family}_recipe={value!r} and {_listed(known)} here."
+            remedy = f"{value!r} is a scaling scheme: say {family}_recipe={value!r} and {listed(known)} here."
         elif field == "fp8" and value == "e5m2":
             remedy = "Use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass."
         yield _finding(config, field, f"must be one of {', '.join(known)}", remedy)
@@ -101,7 +101,7 @@ def legal_format_for_scheme(config: MixedPrecisionConfig) -> Iterator[Finding]:
     row = FP8_SCHEMES.get(config.fp8_recipe) if config.fp8 in FP8_FORMATS else None
     if row is not None and config.fp8 not in row.formats:
         remedy = f"Use fp8={row.formats[0]!r}, or fp8_recipe='tensorwise' for E5M2 gradients."
-        rule = f"{row.name} trains with {_listed(row.formats)} in every operand (E5M2 gradients were found to diverge)"
+        rule = f"{row.name} trains with {listed(row.formats)} in every operand (E5M2 gradients were found to diverge)"
         yield _finding(config, "fp8", rule, remedy)
 
 
@@ -227,8 +227,3 @@ RULES: tuple[Callable[[MixedPrecisionConfig], Iterator[Finding]], ...] = (
 
 def _default(config: MixedPrecisionConfig, field: str) -> object:
     return getattr(type(config), field)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    quoted = [repr(name) for name in names]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
