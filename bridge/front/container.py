@@ -18,7 +18,7 @@ from bridge.precision.dtypes import torch_dtype
 from bridge.precision.registry import REGISTRY
 from bridge.training.config import ConfigContainer
 
-__all__ = ["check", "container"]
+__all__ = ["check", "container", "precision_of"]
 
 
 Config = DictConfig | Mapping[str, Any]
@@ -40,7 +40,7 @@ def container(config: Config, *, origins: Origins | None = None, choice: str | N
     origins = origins or Origins()
     problems = Problems(origins)
     values = plain(config, origins)
-    precision = _precision(values, choice, problems, origins)
+    precision = precision_of(values, choice, problems, origins)
     sections = _sections(values, SECTIONS, problems)
     arguments = _sections(values, owners, problems, functions)
     problems.raise_any()
@@ -49,7 +49,8 @@ def container(config: Config, *, origins: Origins | None = None, choice: str | N
         _place_pipeline_dtype(arguments["model"], precision)
     made = {name: _made(name, cls, arguments[name]) for name, cls in owners.items()}
     ours = {name: cls(**sections[name]) for name, cls in SECTIONS.items()}
-    return ConfigContainer(**made, **ours, mixed_precision=precision)
+    backend = {key: values[key] for key in ("precision_backend",) if values.get(key) is not None}
+    return ConfigContainer(**made, **ours, **backend, mixed_precision=precision)
 
 
 def check(config: Config, *, origins: Origins | None = None, choice: str | None = None) -> None:
@@ -64,7 +65,7 @@ def check(config: Config, *, origins: Origins | None = None, choice: str | None 
     origins = origins or Origins()
     problems = Problems(origins)
     values = plain(config, origins, missing=True)
-    precision = _precision(values, choice, problems, origins)
+    precision = precision_of(values, choice, problems, origins)
     _sections(values, SECTIONS, problems)
     problems.raise_any()
     if precision is not None:
@@ -107,7 +108,7 @@ def _made(name: str, owner: type[Any], arguments: dict[str, Any]) -> Any:
         raise RunConfigError(f"{name}: Megatron Core refuses these settings ({what}). {remedy}") from error
 
 
-def _precision(
+def precision_of(
     values: Mapping[str, Any], choice: str | None, problems: Problems, origins: Origins
 ) -> MixedPrecisionConfig | None:
     """Return the precision with each statement's source; None where no option is chosen and nothing is stated."""

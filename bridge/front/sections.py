@@ -20,7 +20,7 @@ SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointCo
 """Sections with classes of our own: shown with their defaults."""
 OWNERS = ("model", "optimizer", "ddp")
 """Sections with classes of Megatron Core, which are imported only when a run needs them."""
-KEYS = ("mixed_precision", *OWNERS, *SECTIONS, "recipes_from")
+KEYS = ("mixed_precision", "precision_backend", *OWNERS, *SECTIONS, "recipes_from")
 """Every top-level key of a run's config."""
 
 
@@ -33,6 +33,7 @@ def _open_sections() -> DictConfig:
     config = OmegaConf.create(
         {
             "recipes_from": None,
+            "precision_backend": "auto",
             "mixed_precision": {},
             **{name: {} for name in OWNERS},
             **{name: dataclasses.asdict(section()) for name, section in SECTIONS.items()},

@@ -11,6 +11,7 @@ import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 from bridge.megatron.optimizer import inner_optimizers
+from bridge.megatron.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -114,7 +115,10 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
     """Return one row per dtype."""
     sizes: defaultdict[str, int] = defaultdict(int)
     for tensor in tensors:
-        sizes[_name(tensor.dtype)] += tensor.numel() * tensor.element_size()
+        if isinstance(tensor, StoredWeight):
+            sizes[tensor.stored_name] += tensor.stored_bytes
+        else:
+            sizes[_name(tensor.dtype)] += tensor.numel() * tensor.element_size()
     return [CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from) for dtype, size in sorted(sizes.items())]
 
 
@@ -133,7 +137,7 @@ def _reduction(model: list[Any]) -> list[CensusRow]:
 
 def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
     """Return what the optimizer steps on: copies (or shards of copies), or the parameters' own memory."""
-    own_memory = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    own_memory = {p.untyped_storage().data_ptr() for p in parameters if not isinstance(p, StoredWeight)}
     themselves: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
     for inner in inner_optimizers(optimizer):

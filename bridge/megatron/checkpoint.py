@@ -18,12 +18,15 @@ import numpy as np
 import torch
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from bridge.errors import CheckpointError
+from bridge.megatron.emulation import delayed_updates, requantise_stored_weights, unrecorded
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.megatron.optimizer import parts, unshare_steps
+from bridge.megatron.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,12 +139,17 @@ def _restore_random_states(states: dict[str, Any]) -> None:
 def _sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: bool) -> dict[str, Any]:
     """Return the run's state, with tensors marked by where they belong in the whole."""
     metadata = {**SHARDING, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    for updates in delayed_updates(trainer.model):
+        updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
     model = unwrapped(trainer.model[0]).sharded_state_dict(metadata=metadata)
     state = {
         "model": model,
         "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata),
         "opt_param_scheduler": trainer.scheduler.state_dict(),
     }
+    for entry in nested_values(model):
+        if isinstance(getattr(entry, "data", None), StoredWeight):
+            entry.data = entry.data.dequantize()
     if with_random_states:
         state["rng_state"] = _random_states()
     return state
@@ -231,10 +239,12 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
         loaded = dist_checkpointing.load(state, str(source))
     except (CheckpointingException, KeyError, OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({error}). Is it complete?") from error
-    unwrapped(trainer.model[0]).load_state_dict(loaded["model"])
+    with unrecorded(trainer.model):  # what a checkpoint holds is no new weight
+        unwrapped(trainer.model[0]).load_state_dict(loaded["model"])
     _with_step(loaded["optimizer"])
     trainer.optimizer.load_state_dict(loaded["optimizer"])
     unshare_steps(trainer.optimizer)
+    requantise_stored_weights(trainer.optimizer)
     trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     if same_layout:
         _restore_random_states(loaded["rng_state"][0])

@@ -19,6 +19,7 @@ from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
+from bridge.megatron.emulation import prepare_emulation
 from bridge.megatron.layer_spec import block_spec
 
 __all__ = ["GPTConfig", "build_gpt", "padded_vocab_size", "parameter_count", "run_config", "unwrapped"]
@@ -135,20 +136,21 @@ def padded_vocab_size(config: Any) -> int:
     return -(-int(config.vocab_size) // multiple) * multiple
 
 
-def build_gpt(config: Any, ddp: Any, where: torch.device) -> list[Any]:
+def build_gpt(config: Any, ddp: Any, where: torch.device, *, backend: str = "local") -> list[Any]:
     """Build this rank's part of the model.
 
     Args:
         config: What `run_config` returned. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
         ddp: A `DistributedDataParallelConfig`.
         where: Device of the parameters.
+        backend: te, emulated or local: what the linear layers are made of.
 
     Returns:
         A list with one `DistributedDataParallel` module, as Megatron's schedules take it.
     """
     model = GPTModel(
         config=config,
-        transformer_layer_spec=block_spec(config),
+        transformer_layer_spec=block_spec(config, backend=backend),
         vocab_size=padded_vocab_size(config),
         max_sequence_length=config.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -161,6 +163,8 @@ def build_gpt(config: Any, ddp: Any, where: torch.device) -> list[Any]:
     ).to(where)
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)
+    if backend == "emulated":
+        prepare_emulation(model, config, ddp)
     return [DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model)]
 
 

@@ -4,51 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 from typing import Any
 
+from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from bridge.errors import BackendUnavailableError
 from bridge.megatron.attention import FusedDotProductAttention
-from bridge.megatron.device import has_cuda
+from bridge.megatron.emulated import EmulatedColumnParallelLinear, EmulatedRowParallelLinear
 
-__all__ = ["block_spec", "has_transformer_engine", "require_gemm_backend"]
-
-
-def has_transformer_engine() -> bool:
-    """Return whether Transformer Engine is installed and has a CUDA device to run on."""
-    if not has_cuda():
-        return False
-    try:
-        importlib.import_module("transformer_engine.pytorch")
-    except (ImportError, OSError, RuntimeError):  # a package without its CUDA parts fails in any of these ways
-        return False
-    return True
-
-
-def require_gemm_backend(config: Any) -> None:
-    """Refuse a config whose low-precision matrix multiplications nothing here would run.
-
-    Megatron Core without Transformer Engine accepts ``fp8`` and ``fp4`` and silently trains in high precision.
-
-    Raises:
-        BackendUnavailableError: `config.fp8` or `config.fp4` is set, and there is no backend for it.
-    """
-    for field, kind in (("fp8", "FP8"), ("fp4", "FP4")):
-        value = getattr(config, field, None)
-        if value and not has_transformer_engine():
-            missing = "Transformer Engine cannot be loaded" if has_cuda() else "there is no CUDA device"
-            raise BackendUnavailableError(
-                f"model.{field}: {kind} matrix multiplications need Transformer Engine on a CUDA device, got {value!r} "
-                f"and {missing}. Choose a recipe without {kind} (bf16_mixed, say), or run this one where "
-                "Transformer Engine works."
-            )
+__all__ = ["block_spec"]
 
 
 class SequenceParallelNorm:
@@ -67,30 +37,50 @@ class SequenceParallelNorm:
         return norm
 
 
-def _local_layer_spec(config: Any) -> Any:
-    """Return Megatron's local layer, with norms that work under sequence parallelism and fused attention."""
+def _local_layer_spec(config: Any, *, emulated: bool) -> Any:
+    """Return Megatron's local layer, with norms that work under sequence parallelism and fused attention.
+
+    Args:
+        config: A `TransformerConfig`.
+        emulated: Multiply in the config's low precision.
+    """
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
     attention = spec.submodules.self_attention
     replaced: dict[str, Any] = {"core_attention": FusedDotProductAttention}
     if config.qk_layernorm:
         replaced |= {"q_layernorm": SequenceParallelNorm, "k_layernorm": SequenceParallelNorm}
+    mlp = spec.submodules.mlp
+    if emulated:
+        replaced |= {"linear_qkv": EmulatedColumnParallelLinear, "linear_proj": EmulatedRowParallelLinear}
+        linears = {"linear_fc1": EmulatedColumnParallelLinear, "linear_fc2": EmulatedRowParallelLinear}
+        mlp = dataclasses.replace(mlp, submodules=dataclasses.replace(mlp.submodules, **linears))
     attention = dataclasses.replace(attention, submodules=dataclasses.replace(attention.submodules, **replaced))
     submodules = dataclasses.replace(
         spec.submodules,
         input_layernorm=SequenceParallelNorm,
         pre_mlp_layernorm=SequenceParallelNorm,
         self_attention=attention,
+        mlp=mlp,
     )
     return dataclasses.replace(spec, submodules=submodules)
 
 
-def block_spec(config: Any) -> Any:
-    """Return the spec of this pipeline stage's transformer block.
+def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
+    """Return the spec of one model chunk's transformer block.
 
     Args:
-        config: A `TransformerConfig`; `num_layers` counts the whole model, the spec holds this stage's share.
+        config: A `TransformerConfig`; `num_layers` counts the whole model, the spec holds this chunk's share.
+        backend: te, emulated or local.
+        vp_stage: Number of the chunk under interleaved pipeline parallelism.
+
+    Under `emulated` the first and last layers that the config keeps in BF16 are Megatron's own; which these are is
+    decided by their number in the whole model, by Megatron's `is_first_last_bf16_layer`.
     """
-    if has_transformer_engine():
+    if backend == "te":
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
-    layers = [_local_layer_spec(config)] * get_num_layers_to_build(config)
+    offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    count = get_num_layers_to_build(config, vp_stage=vp_stage)
+    plain = _local_layer_spec(config, emulated=False)
+    low = _local_layer_spec(config, emulated=True) if backend == "emulated" else plain
+    layers = [plain if is_first_last_bf16_layer(config, number) else low for number in range(offset, offset + count)]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)

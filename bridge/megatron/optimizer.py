@@ -11,6 +11,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.errors import RunConfigError
+from bridge.megatron.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,12 +54,24 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
             continue
         if type(part) is DistributedOptimizer:
             part.__class__ = TorchAdamDistributedOptimizer
+            _drop_copies_of_stored_weights(part)
         for group in inner.param_groups:
             group.update(fused=True, foreach=False)
             for parameter in group["params"]:
                 if not inner.state[parameter]:
                     inner.state[parameter] = _fresh_state(parameter)
     return optimizer
+
+
+def _drop_copies_of_stored_weights(part: Any) -> None:
+    """Let go of the dequantised shards that Megatron takes for views of the weights, under delayed scaling.
+
+    Under every other scheme it keeps None there, and nothing reads them.
+    """
+    for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
+        for index, weight in enumerate(weights):
+            if isinstance(weight, StoredWeight):
+                shards[index] = None
 
 
 def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:

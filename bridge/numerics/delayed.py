@@ -118,6 +118,11 @@ class DelayedScaling(torch.nn.Module):
         """Return a copy of the amaxes that the next update of "forward" or "backward" will read."""
         return self.amax_history[0, PASSES[which]].clone()
 
+    def merge_pending(self, which: str, amaxes: torch.Tensor) -> None:
+        """Max amaxes of other ranks into those that the next update of "forward" or "backward" will read."""
+        pending = self.amax_history[0, PASSES[which]]
+        torch.maximum(pending, amaxes, out=pending)
+
     def update(self, which: str, reduced_amax: torch.Tensor | None = None) -> None:
         """Roll the histories and renew the scales of "forward" (input, weight) or "backward" (grad_output)."""
         columns = PASSES[which]

@@ -27,6 +27,8 @@ from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.numerics.quantise import AmaxReduction, as_matrix
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bridge.numerics.delayed import DelayedScaling
     from bridge.numerics.quantised import Quantised
     from bridge.numerics.spec import GemmPrecision
@@ -80,6 +82,7 @@ class LinearCall:
     reduce_grad_amax: AmaxReduction | None = None
     generator: torch.Generator | None = None
     observer: Observer | None = None
+    after_backward: Callable[[], None] | None = None
 
     def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
         """Quantise input or grad_output."""
@@ -192,6 +195,8 @@ class ScaledLinearFunction(torch.autograd.Function):
             dw_NK = call.multiply("wgrad", dy_col, x_col).to(ctx.weight_dtype)
         if ctx.needs_input_grad[2]:
             db_N = dy_MN.sum(0)
+        if call.after_backward is not None:
+            call.after_backward()
         return dx, dw_NK, db_N, None
 
 
@@ -209,6 +214,7 @@ def scaled_linear(
     reduce_grad_amax: AmaxReduction | None = None,
     generator: torch.Generator | None = None,
     observer: Observer | None = None,
+    after_backward: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     """Return x w^T + bias, with all three GEMMs in low precision.
 
@@ -225,6 +231,7 @@ def scaled_linear(
         reduce_grad_amax: the same for the gradient of the output.
         generator: where stochastic rounding draws its seeds; None is torch's default generator.
         observer: is shown every operand and GEMM.
+        after_backward: called once the backward pass of this call is done.
 
     Returns:
         (..., N) in the dtype of x. What becomes of NaN and infinity is in `quantise`'s table: NaN reaches the result in
@@ -248,6 +255,7 @@ def scaled_linear(
         reduce_grad_amax=reduce_grad_amax,
         generator=generator,
         observer=observer,
+        after_backward=after_backward,
     )
     result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
     return result

@@ -115,6 +115,8 @@ class ConfigContainer:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
     """A recipe's name, a config, or None: the owners keep their own settings."""
+    precision_backend: str = "auto"
+    """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine) or emulated (the same values, on any machine)."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from bridge.megatron.audit import told
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.summary import RunSummary, census_table, result_table
 
@@ -134,4 +135,6 @@ def show_summary(summary: RunSummary, console: Console | None = None) -> None:
     console.print(result_table(summary))
     if summary.census:
         console.print(census_table(summary.census))
+    if summary.gemms:
+        console.print(f"Matmuls of the first step: {told(summary.gemms)}.", highlight=False, soft_wrap=True)
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ them (`bridge.megatron.census`) and shown beside the result.
 from __future__ import annotations
 
 import math
+import os
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import TrainingError
 from bridge.megatron import checkpoint as checkpoints
+from bridge.megatron.audit import GemmRecord, of_all_stages, told, watch_gemms
+from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.census import take_census, watch_activations
-from bridge.megatron.layer_spec import require_gemm_backend
 from bridge.megatron.process import apply_tf32, training_process
+from bridge.megatron.te_environment import read_environment
 from bridge.report.curves import plot_loss
 from bridge.training.console import Display, Silent, display, show_summary
 from bridge.training.metrics import Metrics, NoMetrics, ValidationRecord, metrics_log
@@ -53,10 +56,10 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     began = time.perf_counter()
     require_sections(config)
     require_sane_values(config)
-    require_gemm_backend(config.model)
+    backend = choose_backend(config.precision_backend, config.model, read_environment(os.environ))
     tf32 = apply_tf32(getattr(config.mixed_precision, "tf32", None))
-    with training_process(config.model, seed=config.train.seed) as process:
-        run = build_run(config, process)
+    with training_process(config.model, seed=config.train.seed) as process, running(backend):
+        run = build_run(config, process, backend=backend)
         run.notes.append(tf32)
         if process.is_first:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -128,14 +131,28 @@ def _is_due(run: Run, interval: int | None) -> bool:
 
 
 def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: StopRequest) -> StepResult:
-    """Take one step; the first one also records the activations' dtypes."""
+    """Take one step; the first one also records the activations' dtypes and which GEMMs ran in what."""
     began = time.perf_counter()
+    first, seen = not run.step_seconds, set[GemmRecord]()
     with ExitStack() as stack:
-        if not run.activations.layers:
+        if first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
+            seen = stack.enter_context(watch_gemms(run.trainer.model))
         result = run.trainer.step(source, stop=request.asked)
     run.count(result, time.perf_counter() - began)
+    if first:
+        run.gemms = of_all_stages(seen)
+        _require_low_precision(run)
     return result
+
+
+def _require_low_precision(run: Run) -> None:
+    """End a run that asks for low precision and whose first step multiplied nothing in it."""
+    if run.backend == "emulated" and all(record.scheme == "none" for record in run.gemms):
+        raise TrainingError(
+            f"precision_backend: the first step of {precision_label(run.config)} ran no matmul in low precision, got "
+            f"{told(run.gemms)}. Check which layers stay in BF16."
+        )
 
 
 def _require_finite(run: Run, result: StepResult, metrics: Metrics) -> None:
@@ -185,5 +202,6 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         tokens_per_second=run.tokens_per_step * len(timed) / sum(timed) if timed else None,
         seconds=seconds,
         parameters=run.parameters,
+        gemms=run.gemms,
         census=take_census(run.trainer.model, run.trainer.optimizer, run.activations),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
 from bridge.megatron import checkpoint as checkpoints
+from bridge.megatron.backend import Backend, choose_backend
 from bridge.megatron.census import Activations
 from bridge.megatron.corpus import open_corpus
 from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from bridge.megatron.audit import GemmRecord
     from bridge.megatron.process import Process
     from bridge.training.config import ConfigContainer
 
@@ -40,7 +42,9 @@ class Run:
     parameters: int
     notes: list[str]
     start: checkpoints.Position
+    backend: str
     activations: Activations = field(default_factory=Activations)
+    gemms: tuple[GemmRecord, ...] = ()
     iteration: int = 0
     skipped_steps: int = 0
     stopped_early: bool = False
@@ -183,8 +187,15 @@ def _require_whole_batches(config: ConfigContainer, process: Process) -> None:
         )
 
 
-def build_run(config: ConfigContainer, process: Process) -> Run:
+def build_run(config: ConfigContainer, process: Process, *, backend: Backend | None = None) -> Run:
     """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
+
+    Within `bridge.megatron.backend.running(backend)`, if that one is emulated.
+
+    Args:
+        config: The run, its precision written into the sections.
+        process: What `training_process` yielded.
+        backend: Who multiplies; None: what `choose_backend` says.
 
     Raises:
         RunConfigError: Settings contradict each other or this machine.
@@ -192,6 +203,7 @@ def build_run(config: ConfigContainer, process: Process) -> Run:
         CheckpointError: The checkpoint cannot be loaded, or there is a later one where this run would save.
     """
     _require_whole_batches(config, process)
+    backend = choose_backend(config.precision_backend, config.model) if backend is None else backend
     train = config.train
     model: Any = config.model
     corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
@@ -204,7 +216,7 @@ def build_run(config: ConfigContainer, process: Process) -> Run:
         validation_samples=train.eval_iters * train.global_batch_size,
     )
     settled, notes = run_config(model, vocab_size=corpus.vocab_size)
-    trainer = _build_trainer(config, settled, process)
+    trainer = _build_trainer(config, settled, process, backend)
     start = checkpoints.Position()
     if config.checkpoint.load is not None:
         start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load))
@@ -224,17 +236,24 @@ def build_run(config: ConfigContainer, process: Process) -> Run:
         splits=splits,
         entropy=unigram_entropy(splits, corpus.vocab_size),
         parameters=parameter_count(trainer.model),
-        notes=[*process.notes, *notes, *resumed, f"Data: {corpus.name} ({corpus.prefix})."],
+        notes=[
+            *process.notes,
+            *backend.notes,
+            *notes,
+            *resumed,
+            f"Data: {corpus.name} ({corpus.prefix}).",
+        ],
         start=start,
+        backend=backend.name,
         iteration=start.iteration,
         recent_losses=deque(maxlen=max(1, config.logging.log_interval)),
     )
 
 
-def _build_trainer(config: ConfigContainer, model: Any, process: Process) -> Trainer:
+def _build_trainer(config: ConfigContainer, model: Any, process: Process, backend: Backend) -> Trainer:
     """Build the model from its settled config, its optimizer and the schedule."""
     train = config.train
-    chunks = build_gpt(model, config.ddp, process.device)
+    chunks = build_gpt(model, config.ddp, process.device, backend=backend.name)
     optimizer = build_optimizer(config.optimizer, chunks)
     scheduler = build_scheduler(
         config.optimizer,

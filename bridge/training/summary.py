@@ -12,6 +12,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bridge.megatron.audit import GemmRecord
     from bridge.megatron.census import CensusRow
 
 __all__ = ["RunSummary", "census_table", "result_table"]
@@ -44,6 +45,8 @@ class RunSummary:
     """From the start of `pretrain` to its end."""
     parameters: int
     """Parameters of the whole model, padding of the vocabulary included."""
+    gemms: tuple[GemmRecord, ...]
+    """What the linear layers of the transformer multiplied in, in the first step; empty under Transformer Engine."""
     census: tuple[CensusRow, ...]
     """What the tensors of this rank really were."""
 

@@ -29,28 +29,54 @@ def tiny(
     ddp: dict | None = None,
     train: dict | None = None,
     data: dict | None = None,
+    low: str | None = None,
+    stored: bool = False,
     **checkpoint,
 ) -> ConfigContainer:
-    """Return a container for a model of 0.1 million parameters; `mode` is a key of `WEIGHTS`."""
+    """Return a container for a model of 0.1 million parameters; `mode` is a key of `WEIGHTS`.
+
+    `low` names a scaling scheme, `stored` keeps the weights in it.
+    """
     dtype = WEIGHTS[mode]
     half = {"bf16": mode == "bf16", "fp16": mode == "fp16", "params_dtype": dtype}
     autocast = {"enable_autocast": True, "autocast_dtype": torch.bfloat16} if mode == "autocast" else {}
     shape = {"num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "seq_length": 64}
+    low_model, low_optimizer, low_ddp = low_precision(low, stored) if low else ({}, {}, {})
     plain = {"add_bias_linear": False, "normalization": "RMSNorm", "hidden_dropout": 0.0, "attention_dropout": 0.0}
     schedule = {"train_iters": 6, "micro_batch_size": 2, "global_batch_size": 8, "lr_warmup_iters": 0, "eval_iters": 2}
     return ConfigContainer(
-        model=GPTConfig(**{**shape, **plain, **half, **autocast, "pipeline_dtype": dtype, **(model or {})}),
+        model=GPTConfig(
+            **{**shape, **plain, **half, **autocast, "pipeline_dtype": dtype, **low_model, **(model or {})}
+        ),
         optimizer=OptimizerConfig(
-            **{"lr": 2e-3, "min_lr": 2e-4, "use_distributed_optimizer": sharded, **half, **(optimizer or {})}
+            **{
+                "lr": 2e-3,
+                "min_lr": 2e-4,
+                "use_distributed_optimizer": sharded,
+                **half,
+                **low_optimizer,
+                **(optimizer or {}),
+            }
         ),
         ddp=DistributedDataParallelConfig(
-            **{"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded, **(ddp or {})}
+            **{"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded, **low_ddp, **(ddp or {})}
         ),
         data=DataConfig(**{"cache_dir": str(CACHE), **(data or {})}),
         train=TrainConfig(**{**schedule, **(train or {})}),
         checkpoint=CheckpointConfig(**checkpoint),
         logging=LoggingConfig(log_interval=1, tensorboard=False),
     )
+
+
+def low_precision(scheme: str, stored: bool) -> tuple[dict, dict, dict]:
+    """Return what a scaling scheme sets in model, optimizer and ddp."""
+    if scheme == "nvfp4":
+        return {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param": stored}, {}, {}
+    fields = {"fp8": "hybrid", "fp8_recipe": scheme, "fp8_param": stored}
+    if scheme == "delayed":
+        fields |= {"fp8_amax_history_len": 4, "fp8_amax_compute_algo": "max"}
+    reuse = {"reuse_grad_buf_for_mxfp8_param_ag": True} if stored and scheme == "mxfp8" else {}
+    return fields, {"fp8_recipe": scheme, **reuse}, {"fp8_param_gather": stored, **reuse}
 
 
 def records(run_dir: Path) -> list[dict]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from bridge.errors import BackendUnavailableError, RunConfigError, TrainingError
+from bridge.errors import RunConfigError, TrainingError
 from bridge.megatron import device, wide_gemm
 from bridge.training.console import display, show_summary
 from bridge.training.loop import pretrain
@@ -76,25 +76,6 @@ def test_accumulated_micro_batches_train_as_one_batch(tmp_path):
     pretrain(tiny("fp32", train={"micro_batch_size": 8}), run_dir=tmp_path / "one")
     pretrain(tiny("fp32", train={"micro_batch_size": 1}), run_dir=tmp_path / "eight")
     assert losses(tmp_path / "eight") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
-
-
-def test_fp8_without_a_backend_is_refused_before_anything_is_built(tmp_path):
-    config = tiny()
-    config.model.fp8 = "hybrid"
-    with pytest.raises(BackendUnavailableError) as raised:
-        pretrain(config, run_dir=tmp_path / "run")
-    assert str(raised.value) == (
-        "model.fp8: FP8 matrix multiplications need Transformer Engine on a CUDA device, got 'hybrid' and there is no "
-        "CUDA device. Choose a recipe without FP8 (bf16_mixed, say), or run this one where Transformer Engine works."
-    )
-    assert not (tmp_path / "run").exists()
-
-
-def test_fp4_without_a_backend_is_refused(tmp_path):
-    config = tiny()
-    config.model.fp4 = "e2m1"
-    with pytest.raises(BackendUnavailableError, match="FP4 matrix multiplications need"):
-        pretrain(config, run_dir=tmp_path)
 
 
 def test_batch_that_is_not_whole_is_refused(tmp_path):

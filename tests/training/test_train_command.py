@@ -35,14 +35,24 @@ def test_a_signal_ends_the_run_after_its_step_with_everything_written_and_exit_c
     assert int(saved) == summary["iteration"]
 
 
-def test_an_fp8_recipe_stops_before_anything_is_built_where_nothing_runs_fp8(tmp_path: Path) -> None:
-    words = ["model=gpt_tiny", "train=smoke", "mixed_precision=fp8_delayed", f"hydra.run.dir={tmp_path / 'run'}"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+def train(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    tiny = ["model=gpt_tiny", "train=smoke", "train.train_iters=2", f"hydra.run.dir={tmp_path / 'run'}"]
+    command = [sys.executable, str(SCRIPT), *tiny, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+
+def test_an_fp8_recipe_trains_on_the_same_command_and_says_once_that_it_is_emulated(tmp_path: Path) -> None:
+    done = train(tmp_path, "mixed_precision=fp8_delayed")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("FP8/FP4 matmuls: emulated (delayed, hybrid)") == 1
+    assert "Matmuls of the first step: layers 1-3: delayed, fprop e4m3 x e4m3, dgrad e5m2 x e4m3" in done.stdout
+
+
+def test_asking_for_transformer_engine_where_it_cannot_run_is_one_sentence(tmp_path: Path) -> None:
+    done = train(tmp_path, "mixed_precision=fp8_delayed", "precision_backend=te")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        "model.fp8: FP8 matrix multiplications need Transformer Engine on a CUDA device, got 'hybrid' and there is no "
-        "CUDA device. Choose a recipe without FP8 (bf16_mixed, say), or run this one where Transformer Engine works."
-    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("precision_backend: Transformer Engine cannot run here, got 'te'. Missing: ")
+    assert last.endswith("Use auto or emulated, or run this where it works.")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

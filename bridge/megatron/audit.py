@@ -1,0 +1,130 @@
+"""Which GEMMs really ran in which formats, noted by the layers themselves while a step runs."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from bridge.megatron.emulated import EmulatedLinear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bridge.numerics import GemmOperand
+
+__all__ = ["GemmRecord", "global_layer_names", "of_all_stages", "told", "watch_gemms"]
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class GemmRecord:
+    """One GEMM of one linear layer."""
+
+    layer: int
+    """Number of the transformer layer in the whole model, from 1 on."""
+    module: str
+    """Name in the layer, ``mlp.linear_fc1`` say."""
+    gemm: str
+    """fprop, dgrad or wgrad; of a layer in high precision, all three are one record, "all"."""
+    left: str
+    """Format of the left operand."""
+    right: str
+    scheme: str
+    """Scaling scheme, or "none"."""
+
+
+def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, tuple[int, str]]:
+    """Return the global number of the layer and the name in it, for every module in a transformer layer."""
+    names: dict[torch.nn.Module, tuple[int, str]] = {}
+    for chunk in model:
+        for layer in chunk.modules():
+            if isinstance(layer, TransformerLayer):
+                names |= {module: (layer.layer_number, name) for name, module in layer.named_modules()}
+    return names
+
+
+class _Observer:
+    """Notes the GEMMs of one layer, each once."""
+
+    def __init__(self, where: tuple[int, str], seen: set[GemmRecord]) -> None:
+        self.where = where
+        self.seen = seen
+
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Operands are of no interest here."""
+
+    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+        """Note a GEMM."""
+        layer, module = self.where
+        self.seen.add(
+            GemmRecord(
+                layer=layer,
+                module=module,
+                gemm=gemm,
+                left=left.spec.format,
+                right=right.spec.format,
+                scheme=left.spec.scheme,
+            )
+        )
+
+
+@contextmanager
+def watch_gemms(model: Sequence[torch.nn.Module]) -> Iterator[set[GemmRecord]]:
+    """Note which GEMMs the emulated layers run, and which layers are not emulated, for the length of a block."""
+    seen: set[GemmRecord] = set()
+    watched: list[Any] = []
+    for module, where in global_layer_names(model).items():
+        if isinstance(module, EmulatedLinear):
+            module.observer = _Observer(where, seen)
+            watched.append(module)
+        elif isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+            dtype = str(module.weight.dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+            seen.add(GemmRecord(layer=where[0], module=where[1], gemm="all", left=dtype, right=dtype, scheme="none"))
+    try:
+        yield seen
+    finally:
+        for module in watched:
+            module.observer = None
+
+
+def of_all_stages(seen: set[GemmRecord]) -> tuple[GemmRecord, ...]:
+    """Return the records of all pipeline stages; a collective call."""
+    group = parallel_state.get_pipeline_model_parallel_group()
+    gathered: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(gathered, seen, group=group)
+    return tuple(sorted(set().union(*gathered)))
+
+
+def told(records: Sequence[GemmRecord]) -> str:
+    """Return in one sentence which layers multiplied in what, ``layers 2-5: ...; layers 1, 6: bf16`` say."""
+    by_kind: dict[str, set[int]] = {}
+    for record in records:
+        kind = record.left if record.scheme == "none" else _kind([r for r in records if r.layer == record.layer])
+        by_kind.setdefault(kind, set()).add(record.layer)
+    parts = sorted(by_kind.items(), key=lambda item: min(item[1]))
+    return "; ".join(f"layers {_ranges(layers)}: {kind}" for kind, layers in parts)
+
+
+def _kind(records: Sequence[GemmRecord]) -> str:
+    low = [record for record in records if record.scheme != "none"]
+    gemms = {record.gemm: f"{record.left} x {record.right}" for record in low}
+    formats = ", ".join(f"{gemm} {gemms[gemm]}" for gemm in ("fprop", "dgrad", "wgrad") if gemm in gemms)
+    modules = sorted({re.sub(r".*\.", "", record.module) for record in low})
+    return f"{low[0].scheme}, {formats} ({', '.join(modules)})"
+
+
+def _ranges(numbers: set[int]) -> str:
+    """Return numbers as ranges, ``1, 3-5`` say."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,137 @@
+"""Who multiplies: Transformer Engine where it works, the emulation where FP8 has no hardware, else Megatron itself."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from megatron.core.fp8_utils import is_first_last_bf16_layer
+
+from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError, close_matches, did_you_mean
+from bridge.megatron.emulated import gemm_precision, require_emulable
+from bridge.megatron.gather import separate_gathers
+from bridge.megatron.recompute import checkpoint
+from bridge.megatron.stored_weight import megatron_stores
+from bridge.megatron.te import te_recipe
+from bridge.megatron.te_environment import Environment, environment_findings, set_lines
+from bridge.megatron.te_machine import missing_for_te
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["BACKENDS", "Backend", "choose_backend", "running"]
+
+BACKENDS = ("auto", "te", "emulated")
+"""Values of `precision_backend`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """What the linear layers of a run are made of."""
+
+    name: str
+    """te, emulated, or local: Megatron's own layers in the weights' dtype."""
+    notes: tuple[str, ...] = ()
+    """What the run says about the choice, once."""
+
+
+def choose_backend(requested: str, config: Any, environment: Environment | None = None) -> Backend:
+    """Return the backend for a model on this machine.
+
+    Args:
+        requested: One of `BACKENDS`; auto is Transformer Engine where it works, else the emulation.
+        config: A `TransformerConfig`.
+        environment: What `read_environment` returned: the variables that change what Transformer Engine does.
+
+    Raises:
+        RunConfigError: There is no such backend, or every layer is to stay in BF16.
+        BackendUnavailableError: `te` was asked for and something is missing, or the emulation cannot do what the
+            config asks for.
+        PrecisionConfigError: A scaling scheme or format that does not exist, or a variable of the environment that
+            makes the run something else than the config says.
+    """
+    if requested not in BACKENDS:
+        hint = did_you_mean(close_matches(str(requested), BACKENDS)) or "Choose one of them."
+        raise RunConfigError(f"precision_backend: must be one of {', '.join(BACKENDS)}, got {requested!r}. {hint}")
+    scheme = _scheme(config)
+    environment = environment or Environment()
+    if scheme is not None:
+        _require_some_layer(config)
+    missing = missing_for_te(scheme) if requested != "emulated" else []
+    if requested == "te" and missing:
+        raise BackendUnavailableError(
+            f"precision_backend: Transformer Engine cannot run here, got 'te'. Missing: {'; '.join(missing)}. Use "
+            "auto or emulated, or run this where it works."
+        )
+    if requested != "emulated" and not missing:
+        return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environment)))
+    if scheme is None:
+        unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
+        return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
+    require_emulable(config)
+    precision = gemm_precision(config)
+    why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
+    note = f"FP8/FP4 matmuls: emulated ({scheme}, {precision.format if precision else ''}), {why}."
+    unread = tuple(f"{name}={text}: the emulation does not read it." for name, text in environment.values.items())
+    return Backend(name="emulated", notes=(note, *unread))
+
+
+def _te_notes(config: Any, environment: Environment) -> list[str]:
+    """Return the recipe Transformer Engine gets and what the environment adds; refuse what contradicts the config."""
+    recipe = te_recipe(config, environment)
+    if recipe is None:
+        return []
+    findings = environment_findings(recipe, environment)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise PrecisionConfigError("The environment makes this run something else than its config says:", errors)
+    return [f"Recipe: {recipe}.", *recipe.notes, *set_lines(environment), *map(str, findings)]
+
+
+def _scheme(config: Any) -> str | None:
+    """Return the scaling scheme a config asks for, None for high precision."""
+    for kind in ("fp8", "fp4"):
+        if getattr(config, kind, None):
+            recipe = getattr(config, f"{kind}_recipe", None)
+            return str(getattr(recipe, "value", recipe))
+    return None
+
+
+def _require_some_layer(config: Any) -> None:
+    """Refuse a run that asks for low precision and keeps every layer out of it."""
+    if all(is_first_last_bf16_layer(config, number) for number in range(config.num_layers)):
+        start, end = config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16
+        raise RunConfigError(
+            f"model.first_last_layers_bf16: the first {start} and last {end} of {config.num_layers} layers stay in "
+            "BF16, so no matmul of this run would be in low precision, got True. Train more layers, keep fewer in "
+            "BF16, or choose a recipe without FP8 and FP4."
+        )
+
+
+_TE_CHECKPOINTS = (
+    "megatron.core.transformer.transformer_block",
+    "megatron.core.extensions.transformer_engine",
+    "megatron.core.transformer.moe.moe_layer",
+    "megatron.core.recompute",  # from 0.19
+)
+"""Modules that hold `te_checkpoint`, or take it from there when they need it."""
+
+
+@contextmanager
+def running(backend: Backend) -> Iterator[None]:
+    """Let Megatron run a backend for the length of a ``with`` block, from building the model to the last step."""
+    with ExitStack() as stack:
+        if backend.name == "emulated":
+            stack.enter_context(megatron_stores())
+            stack.enter_context(separate_gathers())
+            for name in _TE_CHECKPOINTS:
+                try:
+                    module = import_module(name)
+                except ModuleNotFoundError:  # of another version
+                    continue
+                if hasattr(module, "te_checkpoint"):
+                    stack.enter_context(patch.object(module, "te_checkpoint", checkpoint))
+        yield

@@ -1,0 +1,198 @@
+"""Megatron's column- and row-parallel linear layers with emulated low-precision GEMMs.
+
+Communication, initialisation, sharding and checkpoints stay Megatron's: the two classes replace `_forward_impl`, the
+one place where those layers multiply. What a layer keeps besides:
+
+- `weight_cache`: the weight's operands from the first micro-batch of a step to the last, as Transformer Engine does
+  with `is_first_microbatch`, which Megatron's schedules set;
+- `fp8_state`: scales and amax histories, under delayed scaling;
+- the weight itself as codes and scales where the parameter is a `StoredWeight`.
+
+Tensor parallelism: where Transformer Engine quantises a shard with an amax reduced over the tensor-parallel group and
+gathers codes (inputs of column-parallel layers and gradients of row-parallel ones under sequence parallelism), the
+layers here gather first and quantise the whole: the same amax, the same values.
+
+Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 tensor_parallel/layers.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+
+from bridge.errors import BackendUnavailableError
+from bridge.megatron.recompute import scales_of_this_pass
+from bridge.megatron.stored_weight import StoredWeight
+from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from bridge.megatron.delayed import DelayedUpdates
+
+__all__ = [
+    "EmulatedColumnParallelLinear",
+    "EmulatedLinear",
+    "EmulatedRowParallelLinear",
+    "emulated_linears",
+    "gemm_precision",
+    "require_emulable",
+]
+
+
+def gemm_precision(config: Any) -> GemmPrecision | None:
+    """Return what a `TransformerConfig` asks its linear layers to multiply in; None for high precision.
+
+    Raises:
+        PrecisionConfigError: A value that no scheme knows.
+    """
+    if config.fp8:
+        scheme = str(getattr(config.fp8_recipe, "value", config.fp8_recipe))
+        delayed = scheme == "delayed"
+        return GemmPrecision(
+            scheme=scheme,
+            format=config.fp8,
+            margin=config.fp8_margin if delayed else 0,
+            amax_history_len=config.fp8_amax_history_len if delayed else 1,
+            amax_compute_algo=config.fp8_amax_compute_algo if delayed else "max",
+        )
+    if getattr(config, "fp4", None):
+        recipe = getattr(config, "fp4_recipe", "nvfp4")
+        return GemmPrecision(scheme=str(getattr(recipe, "value", recipe)), format=config.fp4)
+    return None
+
+
+_NOT_EMULATED = (
+    ("fp8_dot_product_attention", "the attention core stays in high precision there"),
+    ("fp8_multi_head_attention", "the attention core stays in high precision there"),
+    ("tp_comm_overlap", "there is nothing to overlap with"),
+)
+"""Field -> why the emulation cannot do it."""
+
+
+def require_emulable(config: Any) -> None:
+    """Refuse a model config that asks for low precision where the emulation has none.
+
+    Raises:
+        BackendUnavailableError: Such a field, or a custom quantiser factory; names all of them.
+    """
+    faults = [
+        f"model.{field}: the emulated backend does not run it, {reason}, got {getattr(config, field)!r}."
+        for field, reason in _NOT_EMULATED
+        if getattr(config, field, None)
+    ]
+    for kind in ("fp8", "fp4"):
+        recipe = getattr(config, f"{kind}_recipe", None)
+        if getattr(config, kind, None) and str(getattr(recipe, "value", recipe)) == "custom":
+            faults.append(f"model.{kind}_recipe: a custom factory makes Transformer Engine's objects, got 'custom'.")
+    recomputed = {"layernorm", "moe_act"} & set(getattr(config, "recompute_modules", None) or ())
+    if recomputed and config.recompute_granularity == "selective":
+        faults.append(
+            f"model.recompute_modules: {', '.join(sorted(recomputed))} can be recomputed with Transformer Engine only, "
+            f"got {config.recompute_modules!r}."
+        )
+    if faults:
+        raise BackendUnavailableError(
+            " ".join(faults) + " Turn it off, or run this where Transformer Engine works (precision_backend=te)."
+        )
+
+
+class EmulatedLinear:
+    """What both layers share. Mixed in before Megatron's class, whose `_forward_impl` it replaces."""
+
+    config: Any
+    fp8_state: DelayedScaling | None
+    weight: torch.nn.Parameter
+
+    def _prepare(self) -> None:
+        """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there."""
+        precision = gemm_precision(self.config)
+        if precision is None:
+            raise BackendUnavailableError("model: an emulated layer needs fp8 or fp4, got neither. Use block_spec.")
+        self.gemm_precision = precision
+        self.weight_cache = WeightCache()
+        self.is_first_microbatch = True
+        self.observer: Observer | None = None
+        self.updates: DelayedUpdates | None = None
+        self.fp8_state = DelayedScaling(precision) if precision.scheme == "delayed" else None
+
+    def _forward_impl(
+        self,
+        input: torch.Tensor,  # noqa: A002 Megatron's name
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        allreduce_dgrad: bool = False,
+        sequence_parallel: bool = False,
+        tp_group: Any = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Multiply in low precision.
+
+        Args:
+            input: (sequence, batch, K), or this rank's part of the sequence under `sequence_parallel`.
+            weight: (N, K), this rank's part.
+            bias: (N,), or None where the caller adds it.
+            allreduce_dgrad: The input's gradient is summed over the tensor-parallel group.
+            sequence_parallel: The input is gathered over it, and its gradient scattered.
+            tp_group: The tensor-parallel group; None: Megatron's own.
+
+        Returns:
+            (sequence, batch, N) in the dtype of the input.
+        """
+        if sequence_parallel:
+            input = gather_from_sequence_parallel_region(  # noqa: A001
+                input, tensor_parallel_output_grad=True, group=tp_group
+            )
+        elif allreduce_dgrad:
+            input = copy_to_tensor_model_parallel_region(input, group=tp_group)  # noqa: A001
+        stored = weight.stored if isinstance(weight, StoredWeight) else None
+        first, self.is_first_microbatch = self.is_first_microbatch, False
+        state, finished = self.fp8_state, None
+        if self.updates is not None:
+            finished = self.updates.after_backward_of(self)
+        with nullcontext() if state is None else scales_of_this_pass(state):
+            return scaled_linear(
+                input,
+                weight,
+                bias,
+                precision=self.gemm_precision,
+                state=state,
+                cache=None if stored is not None else self.weight_cache,
+                first_microbatch=None if stored is not None else first,
+                stored_weight=stored,
+                observer=self.observer,
+                after_backward=finished,
+            )
+
+
+class EmulatedColumnParallelLinear(EmulatedLinear, ColumnParallelLinear):  # type: ignore[misc]  # Megatron is untyped
+    """`ColumnParallelLinear` with low-precision GEMMs: Y_i = X A_i, A split along its outputs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._prepare()
+
+
+class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ignore[misc]  # Megatron is untyped
+    """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along its inputs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._prepare()
+
+
+def emulated_linears(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and module of every emulated layer of this rank's model chunks."""
+    for chunk in model:
+        for name, module in chunk.named_modules():
+            if isinstance(module, EmulatedLinear):
+                yield name.replace("module.", ""), module

@@ -1,0 +1,87 @@
+"""What a model with emulated layers needs once it is built: stored weights, and somebody to renew delayed scales."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core.transformer.transformer_block import TransformerBlock
+
+from bridge.megatron.delayed import DelayedUpdates
+from bridge.megatron.emulated import emulated_linears
+from bridge.megatron.optimizer import parts
+from bridge.megatron.stored_weight import StoredWeight, quantize_shards, store_weight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["delayed_updates", "prepare_emulation", "requantise_stored_weights", "stored_weights", "unrecorded"]
+
+
+def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
+    """Store the weights of a model's emulated layers in low precision, and attach delayed scaling's updates.
+
+    Before the model is wrapped for data parallelism, whose buffers take the codes in.
+
+    Args:
+        model: A `GPTModel`, in the dtype it will be trained in.
+        config: Its config; `fp8_param` or `fp4_param` stores the weights.
+        ddp: The `DistributedDataParallelConfig`.
+    """
+    layers = [layer for _, layer in emulated_linears([model])]
+    if (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param):
+        reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
+        for layer in layers:
+            spec = layer.gemm_precision.spec("weight")
+            as_is = reuses and spec.scheme == "mxfp8"
+            through_bf16 = as_is and ddp.grad_reduce_in_fp32
+            gathered = torch.bfloat16 if through_bf16 else None
+            store_weight(layer, spec, layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
+    if any(layer.fp8_state is not None for layer in layers):
+        for block in model.modules():
+            if isinstance(block, TransformerBlock):
+                block_layers = [layer for _, layer in emulated_linears([block])]
+                DelayedUpdates(block, block_layers, tp_only=bool(getattr(config, "tp_only_amax_red", False)))
+
+
+def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
+    """Return who renews the delayed scales of this rank's model chunks."""
+    found: dict[int, DelayedUpdates] = {}
+    for _, layer in emulated_linears(model):
+        if layer.updates is not None:
+            found[id(layer.updates)] = layer.updates
+    return list(found.values())
+
+
+@contextmanager
+def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Keep amaxes out of the delayed histories while weights are written to, for the length of a ``with`` block."""
+    with ExitStack() as stack:
+        for updates in delayed_updates(model):
+            for state in updates.states:
+                stack.enter_context(state.using(state.stash()))
+        yield
+
+
+def stored_weights(model: Sequence[torch.nn.Module]) -> list[StoredWeight]:
+    """Return the weights of this rank that are held as codes and scales."""
+    return [parameter for chunk in model for parameter in chunk.parameters() if isinstance(parameter, StoredWeight)]
+
+
+def requantise_stored_weights(optimizer: Any) -> None:
+    """Quantise stored weights from the optimizer's masters, as after a step; a collective call.
+
+    A checkpoint holds weights dequantised, so that any precision can read them. Quantising those again would not
+    always give the codes they came from; the masters do.
+    """
+    for part in parts(optimizer):
+        if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
+            weights, masters, starts = part._get_fp8_params_and_shard_fp32_from_fp8()
+            quantize_shards(weights, masters, starts, part.data_parallel_group)
+            continue
+        groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)
+        for weights, masters in groups:
+            for weight, master in zip(weights, masters, strict=True):
+                if isinstance(weight, StoredWeight):
+                    weight.quantize_(master)

@@ -1,0 +1,265 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""A weight that is held as codes and scales: what `fp8_param` means, without Transformer Engine.
+
+`StoredWeight` is a tensor with the dtype and shape of the weight it stands for and none of its memory. GEMMs read the
+codes (`stored`); any other operation gets the weight dequantised; `copy_` quantises what is copied in. That is the
+interface that Megatron's DDP buffers and optimizers have with Transformer Engine's `QuantizedTensor`, so both work on
+it once they are told that it is one (`megatron_stores`).
+
+The optimizer's masters start from the weight before it was quantised, as Transformer Engine's do, and the weight is
+quantised from the master rounded to the weight's dtype.
+
+Source: Transformer Engine 2.20 pytorch/quantization.py:878-938, pytorch/tensor/utils.py:204-291; megatron-core 0.16.1
+fp8_utils.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from megatron.core import fp8_utils
+from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
+from megatron.core.optimizer import distrib_optimizer
+
+from bridge.numerics import Quantised, QuantSpec, quantise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from bridge.numerics import DelayedScaling
+
+__all__ = ["GatheredAsIs", "StoredWeight", "megatron_stores", "quantize_shards", "store_weight"]
+
+
+class _Store:
+    """The memory of a stored weight, shared by all tensors that stand for it."""
+
+    __slots__ = ("gathered_dtype", "initial", "quantised", "state")
+
+    def __init__(
+        self, quantised: Quantised, state: DelayedScaling | None, initial: torch.Tensor, gathered_dtype: torch.dtype
+    ) -> None:
+        self.quantised = quantised
+        self.state = state
+        self.initial: torch.Tensor | None = initial
+        self.gathered_dtype = gathered_dtype
+
+
+class StoredWeight(torch.Tensor):
+    """(N, K) codes and scales under the nominal dtype and shape of a weight."""
+
+    _store: _Store
+
+    @staticmethod
+    def __new__(cls, store: _Store, requires_grad: bool = False) -> Self:
+        """Make a tensor that stands for a store."""
+        held = store.quantised
+        device = _a_tensor_of(held).device
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, dtype=held.dtype, device=device, requires_grad=requires_grad
+        )
+        made._store = store
+        return made
+
+    def __init__(self, store: _Store, requires_grad: bool = False) -> None:
+        del store, requires_grad  # taken by __new__
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        held = self.stored
+        return f"{type(self).__name__}({tuple(self.shape)}, {held.spec.scheme} {held.spec.format})"
+
+    @property
+    def stored(self) -> Quantised:
+        """Codes and scales."""
+        return self._store.quantised
+
+    @property
+    def gathered_dtype(self) -> torch.dtype:
+        """What a master is rounded to before it is quantised."""
+        return self._store.gathered_dtype
+
+    @property
+    def stored_name(self) -> str:
+        """Format and scaling of the codes, ``e4m3 tensorwise`` say."""
+        return f"{self.stored.spec.format} {self.stored.spec.scheme}"
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(self.stored).values())
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the weight in its nominal dtype."""
+        return self.stored.dequantise()
+
+    def quantize_(self, x_NK: torch.Tensor) -> Self:
+        """Take on new values: rounded to the nominal dtype, then to codes, in the memory of the old ones."""
+        held, state = self.stored, self._store.state
+        fresh = _quantised(x_NK.to(held.dtype), held.spec, state)
+        for name, tensor in _tensors(held).items():
+            tensor.copy_(getattr(fresh, name).view(tensor.shape))
+        return self
+
+    def place_codes(self, memory: torch.Tensor) -> None:
+        """Move the row-wise codes into other memory, one byte per element; FP4 codes fill the first half of it."""
+        held = self.stored
+        if held.codes is None:
+            raise TypeError(f"{self!r}: has no row-wise codes to place.")
+        codes = memory.view(-1)[: held.codes.numel()].view(held.codes.shape)
+        codes.copy_(held.codes)
+        self._store.quantised = replace(held, codes=codes)
+
+    def get_high_precision_init_val(self) -> torch.Tensor:
+        """Return the weight as it was before it was first quantised; Megatron's masters begin there."""
+        return self.dequantize() if self._store.initial is None else self._store.initial
+
+    def clear_high_precision_init_val(self) -> None:
+        """Forget the weight as it was before it was first quantised."""
+        self._store.initial = None
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own annotation is of the raw hook
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Share the store on detach, quantise on copy_, and let everything else work on the dequantised weight."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.detach.default:
+            return type(args[0])(args[0]._store)
+        if func is torch.ops.aten.copy_.default and isinstance(args[0], StoredWeight):
+            source = args[1].dequantize() if isinstance(args[1], StoredWeight) else args[1]
+            return args[0].quantize_(source)
+
+        def plain(x: Any) -> Any:
+            return x.dequantize() if isinstance(x, StoredWeight) else x
+
+        args, kwargs = torch.utils._pytree.tree_map(plain, (tuple(args), dict(kwargs)))
+        return func(*args, **kwargs)
+
+
+class GatheredAsIs(StoredWeight):
+    """A stored weight that ranks gather in 16 bits, through the gradient buffer, and quantise afterwards.
+
+    What `reuse_grad_buf_for_mxfp8_param_ag` asks for: MXFP8 has two independently rounded copies, and gathering both
+    would cost as much. An FP32 gradient buffer is used as BF16 then, whatever the weights' dtype, so FP16 weights lose
+    three bits on the way (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
+    """
+
+
+def _tensors(held: Quantised) -> dict[str, torch.Tensor]:
+    names = ("codes", "scale_inv", "codes_t", "scale_inv_t", "amax", "amax_t")
+    return {name: getattr(held, name) for name in names if getattr(held, name) is not None}
+
+
+def _a_tensor_of(held: Quantised) -> torch.Tensor:
+    return held.amax
+
+
+def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
+    """Quantise a weight, both copies where they differ, and note its amax where scales are delayed."""
+    scale = None if state is None else state.scale_of("weight")
+    fresh = quantise(x_NK, spec, col=not spec.copies_share_values, scale=scale)
+    if state is not None:
+        state.record("weight", fresh.amax.item())
+    return fresh
+
+
+def store_weight(
+    module: Any,
+    spec: QuantSpec,
+    state: DelayedScaling | None,
+    *,
+    as_is: bool = False,
+    gathered_dtype: torch.dtype | None = None,
+) -> None:
+    """Replace a module's weight by codes and scales, with the attributes Megatron has put on it.
+
+    Args:
+        module: Has a parameter `weight`, (N, K).
+        spec: What to quantise it by.
+        state: Scales and histories, under delayed scaling.
+        as_is: Make it a `GatheredAsIs`.
+        gathered_dtype: What masters are rounded to before they are quantised; None: the weight's dtype.
+    """
+    weight = module.weight
+    x_NK = weight.detach()
+    store = _Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype)
+    parameter = torch.nn.Parameter((GatheredAsIs if as_is else StoredWeight)(store), requires_grad=weight.requires_grad)
+    for name, value in vars(weight).items():
+        setattr(parameter, name, value)
+    module.weight = parameter
+
+
+def _full_matrix(weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any) -> torch.Tensor:
+    """Return a weight in the dtype it is gathered in, from the parts of its master that the ranks of a group hold."""
+    count, dtype = weight.numel(), weight.gathered_dtype
+    if master is not None and group.size() == 1:
+        return master.to(dtype).view(weight.shape)
+    whole = torch.zeros(-(-count // 2) * 2, dtype=dtype, device=weight.device)
+    if master is not None:
+        whole[start : start + master.numel()] = master.to(dtype)
+    torch.distributed.all_reduce(whole.view(torch.int32), group=group)  # sums bits: every element has one owner
+    return whole[:count].view(weight.shape)
+
+
+def quantize_shards(
+    weights: Sequence[StoredWeight],
+    masters: Sequence[torch.Tensor | None],
+    starts: Sequence[int | None],
+    group: Any,
+    fsdp_shards: Sequence[Any] | None = None,
+) -> None:
+    """Quantise weights from masters that are sharded over data-parallel ranks; a collective call.
+
+    Transformer Engine quantises each shard with an amax reduced over the group; quantising the assembled weight gives
+    the same codes, and works for tiles that a shard's border cuts through.
+    """
+    del fsdp_shards
+    for weight, master, start in zip(weights, masters, starts, strict=True):
+        weight.quantize_(_full_matrix(weight, master, start or 0, group))
+
+
+def _place(weight: StoredWeight, memory: torch.Tensor) -> None:
+    weight.place_codes(memory)
+
+
+@contextmanager
+def megatron_stores() -> Iterator[None]:
+    """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as the FP8 parameter it is."""
+    changes: list[tuple[Any, str, Any]] = []
+
+    def change(owner: Any, name: str, value: Any) -> None:
+        changes.append((owner, name, getattr(owner, name, None)))
+        setattr(owner, name, value)
+
+    def also(ours: Any, theirs: Any) -> Any:
+        return lambda first, *rest, **named: (ours if _is_ours(first) else theirs)(first, *rest, **named)
+
+    known = fp8_utils.FP8_TENSOR_CLASS
+    change(fp8_utils, "FP8_TENSOR_CLASS", StoredWeight if known is None else (known, StoredWeight))
+    change(fp8_utils, "HAVE_TE_FP8_TENSOR_CLASS", True)
+    as_is = getattr(fp8_utils, "MXFP8Tensor", None)
+    change(fp8_utils, "MXFP8Tensor", GatheredAsIs if as_is is None else (as_is, GatheredAsIs))
+    change(fp8_utils, "HAVE_TE_MXFP8TENSOR", True)
+    for module in (fp8_utils, distrib_optimizer, distributed_data_parallel, param_and_grad_buffer):
+        for name, ours in (
+            ("dequantize_fp8_tensor", StoredWeight.dequantize),
+            ("modify_underlying_storage", _place),
+            ("quantize_param_shard", quantize_shards),
+        ):
+            if hasattr(module, name):
+                change(module, name, also(ours, getattr(module, name)))
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(changes):
+            setattr(owner, name, value)
+
+
+def _is_ours(value: Any) -> bool:
+    """Return whether a tensor, or the first of a list of them, is a stored weight."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and isinstance(value[0], StoredWeight)
+    return isinstance(value, StoredWeight)

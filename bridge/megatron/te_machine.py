@@ -1,0 +1,112 @@
+"""What is missing here to run Transformer Engine: the GPU, the package, its CUDA parts, or a version of them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Machine", "missing_for_te", "read_machine"]
+
+SCHEMES = {**FP4_SCHEMES, **FP8_SCHEMES}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What of a machine decides whether Transformer Engine runs on it."""
+
+    device: str | None = None
+    """Name of the CUDA device, None without one."""
+    compute_capability: tuple[int, int] | None = None
+    """Generation of the CUDA device."""
+    cuda: str | None = None
+    """Version of CUDA that torch was built with, None for a CPU build."""
+    transformer_engine: str | None = None
+    """Installed version, None without one."""
+    load_error: str | None = None
+    """Why the installed package cannot be imported; None where it can, or where no CUDA device is there to try it."""
+
+
+def read_machine() -> Machine:
+    """Return what this process sees. Imports Transformer Engine where there is a CUDA device for it."""
+    present = torch.cuda.is_available()
+    version = _installed_version()
+    return Machine(
+        device=torch.cuda.get_device_name() if present else None,
+        compute_capability=torch.cuda.get_device_capability() if present else None,
+        cuda=torch.version.cuda,
+        transformer_engine=version,
+        load_error=_load_error() if present and version is not None else None,
+    )
+
+
+def missing_for_te(scheme: str | None = None, machine: Machine | None = None) -> list[str]:
+    """Return what is missing to run Transformer Engine, as nouns to be listed; empty where nothing is.
+
+    Args:
+        scheme: Megatron's name of a scheme (delayed, tensorwise, blockwise, mxfp8, nvfp4, custom), whose own floors
+            are then checked too; None asks for Transformer Engine alone.
+        machine: what to judge; None reads this one.
+    """
+    machine = read_machine() if machine is None else machine
+    missing = []
+    if machine.device is None:
+        missing.append("a CUDA device" if machine.cuda else "a CUDA device (torch is built for the CPU alone)")
+    if machine.transformer_engine is None:
+        missing.append("transformer_engine (not installed)")
+    elif machine.load_error is not None:
+        missing.append(f"a transformer_engine that can be loaded ({machine.transformer_engine}: {machine.load_error})")
+    if scheme in SCHEMES:
+        missing += _below_floors(SCHEMES[scheme], machine)
+    return missing
+
+
+def _below_floors(row: Scheme, machine: Machine) -> Iterator[str]:
+    """Yield which floors of a scheme the machine stays below, as far as it has the part at all."""
+    capability, floor, ceiling = machine.compute_capability, row.min_compute_capability, row.below_compute_capability
+    if capability is not None and floor is not None and capability < floor:
+        yield f"compute capability {_dotted(floor)} for {row.name} ({machine.device} has {_dotted(capability)})"
+    if capability is not None and ceiling is not None and capability >= ceiling:
+        below = f"a compute capability below {_dotted(ceiling)}"
+        yield f"{below} for {row.name} ({machine.device} has {_dotted(capability)})"
+    if machine.cuda is not None and row.min_cuda is not None and _release(machine.cuda) < _release(row.min_cuda):
+        yield f"CUDA {row.min_cuda} for {row.name} (torch is built with {machine.cuda})"
+    version, oldest = machine.transformer_engine, row.min_transformer_engine
+    if version is not None and oldest is not None and _release(version) < _release(oldest):
+        yield f"transformer_engine {oldest} for {row.name} ({version} is installed)"
+
+
+def _installed_version() -> str | None:
+    try:
+        return importlib.metadata.version("transformer-engine")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _load_error() -> str | None:
+    """Return why Transformer Engine cannot be imported, None where it can."""
+    try:
+        importlib.import_module("transformer_engine.pytorch")
+    except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails in any of these ways
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return re.split(r"\. ", said)[0].rstrip(".")
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release, 2.8.0.dev0+abc as (2, 8, 0)."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

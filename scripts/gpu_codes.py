@@ -1,0 +1,256 @@
+"""Codes and scales of Transformer Engine's kernels against `bridge.numerics`: the same bits, for what this GPU runs.
+
+The quantizers are made as Transformer Engine's own modules make them, from the recipe that `te_recipe` gives: so the
+comparison covers the way from a config to the kernel. Scales are compared where they belong to a tile; what
+Transformer Engine pads them with is not looked at. Stochastic rounding has no bits to compare and is switched off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from gpu_report import Record, skipped_record
+
+from bridge.megatron.te import import_recipes, te_recipe
+from bridge.megatron.te_machine import missing_for_te
+from bridge.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, quantise, update_scaling_factors
+from bridge.precision.formats import FORMATS
+
+CASES = (
+    ("delayed", "hybrid"),
+    ("delayed", "e4m3"),
+    ("tensorwise", "hybrid"),
+    ("tensorwise", "e4m3"),
+    ("blockwise", "e4m3"),
+    ("blockwise", "hybrid"),
+    ("mxfp8", "e4m3"),
+    ("mxfp8", "hybrid"),
+    ("nvfp4", "e2m1"),
+)
+"""Schemes and formats, as Megatron's config has them."""
+
+OPERANDS = {"input": ("forward", 0), "weight": ("forward", 1), "grad_output": ("backward", 0)}
+"""Operand -> the pass whose quantizers hold it, and which of them it is."""
+
+DELAYED_SCALE = 24.5
+"""A stored scale that is no power of two."""
+
+SHAPES = ((256, 384), (512, 128))
+
+NAN_CODES = {"e4m3": (0x7F, 0xFF), "e5m2": (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF)}
+
+
+def code_records(schemes: list[str] | None = None) -> list[Record]:
+    """Compare all operands of all schemes that this machine runs.
+
+    Args:
+        schemes: names of schemes; None takes all.
+    """
+    records: list[Record] = []
+    for scheme, number_format in CASES:
+        if schemes is not None and scheme not in schemes:
+            continue
+        missing = missing_for_te(scheme)
+        if missing:
+            records.append(skipped_record("codes", f"{scheme} {number_format}", missing))
+            continue
+        records += _scheme_records(scheme, number_format)
+        if scheme == "delayed":
+            records += _update_records(number_format)
+    return records
+
+
+def bits_different(mine: torch.Tensor, theirs: torch.Tensor, nan_codes: tuple[int, ...] = ()) -> int:
+    """Return how many elements have different bits; NaN equals NaN of whatever sign and payload.
+
+    Args:
+        mine: codes (uint8) or scales (FP32 or uint8).
+        theirs: the same dtype; another shape makes every element different.
+        nan_codes: codes that stand for NaN.
+    """
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        return max(mine.numel(), theirs.numel())
+    if mine.is_floating_point():
+        same = (mine.contiguous().view(torch.int32) == theirs.contiguous().view(torch.int32)) | (
+            mine.isnan() & theirs.isnan()
+        )
+    else:
+        codes = torch.tensor(nan_codes, dtype=mine.dtype, device=mine.device)
+        same = (mine == theirs) | (torch.isin(mine, codes) & torch.isin(theirs, codes))
+    return int((~same).sum().item())
+
+
+def inputs_of(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return inputs by name: ordinary values, a wide range, zeros, tiny and huge values, ties, infinities and NaN."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    plain = torch.randn(shape, generator=generator)
+    exponents = torch.randint(-20, 21, shape, generator=generator)
+    zeros = plain.clone()
+    zeros[: shape[0] // 2] = 0.0
+    zeros[-1] = -0.0
+    special = plain.clone()
+    special[0, 0], special[1, 3], special[-1, -1] = torch.inf, torch.nan, -torch.inf
+    made = {
+        "ordinary": plain,
+        "wide": plain * 2.0**exponents,
+        "zeros": zeros,
+        "all zero": torch.zeros(shape),
+        "tiny": plain * 1e-38,
+        "huge": plain * 1e37,
+        "ties": torch.randint(-64, 65, shape, generator=generator) / 8.0,
+        "infinity and NaN": special,
+    }
+    return {name: x.to(dtype) for name, x in made.items()}
+
+
+def our_arrays(made: Quantised) -> dict[str, torch.Tensor]:
+    """Return a quantised tensor's arrays in Transformer Engine's axes, under the names of `their_arrays`."""
+    arrays: dict[str, torch.Tensor] = {}
+    for columnwise, suffix in ((False, ""), (True, "_t")):
+        codes, scales = made.copy(columnwise)
+        padded = padded_scales(made, columnwise=columnwise)
+        height, width = made.spec.tile(columnwise)
+        turned = made.spec.scheme == "blockwise" and height != width
+        arrays[f"codes{suffix}"] = codes
+        arrays[f"scale_inv{suffix}"] = padded[tuple(map(slice, scales.T.shape if turned else scales.shape))]
+    if made.spec.scheme == "nvfp4":
+        arrays["amax"], arrays["amax_t"] = made.amax, made.amax if made.amax_t is None else made.amax_t
+    return arrays
+
+
+def their_arrays(made: Any) -> dict[str, torch.Tensor]:
+    """Return the arrays of one of Transformer Engine's quantised tensors that are there."""
+    if hasattr(made, "_rowwise_data"):
+        names = {
+            "codes": "_rowwise_data",
+            "scale_inv": "_rowwise_scale_inv",
+            "codes_t": "_columnwise_data",
+            "scale_inv_t": "_columnwise_scale_inv",
+            "amax": "_amax_rowwise",
+            "amax_t": "_amax_columnwise",
+        }
+    else:
+        names = {"codes": "_data", "scale_inv": "_scale_inv", "codes_t": "_transpose", "scale_inv_t": "_scale_inv"}
+    found = {ours: getattr(made, theirs, None) for ours, theirs in names.items()}
+    if getattr(made, "_transpose_invalid", False):
+        found["codes_t"] = found["scale_inv_t"] = None  # made on demand, or never: this GPU multiplies without it
+    return {name: array for name, array in found.items() if array is not None}
+
+
+def compare(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], spec: QuantSpec) -> list[Record]:
+    """Return one record per array that Transformer Engine has: how many elements differ.
+
+    Args:
+        ours: what `our_arrays` returned, on any device.
+        theirs: what `their_arrays` returned. Scales may be padded.
+        spec: how the tensor was quantised.
+    """
+    records = []
+    for name, array in theirs.items():
+        mine = ours[name].to(array.device)
+        nans = NAN_CODES.get(spec.format, ()) if name.startswith("codes") else ()
+        different = bits_different(mine, _without_padding(array, mine), nans)
+        records.append({"array": name, "elements": mine.numel(), "different": different, "ok": different == 0})
+    return records
+
+
+def _without_padding(array: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+    """Return an array of Transformer Engine as bytes or FP32, cut to the shape of ours where it is larger."""
+    if array.dtype.itemsize == 1:
+        array = array.view(torch.uint8)
+    if array.numel() == mine.numel():
+        return array.reshape(mine.shape)
+    return array[tuple(map(slice, mine.shape))] if array.ndim == mine.ndim else array
+
+
+def _scheme_records(scheme: str, number_format: str) -> list[Record]:
+    quantizers = _quantizers(scheme, number_format)
+    precision = GemmPrecision(scheme=scheme, format=number_format)
+    dtypes = (torch.bfloat16,) if scheme == "nvfp4" else (torch.bfloat16, torch.float32)
+    records = []
+    for operand in OPERANDS:
+        spec = dataclasses.replace(precision.spec(operand), stochastic=False)
+        for shape in SHAPES:
+            for dtype in dtypes:
+                for name, x in inputs_of(shape, dtype).items():
+                    theirs = their_arrays(_quantised(quantizers[operand], x.cuda()))
+                    for device in ("cpu", "cuda"):
+                        scale = DELAYED_SCALE if scheme == "delayed" else None
+                        ours = our_arrays(quantise(x.to(device), spec, scale=scale))
+                        about = {
+                            "part": "codes",
+                            "scheme": f"{scheme} {number_format}",
+                            "operand": operand,
+                            "input": name,
+                            "shape": list(shape),
+                            "dtype": str(dtype).removeprefix("torch."),
+                            "device": device,
+                        }
+                        records += [{**about, **record} for record in compare(ours, theirs, spec)]
+    return records
+
+
+def recipe_of(scheme: str, number_format: str, *, amax_history_len: int = 1024) -> Any:
+    """Return Transformer Engine's recipe object for a scheme, without stochastic rounding."""
+    family = "fp4" if number_format == "e2m1" else "fp8"
+    config = SimpleNamespace(
+        **{family: number_format, f"{family}_recipe": scheme},
+        fp8_amax_history_len=amax_history_len,
+        fp8_amax_compute_algo="max",
+    )
+    recipe = te_recipe(config)
+    if scheme == "nvfp4":
+        keywords = {**recipe.keywords, "disable_stochastic_rounding": True}
+        recipe = dataclasses.replace(recipe, keywords=keywords)
+    return recipe.build(import_recipes())
+
+
+def _quantizers(scheme: str, number_format: str) -> dict[str, Any]:
+    """Return the quantizers of a linear layer's operands, made as its module makes them."""
+    from transformer_engine.pytorch.quantization import RecipeState
+
+    recipe = recipe_of(scheme, number_format)
+    made = {}
+    for mode, count in (("forward", 3), ("backward", 2)):
+        state = RecipeState.create(recipe, mode=mode, num_quantizers=count, device=torch.device("cuda"))
+        if scheme == "delayed":
+            state.scale.fill_(DELAYED_SCALE)
+        made[mode] = state.make_quantizers()
+    return {operand: made[mode][slot] for operand, (mode, slot) in OPERANDS.items()}
+
+
+def _quantised(quantizer: Any, x: torch.Tensor) -> Any:
+    quantizer.set_usage(rowwise=True, columnwise=True)
+    with torch.no_grad():
+        return quantizer(x)
+
+
+def _update_records(number_format: str) -> list[Record]:
+    """Compare the update of delayed scales over a sequence of amaxes, with zero, infinity and extremes among them."""
+    import transformer_engine_torch
+    from transformer_engine.pytorch.quantization import get_fp8_te_dtype
+
+    amaxes = [0.0, 3.0, 5.5, 0.0, 1e-3, float("inf"), 7.25, 2.0, 1e-42, 3e38, 1.0, 0.0, 0.3]
+    records = []
+    for algo in ("max", "most_recent"):
+        recipe = recipe_of("delayed", number_format)
+        history, scale = (torch.zeros(4, 1, device="cuda"), torch.ones(1, device="cuda"))
+        mine, my_scale = torch.zeros(4, 1), torch.ones(1)
+        maximum = torch.tensor([FORMATS["e4m3"].max])
+        different = elements = 0
+        for amax in amaxes:
+            history[0], mine[0] = amax, amax
+            transformer_engine_torch.fused_amax_and_scale_update_after_reduction(
+                history[0].clone(), [history], [scale], algo, get_fp8_te_dtype(recipe, fprop_tensor=True), 0
+            )
+            update_scaling_factors(mine, my_scale, maximum, algo=algo)
+            pairs = ((my_scale, scale), (mine, history))
+            different += sum(bits_different(ours, theirs.cpu()) for ours, theirs in pairs)
+            elements += sum(ours.numel() for ours, _ in pairs)
+        about = {"scheme": f"delayed {number_format}", "operand": "scale update", "input": algo, "dtype": "float32"}
+        result = {"array": "scale, history", "elements": elements, "different": different, "ok": different == 0}
+        records.append({"part": "codes", **about, "device": "cpu", **result})
+    return records

@@ -1,0 +1,104 @@
+"""One linear layer of Transformer Engine against `bridge.numerics.scaled_linear`: output and both gradients.
+
+Both get the same input, weight and gradient, so both quantise the same values to the same codes, and what differs is
+the order in which products are added up and, in Hopper's forward GEMM, the width they are added in. Stochastic rounding
+is off on both sides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpu_block import relative_distance
+from gpu_codes import recipe_of
+from gpu_report import Record, skipped_record
+
+from bridge.megatron.te_machine import missing_for_te
+from bridge.numerics import DelayedScaling, GemmPrecision, scaled_linear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3", "nvfp4": "e2m1"}
+TOLERANCE = 5e-3
+"""Largest relative distance (L2). Rounding a result to BF16 is 1.7e-3 by itself, no quantisation at all 3.7e-2 away."""
+
+STEPS = 3
+"""Passes on the same data: delayed scaling starts from scale 1."""
+
+Results = dict[str, torch.Tensor]
+
+
+def linear_records(
+    schemes: Iterable[str] | None = None, *, tokens: int = 1024, inputs: int = 2048, outputs: int = 1536
+) -> list[Record]:
+    """Compare a linear layer under each scheme this machine runs."""
+    records: list[Record] = []
+    for scheme in FORMATS if schemes is None else [name for name in schemes if name in FORMATS]:
+        missing = missing_for_te(scheme)
+        if missing:
+            records.append(skipped_record("linear", scheme, missing))
+            continue
+        generator = torch.Generator().manual_seed(3)
+        x, w, dy = (
+            torch.randn(shape, generator=generator).mul(size).bfloat16().cuda()
+            for shape, size in (((tokens, inputs), 1.0), ((outputs, inputs), inputs**-0.5), ((tokens, outputs), 1e-3))
+        )
+        plain = {"y": x @ w.T, "dx": dy @ w, "dw": dy.T @ x}
+        records += compare_results(scheme, emulated(scheme, x, w, dy), transformer_engine(scheme, x, w, dy), plain)
+    return records
+
+
+def compare_results(scheme: str, mine: Results, theirs: Results, plain: Results) -> list[Record]:
+    """Return one record per result: its distance, and that of BF16 beside it."""
+    records = []
+    for name, result in theirs.items():
+        distance = relative_distance(mine[name], result)
+        about = {"part": "linear", "scheme": scheme, "quantity": name, "distance": distance, "tolerance": TOLERANCE}
+        beside = relative_distance(plain[name], result)
+        records.append({**about, "bf16_distance": beside, "ok": distance <= TOLERANCE})
+    return records
+
+
+def emulated(scheme: str, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Results:
+    """Return output, input gradient and weight gradient of the emulation's last pass."""
+    sr_off = {"disable_stochastic_rounding": True} if scheme == "nvfp4" else {}
+    history = {"amax_history_len": 16} if scheme == "delayed" else {}
+    precision = GemmPrecision(scheme=scheme, format=FORMATS[scheme], **sr_off, **history)
+    state = DelayedScaling(precision, device=x.device) if scheme == "delayed" else None
+    for _ in range(STEPS):
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = scaled_linear(x, w, precision=precision, state=state)
+        if state is not None:
+            state.update("forward")
+        y.backward(dy)
+        if state is not None:
+            state.update("backward")
+    return {"y": y.detach(), "dx": x.grad, "dw": w.grad}
+
+
+def transformer_engine(scheme: str, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Results:
+    """Return the same of `te.Linear`."""
+    import transformer_engine.pytorch as te
+
+    recipe = recipe_of(scheme, FORMATS[scheme], amax_history_len=16)
+    layer = te.Linear(w.shape[1], w.shape[0], bias=False, params_dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.weight.copy_(w)
+    for _ in range(STEPS):
+        layer.weight.grad = None
+        x = x.detach().requires_grad_()
+        with autocast(recipe):
+            y = layer(x)
+        y.backward(dy)
+    return {"y": y.detach(), "dx": x.grad, "dw": layer.weight.grad}
+
+
+def autocast(recipe: Any) -> Any:
+    """Return Transformer Engine's context for a recipe, under the name that the installed version has for it."""
+    import transformer_engine.pytorch as te
+
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=recipe is not None, recipe=recipe)
+    return te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe)

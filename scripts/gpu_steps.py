@@ -1,0 +1,191 @@
+"""Training steps of a Llama-3-8B-shaped block: Megatron's through the bridge, beside a loop written by hand.
+
+Both run Transformer Engine's layers in the same order under the same recipe, with the same loss and the same optimizer;
+the hand-written loop has nothing else. They take turns within one run, and medians count. What the first takes longer
+is what Megatron and the bridge cost. Peak memory is that of one of them, above what was there before it was built.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpu_block import block_config, build_block, rotary_of
+from gpu_linear import autocast
+from gpu_report import Record, skipped_record, step_record
+
+from bridge.megatron.te import import_recipes, te_recipe
+from bridge.megatron.te_machine import missing_for_te
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SCHEMES = ("bf16", "delayed", "tensorwise", "blockwise")
+
+LLAMA_3_8B = {
+    "num_layers": 1,
+    "hidden_size": 4096,
+    "ffn_hidden_size": 14336,
+    "num_attention_heads": 32,
+    "num_query_groups": 8,
+    "seq_length": 8192,
+}
+
+WARM_UP = 5
+
+# Shapes: S sequence, B batch, H hidden.
+
+
+class HandWrittenLayer(torch.nn.Module):
+    """The layer that Megatron's Transformer Engine spec builds, written down with Transformer Engine's modules."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        import transformer_engine.pytorch as te
+
+        self.heads, self.groups, self.width = config.num_attention_heads, config.num_query_groups, config.kv_channels
+        options = {"bias": False, "params_dtype": torch.bfloat16}
+        normed = {**options, "eps": config.layernorm_epsilon, "normalization": "RMSNorm"}
+        hidden, inner = config.hidden_size, config.ffn_hidden_size
+        self.qkv = te.LayerNormLinear(hidden, (self.heads + 2 * self.groups) * self.width, **normed)
+        self.attention = te.DotProductAttention(
+            self.heads, self.width, num_gqa_groups=self.groups, qkv_format="sbhd", attn_mask_type="causal"
+        )
+        self.proj = te.Linear(self.heads * self.width, hidden, **options)
+        self.fc1 = te.LayerNormLinear(hidden, 2 * inner, **normed)
+        self.fc2 = te.Linear(inner, hidden, **options)
+
+    def forward(self, x_SBH: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:  # noqa: N803 shape suffix
+        """Attention and feed-forward, each added to its input."""
+        from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
+        from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
+
+        length, batch, _ = x_SBH.shape
+        first = {"is_first_microbatch": True}  # each step has new weights; their quantised copies stay in place
+        grouped = self.qkv(x_SBH, **first).view(length, batch, self.groups, -1, self.width)
+        query, key, value = grouped.split([self.heads // self.groups, 1, 1], dim=3)
+        query = query.reshape(length, batch, self.heads, self.width)
+        key, value = (part.reshape(length, batch, self.groups, self.width) for part in (key, value))
+        query, key = (apply_rotary_pos_emb(part, rotary, tensor_format="sbhd", fused=True) for part in (query, key))
+        x_SBH = x_SBH + self.proj(self.attention(query, key, value), **first)  # noqa: N806 shape suffix
+        return x_SBH + self.fc2(bias_swiglu_impl(self.fc1(x_SBH, **first), None), **first)
+
+
+class HandWrittenBlock(torch.nn.Module):
+    """Layers and a final norm."""
+
+    def __init__(self, config: Any, recipe: Any) -> None:
+        super().__init__()
+        import transformer_engine.pytorch as te
+
+        self.layers = torch.nn.ModuleList(HandWrittenLayer(config) for _ in range(config.num_layers))
+        self.norm = te.RMSNorm(config.hidden_size, eps=config.layernorm_epsilon).bfloat16()
+        self.recipe = recipe
+
+    def forward(self, x_SBH: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:  # noqa: N803 shape suffix
+        """Run the layers under the recipe."""
+        with autocast(self.recipe):
+            for layer in self.layers:
+                x_SBH = layer(x_SBH, rotary)  # noqa: N806 shape suffix
+        return self.norm(x_SBH)
+
+
+class TrainingStep:
+    """Forward, backward and an AdamW step of a block on one batch; called, it takes one."""
+
+    def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor], weights: list[Any], x: torch.Tensor) -> None:
+        self.forward, self.x = forward, x
+        self.target = torch.randn_like(x)
+        self.optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
+
+    def __call__(self) -> None:
+        """Take a step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.nn.functional.mse_loss(self.forward(self.x), self.target).backward()
+        self.optimizer.step()
+
+
+def alternating_milliseconds(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Return each step's median time on the GPU, the steps taking turns."""
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            step()
+            end.record()
+            torch.cuda.synchronize()
+            taken[name].append(start.elapsed_time(end))
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def built_with_peak(build: Callable[[], TrainingStep]) -> tuple[TrainingStep, float]:
+    """Return a step that has been warmed up, and the most memory it held above what was there before it."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step = build()
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    return step, torch.cuda.max_memory_allocated() - before
+
+
+def step_records(
+    schemes: Iterable[str] = SCHEMES,
+    *,
+    shape: dict[str, int] | None = None,
+    micro_batch_size: int = 1,
+    rounds: int = 30,
+) -> list[Record]:
+    """Measure every scheme that this machine runs, BF16 first."""
+    from bridge.megatron.process import training_process
+
+    shape = shape or LLAMA_3_8B
+    records: list[Record] = []
+    bf16_milliseconds = None
+    for scheme in dict.fromkeys(("bf16", *schemes)):
+        missing = [] if scheme == "bf16" else missing_for_te(scheme)
+        if missing:
+            records.append(skipped_record("steps", scheme, missing))
+            continue
+        config = block_config(scheme, shape)
+        with training_process(config, seed=5) as process:
+            ours, theirs = _measured(config, process.device, micro_batch_size, rounds)
+        records.append(step_record(scheme, ours, theirs, bf16_milliseconds))
+        if scheme == "bf16":
+            bf16_milliseconds = ours["milliseconds"]
+            records[-1]["speed_up"] = 1.0
+    return records
+
+
+def _measured(
+    config: Any, device: torch.device, batch_size: int, rounds: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return milliseconds and peak memory of the bridge's block and of the hand-written one."""
+    x = torch.randn(config.seq_length, batch_size, config.hidden_size, device=device, dtype=torch.bfloat16)
+    rotary = rotary_of(config).to(device)
+    wanted = te_recipe(config)
+    recipe = None if wanted is None else wanted.build(import_recipes())
+
+    def megatrons() -> TrainingStep:
+        block = build_block(config, "te", device)
+
+        def forward(x_SBH: torch.Tensor) -> torch.Tensor:  # noqa: N803 shape suffix
+            block.set_is_first_microbatch()  # as Megatron's schedules do
+            return block(hidden_states=x_SBH, attention_mask=None, rotary_pos_emb=rotary)
+
+        return TrainingStep(forward, list(block.parameters()), x)
+
+    def by_hand() -> TrainingStep:
+        block = HandWrittenBlock(config, recipe).to(device)
+        return TrainingStep(lambda batch: block(batch, rotary), list(block.parameters()), x)
+
+    builders = {"ours": megatrons, "theirs": by_hand}
+    built = {name: built_with_peak(build) for name, build in builders.items()}
+    milliseconds = alternating_milliseconds({name: step for name, (step, _) in built.items()}, rounds)
+    ours, theirs = ({"milliseconds": milliseconds[name], "peak_bytes": built[name][1]} for name in builders)
+    return ours, theirs

@@ -1,0 +1,211 @@
+"""Training with emulated FP8 and FP4 matmuls inside Megatron: what runs in what, storage, checkpoints, layouts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bridge.errors import BackendUnavailableError, RunConfigError
+from bridge.training.loop import pretrain
+from tests.training.loop_tiny import losses, records, tiny
+from tests.training.test_loop_parallel import launch
+
+SCHEMES = ("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4")
+FORMATS = {"nvfp4": ("e2m1", "e2m1")}
+MODULES = ("mlp.linear_fc1", "mlp.linear_fc2", "self_attention.linear_proj", "self_attention.linear_qkv")
+SIX = {"num_layers": 6, "first_last_layers_bf16": True}
+
+
+def gemms_of(summary):
+    return {(r.layer, r.module, r.gemm): (r.left, r.right, r.scheme) for r in summary.gemms}
+
+
+def trace(run_dir):
+    return [(step["step"], step["loss"], step["grad_norm"]) for step in records(run_dir)]
+
+
+@pytest.fixture(scope="module")
+def in_bf16(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bf16")
+    pretrain(tiny(train={"train_iters": 12}), run_dir=folder)
+    return losses(folder)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_linear_of_every_layer_runs_its_three_gemms_in_the_scheme(scheme, tmp_path, in_bf16):
+    summary = pretrain(tiny(low=scheme, train={"train_iters": 12}), run_dir=tmp_path)
+    forward, backward = FORMATS.get(scheme, ("e4m3", "e5m2"))
+    expected = {}
+    for layer in (1, 2):
+        for module in MODULES:
+            expected[layer, module, "fprop"] = (forward, forward, scheme)
+            expected[layer, module, "dgrad"] = (backward, forward, scheme)
+            expected[layer, module, "wgrad"] = (backward, forward, scheme)
+    assert gemms_of(summary) == expected
+    trained = losses(tmp_path)
+    assert trained != in_bf16
+    assert trained[-1] == pytest.approx(in_bf16[-1], rel=0.02)
+
+
+def test_bf16_run_says_that_no_gemm_was_low(tmp_path):
+    summary = pretrain(tiny(train={"train_iters": 1}), run_dir=tmp_path)
+    assert {record.scheme for record in summary.gemms} == {"none"}
+    assert {(record.left, record.right) for record in summary.gemms} == {("bf16", "bf16")}
+
+
+def test_first_and_last_layer_stay_in_bf16(tmp_path):
+    summary = pretrain(tiny(low="tensorwise", model=SIX, train={"train_iters": 1}), run_dir=tmp_path)
+    low = {record.layer for record in summary.gemms if record.scheme == "tensorwise"}
+    high = {record.layer for record in summary.gemms if record.scheme == "none"}
+    assert low == {2, 3, 4, 5}
+    assert high == {1, 6}
+
+
+@pytest.mark.parametrize("mode", ["bf16", "fp16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_resumed_run_with_stored_weights_is_exact(scheme, mode, tmp_path):
+    schedule = {"train_iters": 6, "lr_decay_iters": 6, "eval_iters": 0}
+    arguments = {"mode": mode, "sharded": True, "low": scheme, "stored": True}
+    arguments["optimizer"] = {"initial_loss_scale": 256.0} if mode == "fp16" else {}
+    saved = str(tmp_path / "checkpoints")
+    pretrain(tiny(**arguments, train=schedule), run_dir=tmp_path / "whole")
+    pretrain(tiny(**arguments, train={**schedule, "train_iters": 3}, save=saved), run_dir=tmp_path / "parts")
+    pretrain(tiny(**arguments, train={**schedule, "seed": 99}, load=saved), run_dir=tmp_path / "parts")
+    assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_stored_weights_hold_codes_and_scales_and_no_bf16_copy(scheme, tmp_path):
+    summary = pretrain(tiny(sharded=True, low=scheme, stored=True, train={"train_iters": 2}), run_dir=tmp_path)
+    sizes = {row.dtype: row.bytes for row in summary.census if row.kind == "parameters"}
+    linear = 2 * (64 * 192 + 64 * 64 + 2 * 64 * 128)
+    assert sizes["bfloat16"] == 2 * (summary.parameters - linear)
+    scales_and_amaxes = {
+        "tensorwise": 8 * (4 + 4),
+        "delayed": 8 * (4 + 4),
+        "blockwise": 2 * 4 * (2 + 1 + 1 + 1) + 8 * 4,  # (192, 64), (64, 64), (128, 64), (64, 128) in 128 x 128
+        "mxfp8": 2 * linear // 32 + 8 * (4 + 4),
+        "nvfp4": linear // 16 + 8 * 4,
+    }
+    codes = {"mxfp8": 2 * linear, "nvfp4": linear // 2}.get(scheme, linear)
+    stored = next(size for name, size in sizes.items() if name.endswith(scheme))
+    assert stored == codes + scales_and_amaxes[scheme]
+    assert sum(row.bytes for row in summary.census if row.kind == "master weights") == 4 * summary.parameters
+
+
+@pytest.mark.parametrize("scheme", ["tensorwise", "delayed", "mxfp8"])
+def test_weights_stored_or_quantised_on_the_way_train_almost_alike(scheme, tmp_path):
+    for stored in (False, True):
+        pretrain(tiny(sharded=True, low=scheme, stored=stored), run_dir=tmp_path / str(stored))
+    expected = losses(tmp_path / "False")
+    assert losses(tmp_path / "True") == pytest.approx(expected, rel=2e-3 if scheme == "delayed" else 0)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_recomputation_changes_nothing(scheme, tmp_path):
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    part = {"recompute_granularity": "selective", "recompute_modules": ["mlp"]}
+    schedule = {"train_iters": 4, "eval_iters": 0}
+    for name, model in (("none", {}), ("full", full), ("mlp", part)):
+        pretrain(tiny(low=scheme, model=model, train=schedule), run_dir=tmp_path / name)
+    assert trace(tmp_path / "full") == trace(tmp_path / "none")
+    assert trace(tmp_path / "mlp") == trace(tmp_path / "none")
+
+
+@pytest.mark.parametrize("scheme", ["tensorwise", "mxfp8"])
+def test_accumulated_gradients_are_those_of_the_whole_batch(scheme, tmp_path):
+    """Weights quantised once a step; activations differ in where a tile ends, so the runs agree only nearly."""
+    for micro in (2, 8):
+        pretrain(tiny(low=scheme, train={"micro_batch_size": micro}), run_dir=tmp_path / str(micro))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "8"), rel=2e-3)
+
+
+PLANS = {
+    "dp2-tensorwise": {"sharded": True, "low": "tensorwise", "stored": True},
+    "dp2-delayed": {"sharded": True, "low": "delayed", "stored": True},
+    "dp2-blockwise": {"sharded": True, "low": "blockwise", "stored": True},
+    "dp2-mxfp8": {"sharded": True, "low": "mxfp8", "stored": True},
+    "dp2-nvfp4": {"sharded": True, "low": "nvfp4", "stored": True},
+    "dp2-overlapped": {
+        "sharded": True,
+        "low": "tensorwise",
+        "stored": True,
+        "ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20000},
+        "optimizer": {"overlap_param_gather": True},
+    },
+    "tp2-tensorwise": {"low": "tensorwise", "model": {"tensor_model_parallel_size": 2}},
+    "tp2-sp-tensorwise": {
+        "low": "tensorwise",
+        "model": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    },
+    "tp2-sp-delayed": {"low": "delayed", "model": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
+    "pp2-tensorwise": {
+        "low": "tensorwise",
+        "model": {**SIX, "pipeline_model_parallel_size": 2},
+        "train": {"train_iters": 2},
+    },
+    "pp2-delayed": {"low": "delayed", "model": {"num_layers": 4, "pipeline_model_parallel_size": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parallel")
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(PLANS))
+    done = launch(plan)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name.startswith(("dp2", "tp2"))])
+def test_two_processes_train_as_one_does(name, parallel, tmp_path):
+    alone = {key: value for key, value in PLANS[name].items() if key not in ("model", "ddp", "optimizer")}
+    pretrain(tiny(**alone), run_dir=tmp_path)
+    assert losses(parallel / name) == pytest.approx(losses(tmp_path), rel=3e-3)
+    assert losses(parallel / name)[0] == pytest.approx(losses(tmp_path)[0], rel=2e-4)
+
+
+def test_layers_are_counted_over_pipeline_stages(parallel):
+    summary = json.loads((parallel / "pp2-tensorwise" / "summary.json").read_text())
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "tensorwise"} == {2, 3, 4, 5}
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "none"} == {1, 6}
+
+
+def test_delayed_scaling_learns_over_pipeline_stages(parallel):
+    assert losses(parallel / "pp2-delayed")[-1] < losses(parallel / "pp2-delayed")[0] - 0.5
+
+
+def test_run_that_keeps_every_layer_in_bf16_is_refused(tmp_path):
+    with pytest.raises(RunConfigError) as raised:
+        pretrain(tiny(low="tensorwise", model={"first_last_layers_bf16": True}), run_dir=tmp_path)
+    assert str(raised.value) == (
+        "model.first_last_layers_bf16: the first 1 and last 1 of 2 layers stay in BF16, so no matmul of this run would "
+        "be in low precision, got True. Train more layers, keep fewer in BF16, or choose a recipe without FP8 and FP4."
+    )
+
+
+def test_transformer_engine_that_cannot_run_is_an_error_that_says_what_is_missing(tmp_path):
+    config = tiny(low="tensorwise")
+    config.precision_backend = "te"
+    with pytest.raises(
+        BackendUnavailableError, match=r"^precision_backend: Transformer Engine cannot run here, got 'te'"
+    ):
+        pretrain(config, run_dir=tmp_path)
+
+
+def test_unknown_backend_gets_the_nearest(tmp_path):
+    config = tiny(low="tensorwise")
+    config.precision_backend = "emulate"
+    with pytest.raises(RunConfigError) as raised:
+        pretrain(config, run_dir=tmp_path)
+    assert str(raised.value) == (
+        "precision_backend: must be one of auto, te, emulated, got 'emulate'. Did you mean 'emulated'?"
+    )
+
+
+def test_attention_in_fp8_is_refused_by_the_emulation(tmp_path):
+    config = tiny(low="delayed", model={"fp8_dot_product_attention": True})
+    with pytest.raises(BackendUnavailableError, match=r"^model.fp8_dot_product_attention: the emulated backend"):
+        pretrain(config, run_dir=tmp_path)
