@@ -199,7 +199,19 @@ def _take_five_steps(kind: str) -> None:
     print(int(high_water[1]) / 1024 if high_water else "nan")
 
 
-SUITES: dict[str, Callable[[], list[dict[str, Any]]]] = {"startup": startup, "sync": sync, "step": step}
+def low_precision() -> list[dict[str, Any]]:
+    """Measure the step in FP8 and FP4 beside BF16."""
+    from benchmark_low_precision import low_precision as measured
+
+    return measured()
+
+
+SUITES: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "startup": startup,
+    "sync": sync,
+    "step": step,
+    "low_precision": low_precision,
+}
 
 
 def main() -> int:

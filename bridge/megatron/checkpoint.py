@@ -90,8 +90,11 @@ def require_free(folder: Path, start: Position) -> None:
         )
 
 
-def _layout() -> dict[str, int]:
+def _layout() -> dict[str, int | None]:
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    interleaved = {} if chunks is None else {"virtual_pipeline_model_parallel_size": chunks}
     return {
+        **interleaved,
         "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
         "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
     }
@@ -136,14 +139,22 @@ def _restore_random_states(states: dict[str, Any]) -> None:
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
 
 
+def _chunks(trainer: Trainer) -> dict[str, Any]:
+    """Return the model chunks under Megatron's names for them: model, or model0, model1, ... of a rank with several."""
+    if len(trainer.model) == 1:
+        return {"model": trainer.model[0]}
+    return {f"model{index}": chunk for index, chunk in enumerate(trainer.model)}
+
+
 def _sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: bool) -> dict[str, Any]:
     """Return the run's state, with tensors marked by where they belong in the whole."""
     metadata = {**SHARDING, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
     for updates in delayed_updates(trainer.model):
         updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
-    model = unwrapped(trainer.model[0]).sharded_state_dict(metadata=metadata)
+    chunks = {name: unwrapped(chunk).sharded_state_dict(metadata=metadata) for name, chunk in _chunks(trainer).items()}
+    model = chunks if len(chunks) > 1 else chunks["model"]
     state = {
-        "model": model,
+        **chunks,
         "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata),
         "opt_param_scheduler": trainer.scheduler.state_dict(),
     }
@@ -235,12 +246,14 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
     if not same_layout:
         logger.info("The checkpoint has another parallel layout: random states start fresh.")
     state = _sharded_state(trainer, is_loading=True, with_random_states=same_layout)
+    fresh = _without_new_scales(trainer, state, source)
     try:
         loaded = dist_checkpointing.load(state, str(source))
     except (CheckpointingException, KeyError, OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({error}). Is it complete?") from error
     with unrecorded(trainer.model):  # what a checkpoint holds is no new weight
-        unwrapped(trainer.model[0]).load_state_dict(loaded["model"])
+        for name, chunk in _chunks(trainer).items():
+            unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
     _with_step(loaded["optimizer"])
     trainer.optimizer.load_state_dict(loaded["optimizer"])
     unshare_steps(trainer.optimizer)
@@ -253,6 +266,24 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
         consumed_samples=int(common["consumed_train_samples"]),
         extra=common.get("extra", {}),
     )
+
+
+def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
+    """Leave delayed scaling's state out of what is loaded where a checkpoint of another precision has none.
+
+    Returns:
+        Whether it was left out: scales then begin at 1, as in a fresh run.
+    """
+    held = set(dist_checkpointing.load_tensors_metadata(str(source)))
+    missing = False
+    for name in _chunks(trainer):
+        chunk = state[name]
+        for key in [key for key, entry in chunk.items() if ".fp8_state." in key and entry.key not in held]:
+            del chunk[key]
+            missing = True
+    if missing:
+        logger.info("The checkpoint has no delayed scales: they begin at 1, as in a fresh run.")
+    return missing
 
 
 def _with_step(state: dict[str, Any]) -> None:

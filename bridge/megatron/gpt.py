@@ -104,10 +104,17 @@ def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
         RunConfigError: The data's vocabulary is larger than the config's, or a setting has no support here.
     """
     config = copy.copy(config)
-    if config.virtual_pipeline_model_parallel_size is not None:
+    chunks = config.virtual_pipeline_model_parallel_size
+    if chunks is not None and config.pipeline_model_parallel_size < 2:
         raise RunConfigError(
-            "model.virtual_pipeline_model_parallel_size: interleaved pipeline stages are not supported, got "
-            f"{config.virtual_pipeline_model_parallel_size}. Leave it at None."
+            f"model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, got {chunks} with "
+            f"pipeline_model_parallel_size={config.pipeline_model_parallel_size}. Leave it at None."
+        )
+    if chunks is not None and config.pipeline_model_parallel_size == 2 and not config.overlap_p2p_comm:
+        raise RunConfigError(
+            "model.overlap_p2p_comm: must be on for two interleaved pipeline stages, whose messages of both directions "
+            "would otherwise be taken for each other, got False. Set model.overlap_p2p_comm=true and "
+            "model.batch_p2p_comm=false."
         )
     if config.vocab_size is None:
         config.vocab_size = vocab_size
@@ -146,26 +153,40 @@ def build_gpt(config: Any, ddp: Any, where: torch.device, *, backend: str = "loc
         backend: te, emulated or local: what the linear layers are made of.
 
     Returns:
-        A list with one `DistributedDataParallel` module, as Megatron's schedules take it.
+        One `DistributedDataParallel` module per model chunk, as Megatron's schedules take them: several under
+        interleaved pipeline parallelism, else one.
     """
-    model = GPTModel(
+    chunks = config.virtual_pipeline_model_parallel_size
+    stages = [None] if chunks is None else list(range(chunks))
+    models = [_build_chunk(config, ddp, where, backend=backend, vp_stage=stage) for stage in stages]
+    # Only the first chunk's buckets are reduced early: the others have nothing to overlap with in time.
+    return [
+        DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0)
+        for index, model in enumerate(models)
+    ]
+
+
+def _build_chunk(config: Any, ddp: Any, where: torch.device, *, backend: str, vp_stage: int | None) -> torch.nn.Module:
+    """Build one model chunk, in the dtype it is trained in."""
+    model: torch.nn.Module = GPTModel(
         config=config,
-        transformer_layer_spec=block_spec(config, backend=backend),
+        transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage),
         vocab_size=padded_vocab_size(config),
         max_sequence_length=config.seq_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         parallel_output=True,
         share_embeddings_and_output_weights=config.share_embeddings_and_output_weights,
         position_embedding_type=config.position_embedding_type,
         rotary_percent=config.rotary_percent,
         rotary_base=config.rotary_base,
+        vp_stage=vp_stage,
     ).to(where)
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)
     if backend == "emulated":
         prepare_emulation(model, config, ddp)
-    return [DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model)]
+    return model
 
 
 def parameter_count(model: list[Any]) -> int:
@@ -175,7 +196,8 @@ def parameter_count(model: list[Any]) -> int:
     """
     own = sum(
         parameter.numel()
-        for parameter in model[0].parameters()
+        for chunk in model
+        for parameter in chunk.parameters()
         if (parallel_state.get_tensor_model_parallel_rank() == 0 or getattr(parameter, "tensor_model_parallel", False))
         and not getattr(parameter, "shared", False)
     )

@@ -209,6 +209,7 @@ def _start_model_parallel(stack: ExitStack, model: Any) -> None:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=model.tensor_model_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
         context_parallel_size=model.context_parallel_size,
         expert_model_parallel_size=model.expert_model_parallel_size,
         expert_tensor_parallel_size=model.expert_tensor_parallel_size,

@@ -8,6 +8,7 @@ import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +60,11 @@ def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
     return output, partial(_loss, batch["loss_mask"])
 
 
+def _one_or_all(hooks: list[Any]) -> Any:
+    """Return the hooks as Megatron's schedules take them: a list for the chunks of an interleaved pipeline."""
+    return hooks if len(hooks) > 1 else hooks[0]
+
+
 class Trainer:
     """The model, its optimizer and schedule, and how to advance them by one step."""
 
@@ -97,11 +103,11 @@ class Trainer:
         config.finalize_model_grads_func = finalize_model_grads
         ddp = model[0].ddp_config
         if ddp.overlap_grad_reduce:
-            config.no_sync_func = model[0].no_sync
+            config.no_sync_func = _one_or_all([chunk.no_sync for chunk in model])
             if ddp.align_param_gather:
-                config.grad_sync_func = model[0].start_grad_sync
+                config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in model])
         if ddp.overlap_param_gather and ddp.align_param_gather:
-            config.param_sync_func = model[0].start_param_sync
+            config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
 
     def step(self, batches: Iterator[Batch], *, stop: bool = False) -> StepResult:
         """Train on one global batch.
@@ -110,9 +116,7 @@ class Trainer:
             batches: This rank's micro-batches.
             stop: This rank's wish to stop after this step; the result says whether any rank has it.
         """
-        self.model[0].zero_grad_buffer()
-        self.optimizer.zero_grad()
-        losses = self._run(batches, self.num_microbatches, forward_only=False)
+        losses = self.forward_backward(batches)
         loss_scale = float(self.optimizer.get_loss_scale())
         learning_rate = self._learning_rate()
         updated, grad_norm, _ = self.optimizer.step()
@@ -128,33 +132,46 @@ class Trainer:
             stop=stop_everywhere,
         )
 
+    def forward_backward(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
+        """Compute the gradients of one global batch; the losses come back on the last stage only."""
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        return self._run(batches, self.num_microbatches, forward_only=False)
+
     def evaluate(self, batches: Iterator[Batch], iterations: int) -> float:
         """Return the mean loss over a number of global batches, in nats per token."""
-        self.model[0].eval()
+        for chunk in self.model:
+            chunk.eval()
         try:
             with torch.no_grad(), self.parameters_in_place():
                 losses = self._run(batches, iterations * self.num_microbatches, forward_only=True)
         finally:
-            self.model[0].train()
+            for chunk in self.model:
+                chunk.train()
         return self._mean_over_ranks(losses, stop=False)[0]
 
     @contextmanager
     def parameters_in_place(self) -> Iterator[None]:
         """Gather parameters now, where they are otherwise gathered during the next forward pass."""
         overlapped = self.model[0].ddp_config.overlap_param_gather
-        if overlapped:
-            self.model[0].disable_forward_pre_hook()
+        for chunk in self.model if overlapped else ():
+            chunk.disable_forward_pre_hook()
         try:
             yield
         finally:
-            if overlapped:
-                self.model[0].enable_forward_pre_hook()
+            for chunk in self.model if overlapped else ():
+                chunk.enable_forward_pre_hook()
 
     def _run(self, batches: Iterator[Batch], num_microbatches: int, *, forward_only: bool) -> list[torch.Tensor]:
         """Run micro-batches through the pipeline; the losses come back on the last stage only."""
+        sources: Any = batches
+        if len(self.model) > 1:  # every chunk of an interleaved pipeline goes through the same micro-batches
+            own = list(islice(batches, num_microbatches))
+            sources = [iter(own) for _ in self.model]
         losses: list[torch.Tensor] = self._schedule(
             forward_step_func=_forward,
-            data_iterator=batches,
+            data_iterator=sources,
             model=self.model,
             num_microbatches=num_microbatches,
             seq_length=self.config.seq_length,

@@ -12,6 +12,7 @@ hold the formulas, and `reference` is the slow, obvious version that both are co
 from __future__ import annotations
 
 from bridge.numerics.delayed import DelayedScaling, update_scaling_factors
+from bridge.numerics.error import QuantisationError, quantisation_error
 from bridge.numerics.linear import Observer, WeightCache, scaled_linear
 from bridge.numerics.native import Selection, selection, use, why_not
 from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
@@ -26,11 +27,13 @@ __all__ = [
     "GemmPrecision",
     "Observer",
     "QuantSpec",
+    "QuantisationError",
     "Quantised",
     "Selection",
     "WeightCache",
     "make_operand",
     "padded_scales",
+    "quantisation_error",
     "quantise",
     "scaled_linear",
     "selection",

@@ -28,9 +28,11 @@ from bridge.precision.schemes import GEMMS
 if TYPE_CHECKING:
     from bridge.numerics.operand import GemmOperand
 
-__all__ = ["multiply", "output_factor"]
+__all__ = ["multiply", "operand_factor", "output_factor"]
 
-_NVFP4 = ctypes.c_float(1.0 / (FORMATS["e2m1"].max * FORMATS["e4m3"].max) ** 2).value
+_LARGEST = FORMATS["e2m1"].max * FORMATS["e4m3"].max
+"""Largest code of NVFP4 times its largest block scale."""
+_NVFP4 = ctypes.c_float(1.0 / _LARGEST**2).value
 
 
 def output_factor(left: GemmOperand, right: GemmOperand) -> float:
@@ -39,6 +41,11 @@ def output_factor(left: GemmOperand, right: GemmOperand) -> float:
     if left.spec.scheme == "nvfp4":
         factor = _fp32(factor * _NVFP4)
     return factor
+
+
+def operand_factor(operand: GemmOperand) -> float:
+    """Return what one operand's values are multiplied by to be the dequantised tensor."""
+    return _fp32(operand.factor / _LARGEST) if operand.spec.scheme == "nvfp4" else operand.factor
 
 
 def _fp32(x: float) -> float:

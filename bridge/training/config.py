@@ -98,6 +98,8 @@ class LoggingConfig:
     """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the log."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+    quantisation_interval: int = 50
+    """Steps between two measurements of what FP8 or FP4 does to the matmuls' operands; 0: none."""
     progress: bool = True
     """Show a progress bar where the output is a terminal."""
 

@@ -10,11 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bridge.megatron.audit import told
+from bridge.report.quantisation import worst_table
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.summary import RunSummary, census_table, result_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from bridge.megatron.telemetry import QuantisationRow
 
 __all__ = ["Display", "LogLines", "ProgressBar", "Silent", "display", "show_summary"]
 
@@ -129,7 +132,9 @@ def display(*, total: int, start: int, progress: bool, console: Console | None =
         yield ProgressBar(bar, bar.add_task("training", total=total, completed=start, record=""))
 
 
-def show_summary(summary: RunSummary, console: Console | None = None) -> None:
+def show_summary(
+    summary: RunSummary, quantisation: Sequence[QuantisationRow] = (), console: Console | None = None
+) -> None:
     """Print the closing tables."""
     console = console or Console()
     console.print(result_table(summary))
@@ -137,4 +142,6 @@ def show_summary(summary: RunSummary, console: Console | None = None) -> None:
         console.print(census_table(summary.census))
     if summary.gemms:
         console.print(f"Matmuls of the first step: {told(summary.gemms)}.", highlight=False, soft_wrap=True)
+    if quantisation:
+        console.print(worst_table(quantisation))
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)

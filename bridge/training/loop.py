@@ -21,6 +21,7 @@ from bridge.megatron.census import take_census, watch_activations
 from bridge.megatron.process import apply_tf32, training_process
 from bridge.megatron.te_environment import read_environment
 from bridge.report.curves import plot_loss
+from bridge.report.quantisation import plot_quantisation, write_quantisation
 from bridge.training.console import Display, Silent, display, show_summary
 from bridge.training.metrics import Metrics, NoMetrics, ValidationRecord, metrics_log
 from bridge.training.run import Run, build_run, precision_label, require_sane_values, require_sections
@@ -65,9 +66,13 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
             run_dir.mkdir(parents=True, exist_ok=True)
         _train_and_report(run, run_dir)
         summary = _summarise(run, run_dir, time.perf_counter() - began)
+        quantisation = run.telemetry.of_all_stages()
         if process.is_first:
             summary.write(run_dir / "summary.json")
-            show_summary(summary)
+            if quantisation:
+                write_quantisation(run_dir / "quantisation.csv", quantisation)
+                plot_quantisation(run_dir / "quantisation.png", quantisation, title=summary.precision)
+            show_summary(summary, quantisation)
     return summary
 
 
@@ -138,6 +143,8 @@ def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: St
         if first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
             seen = stack.enter_context(watch_gemms(run.trainer.model))
+        elif (run.iteration + 1) % (run.config.logging.quantisation_interval or math.inf) == 0:
+            stack.enter_context(run.telemetry.measuring(run.iteration + 1))
         result = run.trainer.step(source, stop=request.asked)
     run.count(result, time.perf_counter() - began)
     if first:

@@ -16,6 +16,7 @@ from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.step import StepResult, Trainer
+from bridge.megatron.telemetry import Telemetry
 from bridge.training.metrics import TrainRecord
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Run:
     notes: list[str]
     start: checkpoints.Position
     backend: str
+    telemetry: Telemetry
     activations: Activations = field(default_factory=Activations)
     gemms: tuple[GemmRecord, ...] = ()
     iteration: int = 0
@@ -149,6 +151,7 @@ LEAST = (
     ("data", "seed", 0),
     ("data", "num_workers", 0),
     ("logging", "log_interval", 1),
+    ("logging", "quantisation_interval", 0),
     ("checkpoint", "save_interval", 1),
     ("model", "num_layers", 1),
     ("model", "hidden_size", 1),
@@ -245,6 +248,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         ],
         start=start,
         backend=backend.name,
+        telemetry=Telemetry(trainer.model),
         iteration=start.iteration,
         recent_losses=deque(maxlen=max(1, config.logging.log_interval)),
     )

@@ -45,11 +45,15 @@ def test_vocabulary_smaller_than_the_data_is_refused():
     )
 
 
-def test_interleaved_stages_are_refused():
-    config = GPTConfig(**SHAPE, pipeline_model_parallel_size=2, pipeline_dtype=torch.float32)
+def test_interleaved_stages_need_a_pipeline():
+    config = GPTConfig(**SHAPE)
     config.virtual_pipeline_model_parallel_size = 2
-    with pytest.raises(RunConfigError, match="interleaved pipeline stages are not supported, got 2"):
+    with pytest.raises(RunConfigError) as raised:
         run_config(config, vocab_size=256)
+    assert str(raised.value) == (
+        "model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, got 2 with "
+        "pipeline_model_parallel_size=1. Leave it at None."
+    )
 
 
 @needs_cpu

@@ -94,7 +94,8 @@ def main(plan: Path) -> None:
     """Make the runs that a JSON file lists: name -> arguments of `tiny`. Each rank writes its census."""
     for name, arguments in json.loads(plan.read_text()).items():
         run_dir = plan.parent / name
-        summary = pretrain(tiny(**arguments), run_dir=run_dir)
+        places = {key: str(plan.parent / value) for key, value in arguments.items() if key in ("save", "load")}
+        summary = pretrain(tiny(**{**arguments, **places}), run_dir=run_dir)
         rank = os.environ.get("RANK", "0")
         census = [dataclasses.asdict(row) for row in summary.census]
         (run_dir / f"census-{rank}.json").write_text(json.dumps(census))

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
+from bridge.megatron.gpt import run_config
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import losses, records, tiny
 from tests.training.test_loop_parallel import launch
@@ -121,6 +122,20 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(scheme, tmp_path):
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "8"), rel=2e-3)
 
 
+SCHEDULE = {"lr_decay_iters": 6, "eval_iters": 0}
+INTERLEAVED = {
+    "sharded": True,
+    "low": "tensorwise",
+    "stored": True,
+    "model": {
+        **SIX,
+        "num_layers": 8,
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+        "overlap_p2p_comm": True,
+        "batch_p2p_comm": False,
+    },
+}
 PLANS = {
     "dp2-tensorwise": {"sharded": True, "low": "tensorwise", "stored": True},
     "dp2-delayed": {"sharded": True, "low": "delayed", "stored": True},
@@ -145,6 +160,9 @@ PLANS = {
         "model": {**SIX, "pipeline_model_parallel_size": 2},
         "train": {"train_iters": 2},
     },
+    "vpp2-whole": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 6}},
+    "vpp2-first": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 3}, "save": "checkpoints"},
+    "vpp2-resumed": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 6}, "load": "checkpoints"},
     "pp2-delayed": {"low": "delayed", "model": {"num_layers": 4, "pipeline_model_parallel_size": 2}},
 }
 
@@ -173,8 +191,25 @@ def test_layers_are_counted_over_pipeline_stages(parallel):
     assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "none"} == {1, 6}
 
 
-def test_delayed_scaling_learns_over_pipeline_stages(parallel):
-    assert losses(parallel / "pp2-delayed")[-1] < losses(parallel / "pp2-delayed")[0] - 0.5
+@pytest.mark.parametrize("name", ["pp2-delayed", "vpp2-whole"])
+def test_stages_learn(name, parallel):
+    assert losses(parallel / name)[-1] < losses(parallel / name)[0] - 0.5
+
+
+def test_layers_are_counted_over_interleaved_stages(parallel):
+    summary = json.loads((parallel / "vpp2-whole" / "summary.json").read_text())
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "tensorwise"} == {2, 3, 4, 5, 6, 7}
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "none"} == {1, 8}
+
+
+def test_interleaved_stages_resume_exactly(parallel):
+    assert trace(parallel / "vpp2-first") + trace(parallel / "vpp2-resumed") == trace(parallel / "vpp2-whole")
+
+
+def test_two_interleaved_stages_must_overlap_their_messages(tmp_path):
+    config = tiny(model={**INTERLEAVED["model"], "overlap_p2p_comm": False, "batch_p2p_comm": True})
+    with pytest.raises(RunConfigError, match=r"^model.overlap_p2p_comm: must be on for two interleaved pipeline"):
+        run_config(config.model, vocab_size=256)
 
 
 def test_run_that_keeps_every_layer_in_bf16_is_refused(tmp_path):

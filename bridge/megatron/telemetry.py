@@ -1,0 +1,124 @@
+"""What quantisation does to the operands of a run: measured in the layers, every so many steps.
+
+Of each emulated layer the row-wise copies of input, weight and grad_output are compared with what they were made from,
+in the first micro-batch of a measured step; the numbers are of this rank's shard. A stored weight is compared with its
+master where this rank holds all of it. Nothing is drawn or changed: a measured step trains as any other.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+
+from bridge.megatron.audit import global_layer_names
+from bridge.megatron.emulated import EmulatedLinear
+from bridge.megatron.stored_weight import StoredWeight
+from bridge.numerics import QuantisationError, quantisation_error, stored_operand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bridge.numerics import GemmOperand
+
+__all__ = ["QuantisationRow", "Telemetry"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantisationRow:
+    """One operand of one layer at one step."""
+
+    step: int
+    layer: int
+    """Number of the transformer layer in the whole model, from 1 on."""
+    module: str
+    operand: str
+    """input, weight or grad_output."""
+    format: str
+    amax: float
+    scale: float | None
+    underflow: float
+    saturated: float
+    sqnr_db: float
+
+
+class _Observer:
+    """Measures one layer's operands, each once."""
+
+    def __init__(self, step: int, where: tuple[int, str], rows: list[QuantisationRow]) -> None:
+        self.step = step
+        self.where = where
+        self.rows = rows
+        self.seen: set[str] = set()
+
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Measure an operand, if it is row-wise and the first of its role."""
+        if operand.columnwise or operand.role in self.seen:
+            return
+        self.seen.add(operand.role)
+        self.rows.append(_row(self.step, self.where, operand, quantisation_error(source, operand)))
+
+    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+        """GEMMs are of no interest here."""
+
+
+def _row(step: int, where: tuple[int, str], operand: GemmOperand, found: QuantisationError) -> QuantisationRow:
+    return QuantisationRow(
+        step=step,
+        layer=where[0],
+        module=where[1],
+        operand=operand.role,
+        format=operand.spec.format,
+        amax=found.amax,
+        scale=found.scale,
+        underflow=found.underflow,
+        saturated=found.saturated,
+        sqnr_db=found.sqnr_db,
+    )
+
+
+class Telemetry:
+    """The measurements of a run."""
+
+    def __init__(self, model: Sequence[torch.nn.Module]) -> None:
+        """Find the emulated layers of this rank's model chunks."""
+        self.rows: list[QuantisationRow] = []
+        self._layers: list[tuple[Any, tuple[int, str]]] = [
+            (module, where) for module, where in global_layer_names(model).items() if isinstance(module, EmulatedLinear)
+        ]
+
+    @contextmanager
+    def measuring(self, step: int) -> Iterator[None]:
+        """Measure what is quantised in a ``with`` block, and with it the stored weights as they are before it."""
+        for layer, where in self._layers:
+            layer.observer = _Observer(step, where, self.rows)
+            if isinstance(layer.weight, StoredWeight):
+                self._measure_stored(step, where, layer.weight)
+        try:
+            yield
+        finally:
+            for layer, _ in self._layers:
+                layer.observer = None
+
+    def _measure_stored(self, step: int, where: tuple[int, str], weight: StoredWeight) -> None:
+        master = getattr(weight, "main_param", None)
+        if master is None or master.numel() != weight.numel():
+            return
+        source = master.detach().view(weight.shape).to(weight.gathered_dtype)
+        held = stored_operand(weight.stored, "weight")
+        row = _row(step, where, held, quantisation_error(source, held))
+        scale_inv = weight.stored.scale_inv
+        scale = 1 / scale_inv.item() if weight.stored.spec.whole_tensor and scale_inv is not None else None
+        self.rows.append(replace(row, amax=weight.stored.amax.item(), scale=scale))
+
+    def of_all_stages(self) -> list[QuantisationRow]:
+        """Return the rows of all pipeline stages in order; a collective call."""
+        group = parallel_state.get_pipeline_model_parallel_group()
+        gathered: list[Any] = [None] * group.size()
+        torch.distributed.all_gather_object(gathered, self.rows, group=group)
+        order = {"input": 0, "weight": 1, "grad_output": 2}
+        rows = [row for part in gathered for row in part]
+        return sorted(rows, key=lambda row: (row.step, row.layer, row.module, order[row.operand]))

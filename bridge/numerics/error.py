@@ -1,0 +1,85 @@
+# ruff: noqa: N803  (shape suffixes are capitals)
+"""What quantisation did to one tensor: how much was lost, and where.
+
+    noise     x - dequantised(x)
+    SQNR      10 log10(sum x^2 / sum noise^2), in dB: 6 dB are one bit
+    underflow share of the elements that are not zero and became zero
+    saturated share of the elements beyond the format's largest value at their scale
+
+A tile's own scale follows its maximum, so under blockwise, MXFP8 and NVFP4 scaling only infinity saturates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from bridge.numerics.gemm import operand_factor
+from bridge.numerics.tiles import chunk_rows
+
+if TYPE_CHECKING:
+    from bridge.numerics.operand import GemmOperand
+
+__all__ = ["QuantisationError", "quantisation_error"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantisationError:
+    """What quantisation did to one tensor."""
+
+    amax: float
+    """Largest magnitude before quantisation; NaN does not count."""
+    scale: float | None
+    """The factor the whole tensor went in with; None where tiles have their own."""
+    underflow: float
+    """Share of the elements other than zero that became zero, 0 to 1."""
+    saturated: float
+    """Share of all elements beyond the largest value of the format at their scale, 0 to 1."""
+    sqnr_db: float
+    """Signal-to-quantisation-noise ratio in dB; infinite without noise, NaN with NaN or infinity in the tensor."""
+
+
+def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> QuantisationError:
+    """Compare an operand with the matrix it was made from.
+
+    Args:
+        source_MK: What was quantised.
+        operand: What became of it, not Hadamard-transformed.
+    """
+    factor = operand_factor(operand)
+    most = math.inf if operand.scale is None else operand.spec.element.max / operand.scale
+    sums = torch.zeros(5, dtype=torch.float64)
+    for start, end in chunk_rows(source_MK, 1):
+        x = source_MK[start:end].float()
+        values = operand.values[start:end]
+        lost = values == 0
+        noise = x - values.float().mul_(factor)
+        magnitude = x.abs()
+        sums += torch.stack(
+            [
+                x.square_().sum(dtype=torch.float64),
+                noise.square_().sum(dtype=torch.float64),
+                (magnitude != 0).sum().double(),
+                ((magnitude != 0) & lost).sum().double(),
+                ((magnitude > most) | magnitude.isinf()).sum().double(),
+            ]
+        ).cpu()
+    signal, noise_power, nonzero, underflow, saturated = sums.tolist()
+    return QuantisationError(
+        amax=operand.amax if operand.amax is not None else math.nan,
+        scale=operand.scale,
+        underflow=underflow / nonzero if nonzero else 0.0,
+        saturated=saturated / source_MK.numel() if source_MK.numel() else 0.0,
+        sqnr_db=_decibel(signal, noise_power),
+    )
+
+
+def _decibel(signal: float, noise: float) -> float:
+    if not (math.isfinite(signal) and math.isfinite(noise)):
+        return math.nan
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf

@@ -1,0 +1,122 @@
+"""What quantisation did to a run's operands: a table, a heat map over layers and steps, and the rows as CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["plot_quantisation", "quantisation_table", "worst_table", "write_quantisation"]
+
+OPERANDS = ("input", "weight", "grad_output")
+
+
+def write_quantisation(path: Path, rows: Sequence[Any]) -> None:
+    """Write rows (dataclasses of one kind) as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([field.name for field in dataclasses.fields(rows[0])])
+        writer.writerows(dataclasses.astuple(row) for row in rows)
+
+
+def quantisation_table(rows: Sequence[Any], *, title: str) -> Table:
+    """Return every row of the last measured step as a table for the terminal."""
+    last = max(row.step for row in rows)
+    table = Table(title=f"{title}, step {last}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name, side in (("layer", "right"), ("module", "left"), ("operand", "left"), ("format", "left")):
+        table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    for name in ("amax", "scale", "to zero", "saturated", "SQNR dB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        if row.step == last:
+            scale = "tiles" if row.scale is None else f"{row.scale:.4g}"
+            table.add_row(
+                str(row.layer),
+                _short(row.module),
+                row.operand,
+                row.format,
+                f"{row.amax:.3g}",
+                scale,
+                _percent(row.underflow),
+                _percent(row.saturated),
+                f"{row.sqnr_db:.1f}",
+            )
+    return table
+
+
+def worst_table(rows: Sequence[Any]) -> Table:
+    """Return, per operand and over all measured steps, the mean and the worst layer, for the end of a run."""
+    table = Table(title="Signal to quantisation noise; the most that went to zero or saturated", title_justify="left")
+    table.add_column("operand", no_wrap=True)
+    for name in ("dB, mean", "lowest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("where", no_wrap=True)
+    for name in ("to zero", "saturated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for operand in OPERANDS:
+        chosen = [row for row in rows if row.operand == operand and math.isfinite(row.sqnr_db)]
+        if chosen:
+            lowest = min(chosen, key=lambda row: row.sqnr_db)
+            table.add_row(
+                f"{operand} ({lowest.format})",
+                f"{sum(row.sqnr_db for row in chosen) / len(chosen):.1f}",
+                f"{lowest.sqnr_db:.1f}",
+                f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
+                _percent(max(row.underflow for row in chosen)),
+                _percent(max(row.saturated for row in chosen)),
+            )
+    return table
+
+
+def _percent(share: float) -> str:
+    return "0" if share == 0 else f"{100 * share:.2g} %"
+
+
+def plot_quantisation(path: Path, rows: Sequence[Any], *, title: str) -> None:
+    """Draw the SQNR of each operand as a heat map, layers and modules down and measured steps across, into a PNG.
+
+    Args:
+        path: File to write.
+        rows: Of any number of steps.
+        title: What the run trained in.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy
+    from matplotlib.figure import Figure
+
+    steps = sorted({row.step for row in rows})
+    places = sorted({(row.layer, row.module) for row in rows})
+    present = [operand for operand in OPERANDS if any(row.operand == operand for row in rows)]
+    figure = Figure(figsize=(3 + 3 * len(present), max(3.0, 1.4 + 0.2 * len(places))), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{title}: signal to quantisation noise")
+    axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
+    shown = [row.sqnr_db for row in rows if math.isfinite(row.sqnr_db)]
+    low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
+    image = None
+    for panel, operand in zip(axes, present, strict=True):
+        grid = [[math.nan] * len(steps) for _ in places]
+        for row in rows:
+            if row.operand == operand:
+                grid[places.index((row.layer, row.module))][steps.index(row.step)] = row.sqnr_db
+        image = panel.imshow(grid, aspect="auto", vmin=low, vmax=high, cmap="viridis", interpolation="nearest")
+        panel.set_title(operand, fontsize=10)
+        every = max(1, len(steps) // 6)
+        panel.set_xticks(range(0, len(steps), every), [str(step) for step in steps[::every]])
+        panel.set_xlabel("step")
+    axes[0].set_yticks(range(len(places)), [f"{layer} {_short(module)}" for layer, module in places], fontsize=7)
+    axes[0].set_ylabel("layer and module")
+    if image is not None:
+        figure.colorbar(image, ax=list(axes), label="dB")
+    figure.savefig(path, dpi=120)
+
+
+def _short(module: str) -> str:
+    return module.rsplit(".", maxsplit=1)[-1].removeprefix("linear_")

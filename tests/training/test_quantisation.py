@@ -1,0 +1,118 @@
+"""What quantisation did to a run: measured beside the training, and by the command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridge.errors import RunConfigError
+from bridge.numerics import GemmPrecision, make_operand, quantisation_error, quantise
+from bridge.training.loop import pretrain
+from bridge.training.quantisation import measure_quantisation
+from tests.training.loop_tiny import losses, tiny
+
+COMMAND = str(Path(sys.executable).parent / "precision-bridge")
+PNG = b"\x89PNG"
+
+
+def rows_of(run_dir):
+    return list(csv.DictReader((run_dir / "quantisation.csv").open()))
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["bf16 weights", "stored weights"])
+@pytest.mark.parametrize("scheme", ["tensorwise", "delayed", "mxfp8", "nvfp4"])
+def test_a_run_measures_each_operand_of_each_layer_and_trains_as_without(scheme, stored, tmp_path):
+    for interval in (0, 3):
+        config = tiny(sharded=True, low=scheme, stored=stored)
+        config.logging.quantisation_interval = interval
+        pretrain(config, run_dir=tmp_path / str(interval))
+    assert losses(tmp_path / "3") == losses(tmp_path / "0")
+    assert not (tmp_path / "0" / "quantisation.csv").exists()
+    rows = rows_of(tmp_path / "3")
+    assert len(rows) == 2 * 2 * 4 * 3  # steps, layers, modules, operands
+    assert {row["step"] for row in rows} == {"3", "6"}
+    least = 14 if scheme == "nvfp4" else 22
+    assert all(least < float(row["sqnr_db"]) < 45 for row in rows)
+    assert all(float(row["amax"]) > 0 for row in rows)
+    assert all(bool(row["scale"]) == (scheme in ("tensorwise", "delayed")) for row in rows)
+    assert (tmp_path / "3" / "quantisation.png").read_bytes().startswith(PNG)
+
+
+def test_bf16_run_measures_nothing(tmp_path):
+    config = tiny()
+    config.logging.quantisation_interval = 1
+    pretrain(config, run_dir=tmp_path)
+    assert not (tmp_path / "quantisation.csv").exists()
+
+
+@pytest.mark.parametrize(("scheme", "format_"), [("tensorwise", "e4m3"), ("blockwise", "e4m3"), ("nvfp4", "e2m1")])
+def test_error_is_that_of_the_dequantised_tensor(scheme, format_):
+    x = torch.randn(300, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x[0] = 0
+    spec = GemmPrecision(scheme=scheme, format=format_).spec("input")
+    found = quantisation_error(x, make_operand(x, spec, "input"))
+    back = quantise(x, spec, col=False).dequantise(torch.float32).double()
+    exact = x.double()
+    noise = (exact - back).square().sum()
+    assert found.sqnr_db == pytest.approx(10 * torch.log10(exact.square().sum() / noise).item(), abs=1e-4)
+    assert found.underflow == pytest.approx(((back == 0) & (exact != 0)).sum().item() / (exact != 0).sum().item())
+    assert found.amax == exact.abs().max().item()
+
+
+def test_saturation_under_a_stale_scale_is_counted():
+    x = torch.tensor([[1.0, 2.0, 448.0, 449.0, 1000.0, -2000.0, float("inf"), 0.0]])
+    spec = GemmPrecision(scheme="delayed").spec("input")
+    found = quantisation_error(x, make_operand(x, spec, "input", scale=1.0))
+    assert found.saturated == 4 / 8
+    assert found.scale == 1.0
+
+
+def test_exact_tensor_has_no_noise():
+    spec = GemmPrecision(scheme="delayed").spec("input")
+    found = quantisation_error(x := torch.tensor([[1.0, -2.0, 0.5, 448.0]]), make_operand(x, spec, "input", scale=1.0))
+    assert found.sqnr_db == float("inf")
+    assert found.underflow == found.saturated == 0
+
+
+def test_recipe_without_low_precision_has_nothing_to_measure():
+    config = tiny()
+    config.mixed_precision = "bf16_mixed"
+    with pytest.raises(RunConfigError) as raised:
+        measure_quantisation(config, steps=0)
+    assert str(raised.value) == (
+        "mixed_precision: must have FP8 or FP4 matmuls to be measured, got 'bf16_mixed'. `precision-bridge recipes` "
+        "lists those that have."
+    )
+
+
+def test_command_measures_the_weights_of_a_bf16_checkpoint(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    tiny_run = ["model=gpt_tiny", "train=smoke", "train.train_iters=4", f"hydra.run.dir={tmp_path / 'run'}"]
+    trained = subprocess.run(
+        [sys.executable, "scripts/train.py", *tiny_run, f"checkpoint.save={tmp_path / 'saved'}"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    words = ["fp8_delayed", "model=gpt_tiny", "train=smoke", "--checkpoint", str(tmp_path / "saved"), "--json"]
+    measured = subprocess.run(
+        [COMMAND, "quantisation-error", *words, "--out", str(tmp_path / "out")],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert measured.returncode == 0, measured.stderr[-2000:]
+    rows = json.loads(measured.stdout)
+    assert len(rows) == 3 * 4 * 3
+    assert {row["step"] for row in rows} == {4}
+    assert all(row["sqnr_db"] > (10 if row["operand"] == "grad_output" else 30) for row in rows)
+    assert (tmp_path / "out" / "quantisation.png").read_bytes().startswith(PNG)
