@@ -1,7 +1,9 @@
 """Write the reference pages that are made from tables: `python scripts/write_reference.py` (`--check` only compares).
 
 `docs/reference/recipes.md` comes from the registered recipes, `docs/reference/fields.md` from the config's fields, the
-routes and the schemes. A test runs the check, so the pages cannot fall behind the code.
+routes and the schemes, `docs/reference/rules.md` from the rules of `precision-bridge check`, and
+`docs/reference/support-matrix.md` from the schemes and GPU generations. A test runs this script with `--check`, so the
+pages cannot fall behind the code.
 """
 
 from __future__ import annotations
@@ -14,10 +16,16 @@ import warnings
 from pathlib import Path
 
 from bridge.cli.explain import explanation
+from bridge.cli.explain_rule import rule_dict
+from bridge.cli.support_matrix import matrix_markdown
 from bridge.errors import BridgeWarning
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import REGISTRY, Recipe, Registry
 from bridge.precision.schemes import SCHEMES
+from bridge.preflight.gpus import GPUS
+from bridge.preflight.rule import EVIDENCE, Rule
+from bridge.preflight.rulebook import RULES, TOPICS
+from bridge.preflight.versions import shown
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"
@@ -95,6 +103,62 @@ def _home(home: dict[str, str | None]) -> str:
     )
 
 
+def rules_page() -> str:
+    """Return the page of rules: how to read it, a list, then every rule in full, by topic."""
+    lines = [NOTE, "# Rules of the check\n"]
+    lines.append(f"The {len(RULES)} rules behind `precision-bridge check`. `precision-bridge explain ID` prints one.")
+    lines.append("[Check before you submit](../howto/check-before-you-submit.md) tells how to use and silence them.\n")
+    lines.append(
+        "*Error*: the run will not start, or is another run than the one asked for. *Warning*: it may. *Info*:"
+    )
+    lines.append("worth knowing. Where a rule holds for some versions only and the target does not say which one runs,")
+    lines.append("its finding is one step milder and says so.\n")
+    lines.extend(f"- **{name}**: {meaning}." for name, meaning in EVIDENCE.items())
+    for topic, rules in TOPICS.items():
+        lines.append(f"\n## {topic}\n")
+        for rule in rules:
+            lines.extend(_rule(rule))
+    return "\n".join(lines) + "\n"
+
+
+def _rule(rule: Rule) -> list[str]:
+    told = rule_dict(rule)
+    ways = " · ".join(f"{way[:1].upper()}{way[1:]}" for way in told["ways_out"])
+    lines = [f"### {rule.id}: {rule.title}\n", f"**{rule.severity}** · `{rule.path}` · {_escaped(told['says'])}.\n"]
+    if rule.explanation:
+        lines.append(f"{rule.explanation}\n")
+    lines.append(f"- Ways out: {_escaped(ways)}.")
+    lines.extend(f"- Holds for {versions}." for versions in told["holds_for"])
+    lines.append(f"- Source ({rule.evidence}): {_escaped(rule.source)}.\n")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    return text.replace("<", "&lt;").replace("__", "\\_\\_").replace("*", "\\*")
+
+
+def support_page() -> str:
+    """Return the page of the support matrix and of the GPU generations behind it."""
+    lines = [NOTE, "# Support matrix\n"]
+    lines.append(
+        "Which recipe runs on which GPU generation. `TE 2.2 CUDA 12.1` are the least versions there; *emulated*"
+    )
+    lines.append(
+        "runs without units for that format, or as another one; *?* is not known. The same table, and a single"
+    )
+    lines.append(
+        "target's column with the reasons: `precision-bridge support-matrix [--target h100,te2.8,cuda12.9]`.\n"
+    )
+    lines.append(matrix_markdown())
+    lines.append("\n## GPU generations\n\n| target | GPU | generation | compute capability | memory, GiB | formats |")
+    lines.append("|---|---|---|---|---|---|")
+    for gpu in GPUS.values():
+        capability = shown(gpu.capability) if gpu.capability else ""
+        cells = (f"`{gpu.name}`", gpu.title, gpu.generation, capability, gpu.memory_gib or "", ", ".join(gpu.formats))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
 def _yaml(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {True: "true", False: "false", None: "null"}[value]
@@ -109,7 +173,13 @@ def main() -> int:
     warnings.simplefilter("ignore", BridgeWarning)
     os.environ.pop("BRIDGE_RECIPES", None)
     stale = []
-    for name, text in {"recipes.md": recipes_page(), "fields.md": fields_page()}.items():
+    pages = {
+        "recipes.md": recipes_page(),
+        "fields.md": fields_page(),
+        "rules.md": rules_page(),
+        "support-matrix.md": support_page(),
+    }
+    for name, text in pages.items():
         page = PAGES / name
         if not page.is_file() or page.read_text(encoding="utf-8") != text:
             stale.append(name)

@@ -1,4 +1,4 @@
-"""`precision-bridge explain FIELD [NAME]`: what a field does, where it lands, when it acts."""
+"""`precision-bridge explain FIELD [NAME]`: what a field does, where it lands, when it acts; or what a rule says."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+from bridge.cli.explain_rule import explain_rule, is_rule
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.field_docs import field_docs, field_types
@@ -30,15 +31,22 @@ RULES = {
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("explain", help="explain a field: meaning, homes in Megatron Core, when it acts")
-    parser.add_argument("field", nargs="?", help="field, by its own name or Megatron's; without it, all are listed")
+    parser = commands.add_parser("explain", help="explain a field (meaning, homes, when it acts) or a rule (PB101)")
+    parser.add_argument(
+        "field",
+        nargs="?",
+        help="field, by its own name or Megatron's, or a rule's id; without it, all fields are listed",
+    )
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Print the explanation, or the list of fields."""
+    """Print the explanation, or the list of fields or rules."""
+    if is_rule(chosen.field):
+        explain_rule(chosen.field, as_json=chosen.json)
+        return
     if chosen.field is None:
         docs = field_docs(MixedPrecisionConfig)
         if chosen.json:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bridge.report.curves import Points
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from bridge.report.curves import Points
 
 __all__ = ["plot_comparison"]
 

@@ -1,0 +1,90 @@
+"""`precision-bridge plan`: which layer computes, keeps and sends what, in which format."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.run_values import add_values_arguments, read_values
+from bridge.errors import RunConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bridge.front.values import Values
+    from bridge.precision.plan import PrecisionPlan
+
+__all__ = ["add_parser", "plan_of"]
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("plan", help="show what each layer computes, keeps and sends, in which format")
+    add_values_arguments(parser)
+    parser.add_argument("--against", metavar="NAME", help="show what another recipe, or a YAML file, does otherwise")
+    parser.add_argument("--json", action="store_true", help="print JSON, equal layers folded")
+    parser.add_argument("--csv", action="store_true", help="print CSV, one line per layer, module and GEMM or tensor")
+    parser.add_argument("--picture", metavar="FILE", help="draw it: layers down, tensors across (png, svg or pdf)")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Print the plan, or how it differs from another."""
+    plan = plan_of(read_values(chosen))
+    if chosen.picture:
+        _draw(plan, Path(chosen.picture))
+        return
+    if chosen.against:
+        _compare(plan, plan_of(_other(chosen)), as_json=chosen.json)
+        return
+    if chosen.json:
+        print(json.dumps(plan.to_dict(), indent=2))
+        return
+    from bridge.report.plan_table import plan_csv, plan_table
+    from bridge.report.wide import wide_console  # rich is heavy
+
+    if chosen.csv:
+        print(plan_csv(plan), end="")
+        return
+    wide_console().print(plan_table(plan))
+
+
+def plan_of(values: Values) -> PrecisionPlan:
+    """Return the plan of a run's values."""
+    from bridge.precision.plan import precision_plan
+
+    return precision_plan(values.precision, values.model, optimizer=values.optimizer, ddp=values.ddp)
+
+
+def _other(chosen: argparse.Namespace) -> Values:
+    """Return the values to compare with: another file, or the same run with another recipe."""
+    if not chosen.against.endswith((".yaml", ".yml")):
+        return read_values(chosen, recipe=chosen.against)
+    from bridge.front.values import load_values
+
+    return load_values((), None, chosen.against)
+
+
+def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> None:
+    differences = plan.diff(other)
+    if as_json:
+        rows = [asdict(row) for row in differences]
+        print(json.dumps({"a": plan.label, "b": other.label, "differences": rows}, indent=2))
+        return
+    from bridge.report.plan_table import difference_table
+    from bridge.report.wide import wide_console  # rich is heavy
+
+    wide_console().print(difference_table(plan.label, other.label, differences))
+
+
+def _draw(plan: PrecisionPlan, path: Path) -> None:
+    if path.suffix not in PICTURES:
+        raise RunConfigError(f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them.")
+    from bridge.report.plan_picture import draw_plan  # matplotlib takes a second to import
+
+    draw_plan(plan, path)
+    print(f"{path}: {len(plan.layers)} rows.")

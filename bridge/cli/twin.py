@@ -1,0 +1,135 @@
+"""`precision-bridge twin`: a config that differs in precision fields only, and the proof that it does.
+
+A low-precision run says little without the same run in BF16 beside it. The twin has every section of the run as it is,
+and another recipe in the place of `mixed_precision`. Precision fields that other sections state themselves (model.fp8,
+say) are left out, so that the recipe decides. The file is read back and compared field by field before this says so.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.run_values import add_values_arguments, read_values
+from bridge.errors import RunConfigError
+from bridge.precision.registry import REGISTRY
+from bridge.sync.routes import ROUTES
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping
+
+    from bridge.front.values import Values
+
+__all__ = ["add_parser"]
+
+SECTIONS = ("model", "optimizer", "ddp", "train", "data")
+PRECISION = "mixed_precision"
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser("twin", help="write the same run in another precision, and prove that it is the same")
+    add_values_arguments(parser)
+    parser.add_argument("--base", default="bf16_mixed", metavar="NAME", help="the twin's recipe (default: bf16_mixed)")
+    parser.add_argument("--output", metavar="FILE", help="where to write it (default: standard output)")
+    parser.add_argument("--json", action="store_true", help="print the proof as JSON; needs --output")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> None:
+    """Write the twin, read it back, and print in what it differs."""
+    values = read_values(chosen)
+    base = REGISTRY.get(chosen.base)
+    if chosen.json and not chosen.output:
+        raise RunConfigError("--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE.")
+    fields = owned_precision(values)
+    text = _text(values, base.recipe or chosen.base, fields)
+    if not chosen.output:
+        print(text, end="")
+        return
+    path = Path(chosen.output)
+    path.write_text(text, encoding="utf-8")
+    from bridge.front.values import load_values
+
+    twin = load_values((), None, path)
+    differences = list(difference(values, twin))
+    others = [row for row in differences if not row["precision"]]
+    if others:
+        names = ", ".join(str(row["field"]) for row in others)
+        raise RunConfigError(f"{path}: the twin must differ in precision fields only, got {names}. Remove it.")
+    if chosen.json:
+        print(json.dumps({"twin": str(path), "differs_in": differences, **_plans(values, twin)}, indent=2))
+        return
+    print(_proof(path, values, twin, differences))
+
+
+def owned_precision(values: Values) -> tuple[str, ...]:
+    """Return the precision fields that the other sections state themselves: "model.fp8", say."""
+    routed = {(route.owner, route.attribute) for route in ROUTES if route.attribute}
+    return tuple(
+        f"{section}.{name}"
+        for section in ("model", "optimizer", "ddp")
+        for name in getattr(values, section)
+        if (section, name) in routed
+    )
+
+
+def difference(values: Values, twin: Values) -> Iterator[dict[str, Any]]:
+    """Yield every field in which two runs differ, and whether it is one of precision."""
+    routed = {f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute}
+    before, after = _flat(values), _flat(twin)
+    for field in dict.fromkeys([*before, *after]):
+        one, two = before.get(field), after.get(field)
+        if one != two:
+            precision = field.startswith(f"{PRECISION}.") or field in routed
+            yield {"field": field, "run": one, "twin": two, "precision": precision}
+
+
+def _flat(values: Values) -> dict[str, Any]:
+    sections: dict[str, Mapping[str, Any]] = {name: getattr(values, name) for name in SECTIONS}
+    sections[PRECISION] = values.precision.to_dict(full=True) if values.precision is not None else {}
+    return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+
+
+def _text(values: Values, recipe: str, fields: tuple[str, ...]) -> str:
+    """Return the twin as YAML: what other sections say about precision is left to the recipe."""
+    import yaml
+
+    whole: dict[str, Any] = {PRECISION: recipe}
+    for name in SECTIONS:
+        section = {key: value for key, value in getattr(values, name).items() if f"{name}.{key}" not in fields}
+        if section:
+            whole[name] = section
+    if values.target is not None:
+        whole["target"] = values.target
+    label = values.precision.label if values.precision is not None else "its own settings"
+    return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
+
+
+def _plans(values: Values, twin: Values) -> dict[str, Any]:
+    """Return how many linear layers compute in FP8 or FP4 in each of the two."""
+    from bridge.precision.plan import precision_plan
+
+    counts = {}
+    for name, each in (("run", values), ("twin", twin)):
+        low, linears = precision_plan(each.precision, each.model, optimizer=each.optimizer, ddp=each.ddp).linears()
+        counts[f"{name}_low_precision_linears"] = f"{low} of {linears}"
+    return counts
+
+
+def _proof(path: Path, values: Values, twin: Values, differences: list[dict[str, Any]]) -> str:
+    same = len(_flat(values)) - len(differences)
+    counts = _plans(values, twin)
+    lines = [
+        f"{path}: differs in {len(differences)} precision fields and in nothing else ({same} fields are the same).",
+        *(f"  {row['field']:<50} {_shown(row['run'])} -> {_shown(row['twin'])}" for row in differences),
+        f"  linear layers in FP8 or FP4: {counts['run_low_precision_linears']} -> "
+        f"{counts['twin_low_precision_linears']}",
+    ]
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,174 @@
+"""One YAML file that holds a run's sections itself, read with the overrides of a command line written over it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from bridge.errors import RunConfigError
+from bridge.front.compose import as_hydra_reads
+from bridge.front.errors import COMPOSITION_ERRORS, told
+from bridge.front.origin import COMMAND_LINE, Origins
+from bridge.front.plain import refuse_targets
+from bridge.front.problems import Problems
+from bridge.front.sections import KEYS
+from bridge.precision.auto import is_auto
+from bridge.precision.registry import REGISTRY
+from bridge.precision.sources import load_recipes_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from hydra.core.override_parser.types import Override
+
+__all__ = ["read_config_file"]
+
+PRECISION = "mixed_precision"
+RECIPES = "recipes_from"
+KNOWN = tuple(dict.fromkeys((*KEYS, "target")))
+
+
+def read_config_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Origins, str | None]:
+    """Return the file's sections, who set their keys, and the recipe chosen for `mixed_precision`, if one is.
+
+    `mixed_precision` is a recipe's name or a mapping of fields. In a YAML that Megatron Bridge wrote, ``_target_``
+    names what a mapping would be built as; only the data is read, and sections that mean nothing here are left out.
+
+    Args:
+        path: The file.
+        overrides: ``SECTION.FIELD=VALUE``, ``mixed_precision=NAME``, ``~SECTION.FIELD``.
+
+    Raises:
+        RunConfigError: A file, section or override that cannot be used.
+        RecipeSourceError: What `recipes_from` names cannot be loaded.
+        UnknownRecipeError: No such recipe.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
+    except COMPOSITION_ERRORS as error:
+        raise told(error, overrides) from error
+    reading = _Reading(_sections(path), path.name)
+    problems = Problems(Origins(dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))
+    for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
+        reading.write(override, problems)
+    problems.raise_any()
+    layers = [*(f"recipe {name}" for name in REGISTRY.names()), path.name]
+    return reading.whole, Origins(reading.by_key, layers), reading.choice
+
+
+class _Reading:
+    """A file's sections while overrides are written over them."""
+
+    def __init__(self, whole: dict[str, Any], name: str) -> None:
+        self.whole = whole
+        self.by_key = dict.fromkeys(_leaves(whole, ""), name)
+        self.choice: str | None = None
+        self._load_recipes()
+        self._choose_recipe()
+
+    def write(self, override: Override, problems: Problems) -> None:
+        """Write one override over the sections, or add to the problems what is wrong with it."""
+        key = override.key_or_group
+        section, _, field = key.partition(".")
+        shown = (override.input_line or "").partition("=")[2]
+        if section not in KNOWN:
+            problems.unknown(key, shown, "no such section", KNOWN, word=section)
+            return
+        if override.is_sweep_override():
+            problems.add(key, f"takes one value, got {shown!r}. Give one.", shown)
+            return
+        value = None if override.is_delete() else override.value()
+        if not field and section not in (PRECISION, RECIPES) and not isinstance(value, dict | None):
+            problems.add(key, f"a file has no options to choose from, got {value!r}. Write {key}.FIELD=VALUE.", value)
+            return
+        self._set(key, value, delete=override.is_delete())
+        if section == RECIPES:
+            self._load_recipes()
+        if key == PRECISION:
+            self.choice = None
+            self._choose_recipe()
+
+    def _set(self, key: str, value: Any, *, delete: bool) -> None:
+        *parents, last = key.split(".")
+        holder = self.whole
+        for name in parents:
+            if not isinstance(holder.get(name), dict):
+                holder[name] = {}
+            holder = holder[name]
+        for known in [known for known in self.by_key if known == key or known.startswith(f"{key}.")]:
+            del self.by_key[known]
+        if delete:
+            holder.pop(last, None)
+            return
+        holder[last] = value
+        self.by_key.update(dict.fromkeys(_leaves(value, key), COMMAND_LINE))
+
+    def _load_recipes(self) -> None:
+        named = self.whole.pop(RECIPES, None)
+        names = [named] if isinstance(named, str) else named or ()
+        if not all(isinstance(name, str) for name in names):
+            what = f"must be a module or file, or a list of them, got {named!r}"
+            raise RunConfigError(f"{RECIPES}: {what}. Write {RECIPES}: acme.recipes, say.")
+        load_recipes_from(names)
+
+    def _choose_recipe(self) -> None:
+        """Put the fields that a recipe states in the place of its name, as Hydra's group does."""
+        name = self.whole.get(PRECISION)
+        if not isinstance(name, str):
+            return
+        if is_auto(name):
+            self.whole[PRECISION], self.choice = {}, name
+            return
+        self.whole[PRECISION] = REGISTRY.get(name).to_dict()
+        self.choice = name
+        self.by_key.pop(PRECISION, None)
+        origin = f"recipe {REGISTRY.recipe(name).name}"
+        self.by_key.update(dict.fromkeys(_leaves(self.whole[PRECISION], PRECISION), origin))
+
+
+def _sections(path: Path) -> dict[str, Any]:
+    """Return what the file holds, its sections known and nothing in it to instantiate."""
+    try:
+        with path.open(encoding="utf-8") as stream:  # so that the parser knows the file's name
+            whole = yaml.safe_load(stream)
+    except OSError as error:
+        reason = (error.strerror or "unreadable").lower()
+        raise RunConfigError(f"--config: cannot be read ({reason}), got {str(path)!r}. Give a YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise told(error) from error
+    if not isinstance(whole, dict):
+        what = f"must hold sections such as model and mixed_precision, got {type(whole).__name__}"
+        raise RunConfigError(f"--config: {what} ({path}). Give a file of such sections.")
+    if "_target_" in whole:
+        return {key: value for key, value in _data(whole).items() if key in KNOWN}
+    problems = Problems(Origins(dict.fromkeys(map(str, whole), path.name)))
+    refuse_targets(whole, "", problems)
+    for key, value in whole.items():
+        if key not in KNOWN:
+            problems.unknown(str(key), value, "no such section", KNOWN)
+    problems.raise_any()
+    return whole
+
+
+def _data(value: Any) -> Any:
+    """Return what a Megatron Bridge YAML says, with names for the functions, dtypes and enums it would build."""
+    if isinstance(value, list):
+        return [_data(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "_target_" in value and value.get("_call_") is False:
+        return value["_target_"]
+    if "_target_" in value and value.get("_args_"):
+        return _data(value["_args_"][-1])  # an enum's value; the attribute that getattr reads
+    return {str(key): _data(item) for key, item in value.items() if key not in ("_target_", "_call_", "_args_")}
+
+
+def _leaves(value: Any, prefix: str) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix

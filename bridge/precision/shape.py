@@ -1,0 +1,315 @@
+"""What a model is made of, read from config values alone: no torch, no Megatron Core.
+
+    shape = ModelShape.of({"num_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_query_groups": 8})
+    shape.kinds          # ('transformer',) * 80
+
+Fields have the names and the defaults of Megatron Core's `TransformerConfig` (0.16.1), of `GPTConfig` for what
+`GPTModel` takes besides it, and of `MLATransformerConfig` where `multi_latent_attention` is on. What Megatron derives
+after construction (`ffn_hidden_size`, `kv_channels`, ...) is derived here in the same way.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import RunConfigError
+
+__all__ = ["DENSE", "HYBRID_KINDS", "Experts", "Latent", "ModelShape", "StateSpace", "read_field", "whole_number"]
+
+DENSE = "transformer"
+MOE = "transformer_moe"
+HYBRID_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""A letter of `hybrid_override_pattern` -> what that layer is; each letter is a layer of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """The mixture of experts of each layer that has one."""
+
+    num_experts: int
+    ffn_hidden_size: int
+    topk: int
+    shared_ffn_hidden_size: int = 0
+    """Width of the shared expert, 0 without one."""
+    shared_gate: bool = False
+    router_dtype: str | None = None
+    """fp32 or fp64 where the router computes in it; None: in the weights' dtype."""
+    router_bias: bool = False
+    grouped_gemm: bool = False
+    """The experts of a rank run as one grouped GEMM."""
+    capacity_factor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latent:
+    """Multi-latent attention."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpace:
+    """The Mamba-2 mixer."""
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    num_groups: int
+    conv_width: int = 4
+
+    @property
+    def inner(self) -> int:
+        """Width of the mixer."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def projected(self) -> int:
+        """Outputs of the input projection: z, x, B, C and dt."""
+        return 2 * self.inner + 2 * self.num_groups * self.state_dim + self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """A model's dimensions."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    kinds: tuple[str, ...]
+    """What each layer is: transformer, transformer_moe, mamba, attention, mlp or moe."""
+    vocab_size: int = 0
+    """Tokens before padding, 0 where nothing says."""
+    make_vocab_size_divisible_by: int = 128
+    seq_length: int = 0
+    """Tokens per sample, 0 where nothing says."""
+    gated_linear_unit: bool = False
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    layer_norm_bias: bool = True
+    """LayerNorm has a bias, RMSNorm has none."""
+    qk_layernorm: bool = False
+    attention_output_gate: bool = False
+    position_embedding_type: str = "rope"
+    share_embeddings_and_output_weights: bool = False
+    mtp_num_layers: int = 0
+    experts: Experts | None = None
+    latent: Latent | None = None
+    state_space: StateSpace | None = None
+    transformer_impl: str = "transformer_engine"
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether each layer is a single mixer or MLP, as in Nemotron-H."""
+        return any(kind in HYBRID_KINDS.values() for kind in self.kinds)
+
+    def padded_vocab_size(self, tensor_parallel: int = 1) -> int:
+        """Return the rows of the embedding over all tensor-parallel ranks."""
+        multiple = self.make_vocab_size_divisible_by * tensor_parallel
+        return -(-self.vocab_size // multiple) * multiple
+
+    @classmethod
+    def of(cls, model: Any) -> ModelShape:
+        """Return the shape that config values describe.
+
+        Args:
+            model: A mapping, or any object with attributes of Megatron's names; None counts as not given.
+
+        Raises:
+            RunConfigError: No such model can be built; every reason is named.
+        """
+        return _Reader(model).shape()
+
+
+def read_field(model: Any, name: str, default: Any = None) -> Any:
+    """Return a value of a mapping or an object, or the default where it is absent or None."""
+    value = model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
+    return default if value is None else value
+
+
+class _Reader:
+    """Reads one model and collects what is impossible about it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.wrong: list[str] = []
+
+    def shape(self) -> ModelShape:
+        layers = self.whole("num_layers", 0, least=1)
+        hidden = self.whole("hidden_size", 0, least=1)
+        pattern = self.text("hybrid_override_pattern", "")
+        heads = self.whole("num_attention_heads", 0, least=0 if "*" not in pattern and pattern else 1)
+        groups = self.whole("num_query_groups", heads)
+        channels = self.whole("kv_channels", hidden // heads if heads else 0)
+        ffn = self.whole("ffn_hidden_size", 4 * hidden)
+        kinds = self._kinds(layers, pattern)
+        if heads and groups and heads % groups:
+            self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
+        shape = ModelShape(
+            num_layers=layers,
+            hidden_size=hidden,
+            ffn_hidden_size=ffn,
+            num_attention_heads=heads,
+            num_query_groups=groups,
+            kv_channels=channels,
+            kinds=kinds,
+            vocab_size=self.whole("vocab_size", 0, least=0),
+            make_vocab_size_divisible_by=self.whole("make_vocab_size_divisible_by", 128),
+            seq_length=self.whole("seq_length", 0, least=0),
+            gated_linear_unit=self.flag("gated_linear_unit"),
+            add_bias_linear=self.flag("add_bias_linear", default=True),
+            add_qkv_bias=self.flag("add_qkv_bias"),
+            layer_norm_bias=self._normalization() == "LayerNorm",
+            qk_layernorm=self.flag("qk_layernorm"),
+            attention_output_gate=self.flag("attention_output_gate"),
+            position_embedding_type=self.text("position_embedding_type", "none" if pattern else "rope"),
+            share_embeddings_and_output_weights=self.flag("share_embeddings_and_output_weights"),
+            mtp_num_layers=self.whole("mtp_num_layers", 0, least=0),
+            experts=self._experts(ffn),
+            latent=self._latent(),
+            state_space=self._state_space(hidden) if "mamba" in kinds else None,
+            transformer_impl=self.text("transformer_impl", "transformer_engine"),
+        )
+        if self.wrong:
+            raise RunConfigError("\n".join(self.wrong))
+        return shape
+
+    # -- fields ------------------------------------------------------------------------------------------------------
+
+    def whole(self, name: str, default: int, *, least: int = 1) -> int:
+        value = read_field(self.model, name, default)
+        number = whole_number(value)
+        if number is None:
+            self._refuse(name, "must be a whole number", value, "Correct it")
+            return max(default, least)
+        if number < least:
+            self._refuse(name, f"must be at least {least}", number, f"Use {least} or more")
+            return least
+        return number
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        value = read_field(self.model, name, default)
+        if isinstance(value, str):
+            return value.strip().lower() in {"true", "yes", "on", "1"}
+        return bool(value)
+
+    def text(self, name: str, default: str) -> str:
+        value = read_field(self.model, name, default)
+        return str(getattr(value, "value", value))
+
+    def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
+        self.wrong.append(f"model.{name}: {rule}, got {value!r}. {remedy}.")
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _normalization(self) -> str:
+        latent = self.flag("multi_latent_attention")
+        return self.text("normalization", "RMSNorm" if latent else "LayerNorm")
+
+    def _kinds(self, layers: int, pattern: str) -> tuple[str, ...]:
+        if pattern:
+            letters = pattern.partition("/")[0].replace("|", "")  # later versions add stages and MTP patterns
+            unknown = sorted(set(letters) - set(HYBRID_KINDS))
+            if unknown:
+                known = " ".join(HYBRID_KINDS)
+                self._refuse("hybrid_override_pattern", f"must consist of {known}", "".join(unknown), "Correct it")
+            elif len(letters) != layers:
+                rule = f"must have a letter for each of the {layers} layers"
+                self._refuse("hybrid_override_pattern", rule, len(letters), "Correct it or num_layers")
+            return tuple(HYBRID_KINDS.get(letter, DENSE) for letter in letters)
+        if not read_field(self.model, "num_moe_experts"):
+            return (DENSE,) * layers
+        return tuple(MOE if expert else DENSE for expert in self._expert_layers(layers))
+
+    def _expert_layers(self, layers: int) -> tuple[bool, ...]:
+        """Return which layers have experts: `moe_layer_freq` is a number, a list, or a list's expression."""
+        given = read_field(self.model, "moe_layer_freq", 1)
+        frequency = _list_of(given) if isinstance(given, str) else given
+        if isinstance(frequency, int) and frequency >= 1:
+            return tuple(number % frequency == 0 for number in range(layers))
+        if isinstance(frequency, list | tuple) and len(frequency) == layers:
+            return tuple(bool(flag) for flag in frequency)
+        rule = f"must be a number, or a list with an item for each of the {layers} layers"
+        shown = len(frequency) if isinstance(frequency, list | tuple) else given
+        self._refuse("moe_layer_freq", rule, shown, "Correct it")
+        return (True,) * layers
+
+    def _experts(self, ffn: int) -> Experts | None:
+        if not read_field(self.model, "num_moe_experts"):
+            return None
+        return Experts(
+            num_experts=self.whole("num_moe_experts", 1),
+            ffn_hidden_size=self.whole("moe_ffn_hidden_size", ffn),
+            topk=self.whole("moe_router_topk", 2),
+            shared_ffn_hidden_size=self.whole("moe_shared_expert_intermediate_size", 0, least=0),
+            shared_gate=self.flag("moe_shared_expert_gate"),
+            router_dtype=self.text("moe_router_dtype", "") or None,
+            router_bias=self.flag("moe_router_enable_expert_bias") and self.flag("add_bias_linear", default=True),
+            grouped_gemm=self.flag("moe_grouped_gemm"),
+        )
+
+    def _latent(self) -> Latent | None:
+        if not self.flag("multi_latent_attention"):
+            return None
+        given = (
+            self.model.get("q_lora_rank", 512)
+            if isinstance(self.model, Mapping)
+            else getattr(self.model, "q_lora_rank", 512)
+        )
+        return Latent(
+            q_lora_rank=self.whole("q_lora_rank", 512) if given is not None else None,
+            kv_lora_rank=self.whole("kv_lora_rank", 512),
+            qk_head_dim=self.whole("qk_head_dim", 128),
+            qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", 64, least=0),
+            v_head_dim=self.whole("v_head_dim", 128),
+        )
+
+    def _state_space(self, hidden: int) -> StateSpace:
+        head_dim = self.whole("mamba_head_dim", 64)
+        return StateSpace(
+            num_heads=self.whole("mamba_num_heads", 2 * hidden // head_dim),
+            head_dim=head_dim,
+            state_dim=self.whole("mamba_state_dim", 128),
+            num_groups=self.whole("mamba_num_groups", 8),
+        )
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number, also one that is written as text or as a float, or None."""
+    try:
+        number = int(value)
+        return number if number == float(value) and not isinstance(value, bool) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _list_of(expression: str) -> Any:
+    """Return what ``([0]*3+[1]*58)`` stands for, without evaluating anything else; None for another expression."""
+
+    def value(node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.List):
+            return [value(item) for item in node.elts]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+            left, right = value(node.left), value(node.right)
+            small = all(part < 100_000 for part in (left, right) if isinstance(part, int))
+            if isinstance(node.op, ast.Mult) and small and isinstance(left, list) != isinstance(right, list):
+                return left * right
+            if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
+                return left + right
+        raise ValueError(expression)
+
+    try:
+        return value(ast.parse(expression, mode="eval").body)
+    except (ValueError, SyntaxError, TypeError):
+        return None

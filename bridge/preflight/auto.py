@@ -1,0 +1,263 @@
+"""`auto`: a recipe chosen by target, model and versions, with the reason and what was rejected.
+
+    resolve_auto("auto:fp8", target=parse_target("h100x8,te2.8,cuda12.9,mcore0.18"), parameters=70_000_000_000)
+
+The policy is a table: per compute capability what is safe ("auto"), what an FP8 ask gets, and what is fastest. Nothing
+is chosen for a machine without a visible GPU unless a target says so: what a driver or a login node sees is not what
+the run will find.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
+from bridge.precision.auto import is_auto
+from bridge.precision.plan_modules import embedding_modules, layer_modules, output_modules
+from bridge.precision.shape import ModelShape
+from bridge.preflight.support import support
+from bridge.preflight.target import EXAMPLE, Target, detect_target
+from bridge.preflight.versions import at_least, shown
+
+if TYPE_CHECKING:
+    from bridge.preflight.gpus import Gpu
+
+__all__ = ["POLICIES", "REQUESTS", "Choice", "Policy", "count_parameters", "is_auto", "resolve_auto"]
+
+SMALL = 100_000_000
+"""Parameters below which a model is trained in FP32."""
+
+REQUESTS = {
+    "auto": "what is safe there: no FP8 or FP4",
+    "auto:stable": "the same, and never FP16",
+    "auto:fp8": "FP8 in the scheme that suits the GPU, or an error where there is none",
+    "auto:fastest": "the fastest scheme that the GPU and the versions train well with",
+}
+"""Request -> what it asks for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """One row: compute capabilities, and the recipes to try, best first."""
+
+    since: tuple[int, int]
+    """First compute capability of the row; the row holds up to the next one."""
+    title: str
+    """The GPUs that people know there."""
+    safe: tuple[str, ...]
+    """For "auto"."""
+    fp8: tuple[str, ...] = ()
+    """For "auto:fp8"; empty: there is none."""
+    fastest: tuple[str, ...] = ()
+    """For "auto:fastest", before what is safe."""
+    why: str = ""
+    """The reason for the safe choice."""
+    why_no_fp8: str = "no FP8 matrix units"
+    """Why an FP8 ask is refused where there is no recipe for it."""
+
+
+_CURRENT = "bf16_with_fp8_current_scaling_mixed"
+_DELAYED = "bf16_with_fp8_delayed_scaling_mixed"
+_BLOCKWISE = "bf16_with_fp8_subchannel_scaling_mixed"
+_MXFP8 = "bf16_with_mxfp8_mixed"
+_NVFP4 = "bf16_with_nvfp4_mixed"
+
+POLICIES = (
+    Policy(since=(0, 0), title="before Volta", safe=("fp32",), why="no matrix units: FP16 only on explicit ask"),
+    Policy(
+        since=(7, 0),
+        title="Volta and Turing",
+        safe=("fp16_mixed",),
+        fastest=("fp16_mixed",),
+        why="FP16 matrix units and no BF16; a dynamic loss scale",
+    ),
+    Policy(since=(8, 0), title="Ampere", safe=("bf16_mixed",), fastest=("bf16_mixed",), why="BF16 is native"),
+    Policy(
+        since=(8, 9),
+        title="Ada",
+        safe=("bf16_mixed",),
+        fp8=(_CURRENT, _DELAYED),
+        fastest=(_CURRENT, _DELAYED),
+        why="BF16 is native, and FP8 is taken on ask",
+    ),
+    Policy(
+        since=(9, 0),
+        title="Hopper",
+        safe=("bf16_mixed",),
+        fp8=(_CURRENT, _BLOCKWISE, _DELAYED),
+        fastest=(_CURRENT, _DELAYED),
+        why="BF16 is native, and FP8 is taken on ask",
+    ),
+    Policy(
+        since=(10, 0),
+        title="Blackwell",
+        safe=("bf16_mixed",),
+        fp8=(_MXFP8, _CURRENT),
+        fastest=(_NVFP4, _MXFP8, _CURRENT),
+        why="BF16 is native, and MXFP8 and NVFP4 are taken on ask",
+    ),
+    Policy(
+        since=(12, 0),
+        title="RTX Blackwell",
+        safe=("bf16_mixed",),
+        fp8=(_MXFP8, _CURRENT),
+        fastest=(_NVFP4, _MXFP8, _CURRENT),
+        why="BF16 is native, and FP8 is taken on ask",
+    ),
+)
+"""Merged from what Transformer Engine, Megatron Bridge, torchtitan and Accelerate choose or refuse, 2026-08-22."""
+
+_NO_GPU = Policy(
+    since=(0, 0),
+    title="a CPU",
+    safe=("fp32",),
+    fastest=("bf16_autocast_mixed",),
+    why="a CPU gains nothing from BF16 for sure",
+    why_no_fp8="no GPU: low precision can be emulated there, never gained from",
+)
+_ROCM = Policy(
+    since=(0, 0),
+    title="CDNA 3",
+    safe=("bf16_mixed",),
+    fastest=("bf16_mixed",),
+    why="BF16 is native",
+    why_no_fp8="the gates of ROCm's Transformer Engine are not known here",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What was chosen and why; kept with the run."""
+
+    request: str
+    """What was asked for."""
+    recipe: str
+    """The recipe's name."""
+    reason: str
+    """Why this one, as a clause."""
+    rejected: tuple[tuple[str, str], ...] = ()
+    """(recipe, why not) of those that came before it."""
+    target: str = ""
+    """For which target."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the choice as plain data."""
+        return {
+            "request": self.request,
+            "recipe": self.recipe,
+            "reason": self.reason,
+            "rejected": [{"recipe": name, "why": why} for name, why in self.rejected],
+            "target": self.target,
+        }
+
+    def __str__(self) -> str:
+        passed = "".join(f" Not {name}: {why}." for name, why in self.rejected)
+        return f"{self.request} on {self.target}: {self.recipe}, because {self.reason}.{passed}"
+
+
+def count_parameters(model: Any) -> int | None:
+    """Return the parameters of the model that a config describes, without MTP layers; None where it cannot be read."""
+    try:
+        shape = ModelShape.of(model)
+    except RunConfigError:
+        return None
+    modules = [module for kind in shape.kinds for module in layer_modules(shape, kind)]
+    modules += embedding_modules(shape)
+    modules += [
+        module
+        for module in output_modules(shape)
+        if not (shape.share_embeddings_and_output_weights and module.kind == "head")
+    ]
+    return sum(module.parameters for module in modules)
+
+
+def resolve_auto(request: str, *, target: Target | None = None, parameters: int | None = None) -> Choice:
+    """Choose a recipe.
+
+    Args:
+        request: A key of `REQUESTS`.
+        target: Where the run will happen; None: this machine, which has to show a GPU.
+        parameters: Of the whole model; None: not known, and then not taken for small.
+
+    Raises:
+        RunConfigError: An unknown request, or no GPU is visible and no target is given.
+        BackendUnavailableError: FP8 was asked for, and no FP8 recipe runs there.
+    """
+    wanted = request.strip().lower()
+    if wanted not in REQUESTS:
+        matches = close_matches(wanted, REQUESTS)
+        hint = did_you_mean(matches) or f"There are {', '.join(REQUESTS)}."
+        raise RunConfigError(f"mixed_precision: no such request, got {request!r}. {hint}", matches)
+    place = target if target is not None and target.gpu is not None else detect_target()
+    if place.gpu is None or (place.is_detected and not place.gpu.is_gpu):
+        raise RunConfigError(
+            f"mixed_precision: {wanted} is chosen by the GPUs of the run, and no GPU is visible here, got {request!r}. "
+            f"Resolve it on the worker, or declare the target: target={EXAMPLE}."
+        )
+    policy = _policy(place.gpu)
+    if wanted == "auto:fp8":
+        return _fp8(wanted, policy, place)
+    if parameters is not None and parameters < SMALL:
+        why = f"{parameters / 1e6:.1f} million parameters gain nothing from less than FP32 (the line is at 100 million)"
+        return Choice(request=wanted, recipe="fp32", reason=why, target=str(place))
+    candidates = policy.fastest if wanted == "auto:fastest" else ()
+    chosen, rejected = _first(candidates, place)
+    if not candidates:
+        rejected += [(name, "FP8 and FP4 are taken on ask only") for name in policy.fp8[:1]]
+    if chosen is None:
+        chosen = policy.safe[0]
+        if wanted == "auto:stable" and chosen == "fp16_mixed":
+            rejected.append((chosen, "FP16 overflows where BF16 and FP32 do not"))
+            chosen = "fp32"
+    reason = policy.why if not candidates else f"it is the fastest that trains well on {policy.title}"
+    return Choice(request=wanted, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(place))
+
+
+def _fp8(request: str, policy: Policy, target: Target) -> Choice:
+    chosen, rejected = _first(policy.fp8, target)
+    if chosen is None:
+        why = "; ".join(f"{name}: {reason}" for name, reason in rejected) or f"{policy.title}: {policy.why_no_fp8}"
+        raise BackendUnavailableError(
+            f"mixed_precision: no FP8 recipe runs on the target, got {request!r} on {target} ({why}). Choose "
+            f"{policy.safe[0]}, or another target."
+        )
+    reason = f"it is the FP8 scheme for {policy.title}"
+    return Choice(request=request, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(target))
+
+
+def _policy(gpu: Gpu) -> Policy:
+    if not gpu.is_gpu:
+        return _NO_GPU
+    if gpu.capability is None:
+        return _ROCM
+    capability = gpu.capability
+    return next(row for row in reversed(POLICIES) if row.since <= capability)
+
+
+def _first(candidates: tuple[str, ...], target: Target) -> tuple[str | None, list[tuple[str, str]]]:
+    """Return the first candidate that the target runs well, and why the ones before it were passed over."""
+    rejected: list[tuple[str, str]] = []
+    for name in candidates:
+        found = support(name, target)
+        why = found.reason if not found.runs or _is_worse(name, found.verdict) else _too_early(name, target)
+        if why is None:
+            return name, rejected
+        rejected.append((name, why))
+    return None, rejected
+
+
+def _is_worse(name: str, verdict: str) -> bool:
+    return verdict == "emulated" and name in (_NVFP4, _BLOCKWISE)
+
+
+def _too_early(name: str, target: Target) -> str | None:
+    """Return why a recipe that would run is not trained with yet, or None."""
+    if name == _NVFP4:
+        floors = (("te", (2, 14), "Transformer Engine"), ("mcore", (0, 18), "megatron-core"))
+        for product, least, title in floors:
+            if at_least(getattr(target, product), least) is not True:
+                has = getattr(target, product)
+                known = f"this is {shown(has)}" if has else "the target does not say"
+                return f"its FP4 weights are right from {title} {shown(least)} on, and {known}"
+    return None

@@ -1,0 +1,107 @@
+"""Checking a whole run: a `ConfigContainer`, a saved ``config.yaml``, or Megatron Bridge's YAML, against a target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError
+from bridge.preflight.check import Report, check
+from bridge.preflight.setup import ROLES, Setup
+from bridge.preflight.target import Target, parse_target
+from bridge.preflight.versions import installed
+
+if TYPE_CHECKING:
+    from bridge.preflight.auto import Choice
+
+__all__ = ["check_run", "resolve_precision", "target_of"]
+
+_ELSEWHERE = {"dataset": "data", "optimizer_config": "optimizer", "ddp_config": "ddp"}
+"""Section names of other systems -> ours."""
+
+
+_BESIDE = ("mixed_precision", "precision_backend", "target", "silence")
+"""What a run may say beside its sections."""
+
+
+def check_run(
+    run: Any,
+    *,
+    target: Target | str | None = "auto",
+    silenced: Mapping[str, str] | None = None,
+    backend: str | None = None,
+    origins: Callable[[str], str] | None = None,
+) -> Report:
+    """Check a run before anything of it is built.
+
+    Args:
+        run: A `ConfigContainer`, or a mapping of its sections; `target` and `silence` in a mapping count where the
+            arguments say nothing.
+        target: What `parse_target` reads, "auto" for this machine, or None for what the run says itself.
+        silenced: Id of a rule -> why it is silenced.
+        backend: te or emulated: what will run low-precision GEMMs.
+        origins: Path of a setting -> who set it.
+
+    Raises:
+        RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
+        UnknownRecipeError: No such recipe.
+    """
+    sections = {name: _section(run, name) for name in (*ROLES, *_BESIDE)}
+    place = target_of(target if target is not None else sections["target"])
+    precision, choice = resolve_precision(sections["mixed_precision"], sections["model"], place)
+    setup = Setup(
+        precision,
+        **{role: sections[role] for role in ROLES},
+        target=place,
+        environment=os.environ if place.is_detected else None,
+        backend=backend or _backend(sections["precision_backend"]),
+        origins=origins,
+        choice=choice,
+    )
+    return check(setup, {**_reasons(sections["silence"]), **(silenced or {})})
+
+
+def target_of(given: Target | str | None) -> Target:
+    """Return the target that was declared; undeclared, what is known without one: the megatron-core installed here."""
+    if given is None:
+        return Target(mcore=installed("mcore"))
+    return given if isinstance(given, Target) else parse_target(str(given))
+
+
+def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
+    """Return the precision, with `auto` resolved, and the choice that was made for it.
+
+    Raises:
+        RunConfigError: `auto` without a GPU or a target.
+        BackendUnavailableError: FP8 was asked for, and none runs there.
+    """
+    if not (isinstance(precision, str) and precision.strip().lower().startswith("auto")):
+        return precision, None
+    from bridge.preflight.auto import count_parameters, is_auto, resolve_auto  # reads shapes, for a rare request
+
+    if not is_auto(precision):
+        return precision, None
+    choice = resolve_auto(precision, target=target, parameters=count_parameters(model) if model is not None else None)
+    return choice.recipe, choice
+
+
+def _section(run: Any, name: str) -> Any:
+    """Return a section of a mapping or an object; Megatron Bridge calls some of them otherwise."""
+    names = [name, *(theirs for theirs, ours in _ELSEWHERE.items() if ours == name)]
+    if isinstance(run, Mapping):
+        return next((run[known] for known in names if run.get(known) is not None), None)
+    return next((value for known in names if (value := getattr(run, known, None)) is not None), None)
+
+
+def _backend(said: Any) -> str | None:
+    """Return the backend that a run states; "auto" is decided where it runs."""
+    return said if said in ("te", "emulated") else None
+
+
+def _reasons(given: Any) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RunConfigError(f"silence: must be a mapping of rule to reason, got {given!r}. Write PB306: why.")
+    return {str(name): str(reason) for name, reason in given.items()}

@@ -1,0 +1,102 @@
+"""The findings of a check for people, for programs and for code review."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from bridge.preflight.rule import EVIDENCE
+from bridge.sync.report import plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bridge.preflight.check import Report
+    from bridge.preflight.rule import RuleFinding
+
+__all__ = ["findings_dict", "findings_text", "render_findings"]
+
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+_MARKS = {"error": "error", "warning": "warning", "info": "info"}
+
+
+def findings_text(report: Report, *, is_quiet: bool = False) -> RenderableType:
+    """Return the report as something rich can print: what was checked, every finding with its ways out, the verdict.
+
+    Args:
+        report: The outcome of a check.
+        is_quiet: Leave infos out.
+    """
+    lines: list[RenderableType] = [Text(f"{report.precision} against {report.target}")]
+    if report.setup.choice is not None:
+        lines.append(Text(f"  {report.setup.choice}", style="dim"))
+    lines.append(Text(f"  gradients: {report.flow}", style="dim"))
+    for finding in report.findings:
+        if not (is_quiet and finding.severity == "info"):
+            lines.extend(_finding(finding))
+    lines.extend(Text(f"silenced {one.id} {one.path}: {one.silenced}", style="dim") for one in report.silenced)
+    lines.append(Text(verdict_line(report)))
+    return Group(*lines)
+
+
+def verdict_line(report: Report) -> str:
+    """Return how many findings of each kind there are, as one sentence."""
+    counts = [(len(report.of(severity)), severity) for severity in ("error", "warning", "info")]
+    told = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
+    silenced = f", {len(report.silenced)} silenced" if report.silenced else ""
+    return f"{', '.join(told) or 'nothing found'}{silenced}"
+
+
+def render_findings(report: Report, *, width: int = 120, is_quiet: bool = False) -> str:
+    """Return the report as plain text, for a file or a pipe."""
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True, highlight=False, soft_wrap=True).print(
+        findings_text(report, is_quiet=is_quiet)
+    )
+    return out.getvalue()
+
+
+def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
+    """Return the report as plain data."""
+    return {
+        "precision": report.precision,
+        "target": report.target,
+        "auto": report.setup.choice.to_dict() if report.setup.choice is not None else None,
+        "gradients": report.flow,
+        "verdict": report.verdict,
+        "exit_code": report.exit_code(strict=strict),
+        "findings": [_row(finding) for finding in report.findings],
+        "silenced": [_row(finding) for finding in report.silenced],
+    }
+
+
+def _row(finding: RuleFinding) -> dict[str, Any]:
+    row = {
+        "id": finding.id,
+        "severity": finding.severity,
+        "title": finding.title,
+        "path": finding.path,
+        "value": plain(finding.value),
+        "where": finding.where,
+        "rule": finding.rule,
+        "ways_out": list(finding.ways_out),
+        "source": finding.source,
+        "evidence": finding.evidence,
+        "depends_on": finding.depends_on,
+    }
+    return row | ({"silenced": finding.silenced} if finding.silenced is not None else {})
+
+
+def _finding(finding: RuleFinding) -> list[Text]:
+    where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
+    head = Text()
+    head.append(f"{_MARKS[finding.severity]} {finding.id}", style=_STYLES[finding.severity])
+    head.append(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
+    lines = [head]
+    lines += [Text(f"    - {way[:1].upper()}{way[1:]}{'' if way.endswith('?') else '.'}") for way in finding.ways_out]
+    note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
+    lines.append(Text(f"    source: {finding.source}{note}", style="dim"))
+    return lines

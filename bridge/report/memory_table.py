@@ -1,0 +1,83 @@
+"""A memory report for people: a line per pipeline stage, equal ones folded, and what recomputation would save."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from bridge.precision.plan import compact
+from bridge.preflight.memory import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+    from bridge.preflight.memory import MemoryReport, RankMemory
+
+__all__ = ["memory_table", "size"]
+
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def memory_table(report: MemoryReport, activations: Mapping[str, tuple[int, ...]]) -> RenderableType:
+    """Return the report as something rich can print.
+
+    Args:
+        report: The memory of every stage.
+        activations: Name of a kind of recomputation -> activations of each stage under it.
+    """
+    stages = _folded(report)
+    kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("stage", no_wrap=True)
+    for heading in (*kinds, "total"):
+        table.add_column(heading, justify="right")
+    for ranks in stages:
+        cells = [size(ranks[0].bytes_of[kind]) for kind in kinds]
+        label = compact([str(rank.stage) for rank in ranks])
+        table.add_row(label, *cells, Text(size(ranks[0].total), style="bold"))
+    parts: list[RenderableType] = [Text(f"{report.label}, a rank of {report.layout}"), table]
+    parts += [Text(f"  {line}") for line in _lines(report)]
+    stage = report.largest.stage
+    if activations:
+        said = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
+        parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {said}."))
+    return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in report.notes))
+
+
+def size(count: float) -> str:
+    """Return bytes with three digits: "37.9 GiB"."""
+    for unit, name in UNITS:
+        if count >= unit:
+            value = count / unit
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {name}"
+    return f"{count:.0f} B"
+
+
+def _folded(report: MemoryReport) -> list[list[RankMemory]]:
+    """Return the stages in groups of equal bytes."""
+    groups: dict[tuple[int, ...], list[RankMemory]] = {}
+    for rank in report.ranks:
+        groups.setdefault((*rank.bytes_of.values(), rank.total), []).append(rank)
+    return list(groups.values())
+
+
+def _lines(report: MemoryReport) -> list[str]:
+    largest, load = report.largest, report.workload
+    static = sum(count for kind, count in largest.bytes_of.items() if kind != "activations")
+    lines = [
+        f"{report.parameters:,} parameters, {largest.parameters:,} on the largest rank: "
+        f"{static / max(1, largest.parameters):.2f} bytes each without activations."
+    ]
+    if load.seq_length:
+        again = f"{load.recompute} ({', '.join(load.modules)})" if load.modules else load.recompute
+        batch = f"{load.micro_batch_size} x {load.seq_length} tokens a micro-batch"
+        lines.append(f"Activations: {batch}, recompute {again}.")
+    if largest.step_bytes:
+        lines.append(f"The optimizer's step makes {size(largest.step_bytes)} of FP32 gradients, after the activations.")
+    return lines

@@ -1,0 +1,170 @@
+"""A precision plan as a picture: layers down, GEMMs and tensors across, one colour per format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from bridge.precision.plan import PlanLayer, PrecisionPlan
+
+__all__ = ["COLOURS", "draw_plan"]
+
+COLOURS = {
+    "fp64": "#3b2a57",
+    "fp32": "#6a4c93",
+    "fp16": "#4f8fbf",
+    "bf16": "#9dc3e0",
+    "e5m2": "#f2a541",
+    "e4m3": "#5aa469",
+    "e2m1": "#d1495b",
+    "custom": "#7f7f7f",
+}
+"""Format -> colour; wide formats are violet and blue, narrow ones warm or green."""
+TITLES = {"e4m3": "FP8 E4M3", "e5m2": "FP8 E5M2", "e2m1": "FP4 E2M1", "custom": "a quantizer factory's"}
+ITEMS = {
+    "linear": ("fprop", "dgrad", "wgrad", "weight"),
+    "head": ("fprop", "dgrad", "wgrad", "weight"),
+    "router": ("fprop", "dgrad", "wgrad", "weight"),
+    "attention": ("qk", "pv", "backward"),
+    "norm": ("forward",),
+    "ssm": ("forward",),
+    "gate": ("forward",),
+    "embedding": ("lookup", "weight"),
+}
+"""What is drawn of each kind of module."""
+ROW_HEIGHT = 0.16
+COLUMN_WIDTH = 0.2
+
+
+def draw_plan(plan: PrecisionPlan, path: Path) -> None:
+    """Write the picture; the suffix of the path chooses the format (png, svg, pdf)."""
+    columns = _columns(plan)
+    rows = list(plan.layers)
+    height = max(ROW_HEIGHT, 2.6 / len(rows)) if len(rows) < 40 else max(0.09, 7.5 / len(rows))
+    size = (2.0 + COLUMN_WIDTH * len(columns) + 0.12 * _groups(columns), 2.4 + height * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    shown = _draw_cells(axes, rows, columns)
+    _label(axes, plan, rows, columns)
+    patches = [
+        Patch(color=colour, label=TITLES.get(name, name.upper())) for name, colour in COLOURS.items() if name in shown
+    ]
+    title = "A cell of two colours multiplies two formats; weight is how it is stored."
+    legend = figure.legend(
+        handles=patches, loc="outside lower left", ncols=len(patches), frameon=False, fontsize=8, title=title
+    )
+    legend.set_alignment("left")
+    legend.get_title().set_fontsize(7)
+    low, linears = plan.linears()
+    figure.suptitle(f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4", x=0.01, ha="left", fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+Column = tuple[str, str]
+
+
+def _columns(plan: PrecisionPlan) -> list[Column]:
+    """Return (module, item) of everything that is drawn, in the order in which the forward pass meets it."""
+    ahead: list[Column] = []
+    for layers, modules in plan.folded():
+        mine = [(module.name, item) for module in modules for item in ITEMS[module.kind]]
+        if layers[0].label == "embedding":
+            ahead = mine + ahead
+            continue
+        ahead = _merged(ahead, mine)
+    return ahead
+
+
+def _merged(first: list[Column], second: list[Column]) -> list[Column]:
+    """Return both lists in one, each in its own order: what is new goes behind the known one before it."""
+    merged = list(first)
+    place = len(merged)
+    for column in reversed(second):
+        if column in merged:
+            place = merged.index(column)
+        else:
+            merged.insert(place, column)
+    return merged
+
+
+def _groups(columns: list[Column]) -> int:
+    return len({module for module, _ in columns})
+
+
+def _positions(columns: list[Column]) -> list[float]:
+    """Return where each column begins, with a gap between modules."""
+    positions: list[float] = []
+    x = 0.0
+    for index, (module, _) in enumerate(columns):
+        if index and columns[index - 1][0] != module:
+            x += 0.6
+        positions.append(x)
+        x += 1.0
+    return positions
+
+
+def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set[str]:
+    """Draw one rectangle per format of each cell and return the formats that occur."""
+    boxes: list[tuple[tuple[float, float], ...]] = []
+    formats: list[str] = []
+    positions = _positions(columns)
+    for y, layer in enumerate(rows):
+        modules = {module.name: module for module in layer.modules}
+        for x, (name, item) in zip(positions, columns, strict=True):
+            row = modules[name].row(item) if name in modules else None
+            if row is None:
+                continue
+            text = row.storage if item == "weight" else row.format
+            parts = text.split(" x ")
+            for index, part in enumerate(parts):
+                width = 0.9 / len(parts)
+                left, right = x + 0.05 + index * width, x + 0.05 + (index + 1) * width
+                top, bottom = y + 0.06, y + 0.94
+                boxes.append(((left, top), (right, top), (right, bottom), (left, bottom)))
+                formats.append(part)
+    colours = [COLOURS.get(name, "#dddddd") for name in formats]
+    axes.add_collection(PolyCollection(boxes, facecolors=colours, linewidths=0))
+    axes.set_xlim(-0.3, positions[-1] + 1.3)
+    axes.set_ylim(len(rows), 0)
+    return set(formats)
+
+
+def _label(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], columns: list[Column]) -> None:
+    positions = _positions(columns)
+    axes.set_xticks([x + 0.5 for x in positions], [item for _, item in columns], rotation=90, fontsize=6)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    names = list(dict.fromkeys(module for module, _ in columns))
+    for name in names:
+        own = [x for x, (module, _) in zip(positions, columns, strict=True) if module == name]
+        axes.text((own[0] + own[-1] + 1) / 2, -0.35, name, rotation=40, ha="left", va="bottom", fontsize=7)
+    step = 1 if len(rows) <= 44 else 5
+    ticks = [y for y, layer in enumerate(rows) if layer.number is None or layer.number % step == 0]
+    axes.set_yticks([y + 0.5 for y in ticks], [rows[y].label for y in ticks], fontsize=7)
+    _mark_stages(axes, plan, rows, positions[-1] + 1)
+
+
+def _mark_stages(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], right: float) -> None:
+    """Draw a line where the next pipeline stage begins, and its number at the right."""
+    if plan.parallel.pipeline == 1:
+        return
+    begin = 0
+    for y in range(1, len(rows) + 1):
+        ends = y == len(rows) or (rows[y].stage, rows[y].chunk) != (rows[begin].stage, rows[begin].chunk)
+        if not ends:
+            continue
+        if y < len(rows):
+            axes.axhline(y, color="#444444", linewidth=0.5, linestyle=(0, (4, 3)))
+        axes.text(right + 0.3, (begin + y) / 2, f"stage {rows[begin].stage}", fontsize=6, va="center", color="#444444")
+        begin = y

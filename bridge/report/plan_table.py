@@ -1,0 +1,144 @@
+"""A precision plan for people: equal layers and modules in one line, and what is the same everywhere said once."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from bridge.precision.plan import COLUMNS, LOW, compact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from bridge.precision.plan import PlanDifference, PlanModule, PrecisionPlan
+
+__all__ = ["difference_table", "plan_csv", "plan_table", "render"]
+
+HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
+COMMON = HEADINGS[5:]
+"""Columns that are said once where they are the same everywhere."""
+FORWARD = ("fprop", "forward", "lookup", "qk")
+Line = tuple[str, ...]
+
+
+def plan_table(plan: PrecisionPlan) -> RenderableType:
+    """Return the plan as something rich can print."""
+    groups = [(layers, _folded(modules)) for layers, modules in plan.folded()]
+    lines = [line for _, folded in groups for _, line in folded]
+    shared = {heading: _same(lines, HEADINGS.index(heading)) for heading in COMMON}
+    shown = [heading for heading in HEADINGS if shared.get(heading) is None]
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("layers", "modules", *shown):
+        table.add_column(heading, overflow="fold", no_wrap=heading not in ("layers", "modules", "scales x, w, dy"))
+    for layers, folded in groups:
+        label = compact([layer.label for layer in layers])
+        for index, (names, line) in enumerate(folded):
+            cells = [_coloured(line[HEADINGS.index(heading)]) for heading in shown]
+            table.add_row(label if index == 0 else "", _modules(names), *cells, end_section=index == len(folded) - 1)
+    parts: list[RenderableType] = [Text(plan.label), table]
+    said = [f"{heading} {value}" for heading, value in shared.items() if value]
+    if said:
+        parts.append(Text(f"  Everywhere: {', '.join(said)}."))
+    parts.append(Text(f"  {_summary(plan)}"))
+    parts.extend(Text(f"  note: {note}", style="yellow") for note in plan.notes)
+    return Group(*parts)
+
+
+def difference_table(before: str, after: str, differences: Sequence[PlanDifference]) -> RenderableType:
+    """Return the cells in which two plans differ, equal ones folded."""
+    if not differences:
+        return Text(f"The plans of {before} and {after} are the same.")
+    modules_of: dict[tuple[str, ...], list[str]] = {}
+    for row in differences:
+        key = (compact(row.layers), row.item, row.column, row.before or "-", row.after or "-")
+        modules_of.setdefault(key, []).append(row.module)
+    items_of: dict[tuple[str, str, str, str, str], list[str]] = {}
+    for (layers, item, column, old, new), modules in modules_of.items():
+        items_of.setdefault((layers, _modules(modules), column, old, new), []).append(item)
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("layers", "modules", "what", "before", "after"):
+        table.add_column(heading, overflow="fold")
+    last = ("", "")
+    for (layers, named, column, old, new), items in items_of.items():
+        what = ", ".join(items) + ("" if column == "format" else f": {column}")
+        place = (layers, named) if (layers, named) != last else ("", "")
+        last = (layers, named)
+        table.add_row(*place, what, _coloured(old), _coloured(new))
+    return Group(Text(f"{before} -> {after}"), table)
+
+
+def plan_csv(plan: PrecisionPlan) -> str:
+    """Return every row of the plan as CSV, one line per layer, module and GEMM or tensor."""
+    out = io.StringIO()
+    heading = ["layer", "stage", "chunk", "kind", "module", *COLUMNS]
+    writer = csv.DictWriter(out, heading, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plan.rows())
+    return out.getvalue()
+
+
+def render(what: RenderableType, *, width: int = 120) -> str:
+    """Return something rich can print as plain text."""
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(what)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _summary(plan: PrecisionPlan) -> str:
+    low, linears = plan.linears()
+    if plan.settings.family is None:
+        return f"None of the {linears} linear layers computes in FP8 or FP4: the precision is {plan.settings.mode}."
+    name = (plan.settings.family or "").upper()
+    return f"{low} of {linears} linear layers compute in {name} ({plan.settings.scheme} scaling)."
+
+
+def _folded(modules: Sequence[PlanModule]) -> list[tuple[list[str], Line]]:
+    """Return the modules' lines, modules with the same line together."""
+    found: dict[Line, list[str]] = {}
+    for module in modules:
+        found.setdefault(_line(module), []).append(module.name)
+    return [(names, line) for line, names in found.items()]
+
+
+def _line(module: PlanModule) -> Line:
+    formats = {row.item: row.format for row in module.rows}
+    scales = {row.item: row.scale for row in module.rows}
+    forward = next((formats[item] for item in FORWARD if item in formats), "")
+    backward = formats.get("backward", "")
+    tiles = [scales.get(name, "") for name in ("input", "weight", "grad_output")]
+    scale = "" if not any(tiles) else tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
+    weight = module.row("weight")
+    kept = ("", "", "", "", "")
+    if weight is not None:
+        kept = (weight.storage, weight.master, weight.gradient, weight.reduction, weight.checkpoint)
+    return forward, formats.get("dgrad", backward), formats.get("wgrad", ""), scale, *kept
+
+
+def _same(lines: Sequence[Line], column: int) -> str | None:
+    """Return the value that all lines with a weight share, or None."""
+    values = {line[column] for line in lines if line[4]}
+    return values.pop() if len(values) == 1 else None
+
+
+def _modules(names: Sequence[str]) -> str:
+    """Return names with what they share written once: "experts.linear_fc1, linear_fc2"."""
+    shown: list[str] = []
+    before = ""
+    for name in names:
+        prefix, _, last = name.rpartition(".")
+        shown.append(last if prefix and prefix == before else name)
+        before = prefix
+    return ", ".join(shown)
+
+
+def _coloured(value: str) -> Text:
+    low = bool(LOW & set(value.replace(",", " ").split()))
+    return Text(value, style="green" if low else "yellow" if value.startswith(("fp32", "fp64")) else "")

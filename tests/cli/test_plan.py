@@ -1,0 +1,161 @@
+"""plan, memory, align and twin as their users meet them: the real entry point in a subprocess."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.test_commands import run
+
+ROOT = Path(__file__).parents[2]
+CONF = ("--config-path", str(ROOT / "conf"))
+SHOWCASE = sorted((ROOT / "docs/showcase").glob("*.yaml"))
+CURRENT = "bf16_with_fp8_current_scaling_mixed"
+
+
+def test_plan_says_what_each_layer_runs_in():
+    done = run("plan", CURRENT, *CONF, COLUMNS="130")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{CURRENT}\n")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["2-5"] in [line[:1] for line in lines]
+    assert "16 of 25 linear layers compute in FP8 (tensorwise scaling)." in done.stdout
+    assert "Everywhere: master fp32 (sharded), gradient fp32, reduced fp32" in done.stdout
+
+
+def test_plan_takes_overrides_as_the_training_script_does():
+    words = ("mixed_precision.num_layers_at_end_in_bf16=2", "model.num_layers=8", "mixed_precision.fp8=e4m3")
+    told = json.loads(run("plan", CURRENT, *words, *CONF, "--json").stdout)
+    assert told["groups"][2]["layers"] == ["2", "3", "4", "5", "6"]
+    formats = {row["format"] for group in told["groups"] for row in group["rows"] if row["item"] == "dgrad"}
+    assert formats == {"bf16", "e4m3"}
+
+
+def test_plan_prints_every_row_as_csv_and_draws_a_picture(tmp_path):
+    rows = list(csv.DictReader(io.StringIO(run("plan", CURRENT, *CONF, "--csv").stdout)))
+    assert {row["layer"] for row in rows} == {"embedding", *map(str, range(1, 7)), "output"}
+    picture = tmp_path / "plan.png"
+    done = run("plan", CURRENT, *CONF, "--picture", str(picture))
+    assert done.stdout == f"{picture}: 8 rows.\n"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_compares_with_another_recipe_and_with_a_file(tmp_path):
+    told = json.loads(run("plan", CURRENT, *CONF, "--against", "bf16_mixed", "--json").stdout)
+    assert {row["before"] for row in told["differences"] if row["item"] == "fprop" and row["column"] == "format"} == {
+        "e4m3"
+    }
+    text = run("plan", CURRENT, *CONF, "--against", CURRENT, COLUMNS="130").stdout
+    assert text == f"The plans of {CURRENT} and {CURRENT} are the same.\n"
+    other = tmp_path / "other.yaml"
+    other.write_text("mixed_precision: fp16_mixed\nmodel: {num_layers: 6, hidden_size: 256, num_attention_heads: 8}\n")
+    assert "fp16" in run("plan", CURRENT, *CONF, "--against", str(other)).stdout
+
+
+def test_memory_is_per_stage_and_in_bytes_as_json():
+    words = ("model=gpt_tiny", "model.pipeline_model_parallel_size=2", "model.num_layers=4")
+    told = json.loads(run("memory", "bf16_mixed", *words, *CONF, "--json").stdout)
+    assert [rank["stage"] for rank in told["ranks"]] == [0, 1]
+    for rank in told["ranks"]:
+        kinds = rank["bytes_of"]
+        assert kinds["master weights"] * 2 == kinds["optimizer state"]
+        assert kinds["gradients"] == 2 * kinds["weights"]
+        assert rank["total"] == sum(kinds.values())
+    assert set(told["activations_by_recompute"]) == {"none", "selective (core_attn)", "full"}
+
+
+def test_more_ranks_share_masters_and_state():
+    whole, shared = (
+        json.loads(run("memory", "bf16_mixed", *CONF, "--json", "--target", f"h100x{count}").stdout)["ranks"][0]
+        for count in (1, 8)
+    )
+    assert whole["bytes_of"]["weights"] == shared["bytes_of"]["weights"]
+    assert shared["bytes_of"]["optimizer state"] < whole["bytes_of"]["optimizer state"] / 7
+
+
+def test_align_names_what_does_not_fit():
+    done = run("align", "bf16_with_mxfp8_mixed", "model.ffn_hidden_size=1000", *CONF, COLUMNS="200")
+    assert "does not fit: model.ffn_hidden_size: linear_fc1 (layers 1-6) takes N in multiples of 32" in done.stdout
+    assert "Use 992 or 1024." in done.stdout
+    assert json.loads(run("align", "bf16_mixed", *CONF, "--json").stdout)["misfits"] == []
+
+
+def test_a_twin_differs_in_precision_alone_and_the_training_script_takes_it(tmp_path):
+    path = tmp_path / "twin.yaml"
+    words = ("model.num_query_groups=4", "mixed_precision.fp8=e4m3", "+model.fp8_output_proj=false")
+    done = run("twin", CURRENT, *words, *CONF, "--base", "bf16_mixed", "--output", str(path))
+    assert done.returncode == 0, done.stderr
+    first, *rows = done.stdout.splitlines()
+    assert first.startswith(f"{path}: differs in ")
+    assert "precision fields and in nothing else" in first
+    assert all(row.split()[0].startswith("mixed_precision.") for row in rows[:-1])
+    assert rows[-1] == "  linear layers in FP8 or FP4: 16 of 25 -> 0 of 25"
+    twin = yaml.safe_load(path.read_text())
+    assert twin["mixed_precision"] == "bf16_mixed"
+    assert twin["model"]["num_query_groups"] == 4
+    command = [sys.executable, str(ROOT / "scripts/train.py"), "--config-path", str(tmp_path), "--config-name", "twin"]
+    done = subprocess.run([*command, "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["model"] == twin["model"]
+
+
+def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
+    config = tmp_path / "run.yaml"
+    model = "{num_layers: 4, hidden_size: 64, num_attention_heads: 4, fp8: hybrid, first_last_layers_bf16: true}"
+    config.write_text(f"mixed_precision: {CURRENT}\nmodel: {model}\ntarget: h100x8\n")
+    path = tmp_path / "twin.yaml"
+    told = json.loads(run("twin", "--config", str(config), "--output", str(path), "--json").stdout)
+    assert {row["field"] for row in told["differs_in"]} >= {"model.fp8", "mixed_precision.fp8"}
+    assert all(row["precision"] for row in told["differs_in"])
+    assert "fp8" not in yaml.safe_load(path.read_text())["model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "bf16_mixd", *CONF), "mixed_precision: no such recipe, got 'bf16_mixd' (command line)."),
+        (("plan", "--config", "nowhere.yaml"), "--config: cannot be read (no such file or directory), got"),
+        (("plan", "--config-path", "nowhere"), "--config-path: there is no such folder, got 'nowhere'."),
+        (("plan", *CONF, "--picture", "plan.gif"), "--picture: must end in .png, .svg, .pdf, got 'plan.gif'."),
+        (("memory", *CONF, "--target", "h100x3", "model.tensor_model_parallel_size=2"), "model: the number of ranks"),
+        (("memory", *CONF, "--target", "g100x3"), "target: "),
+        (("plan", *CONF, "model.num_query_groups=3"), "model.num_query_groups: must divide the 8 attention heads"),
+        (("twin", *CONF, "--base", "bf16_mixd", "--output", "x.yaml"), "Unknown mixed-precision recipe 'bf16_mixd'."),
+        (("twin", *CONF, "--json"), "--json: prints the proof, so the twin needs a file, got no --output."),
+    ],
+)
+def test_what_cannot_be_answered_is_one_sentence_and_exit_code_2(arguments, message):
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "memory", "align"])
+@pytest.mark.parametrize("path", SHOWCASE, ids=lambda path: path.stem)
+def test_a_large_model_is_answered_in_two_seconds(path, command):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = run(command, "--config", str(path), COLUMNS="130")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 5
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # the CPU's, whatever else it does
+
+
+def test_plans_are_made_without_torch_and_megatron():
+    arguments = ["plan", "--config", str(SHOWCASE[0]), "--json"]
+    code = (
+        "import sys\nfrom bridge.cli.main import main\n"
+        f"code = main({arguments!r})\n"
+        "print([m for m in ('torch', 'megatron', 'matplotlib', 'rich') if m in sys.modules], code, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[] 0\n"

@@ -1,0 +1,159 @@
+"""A run's values from the training script's configs and from single files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import BridgeError
+from bridge.front.values import Values, load_values
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return written(
+        tmp_path,
+        """
+        mixed_precision: bf16_with_fp8_current_scaling_mixed
+        model: {num_layers: 4, hidden_size: 64, num_attention_heads: 4}
+        optimizer: {use_distributed_optimizer: true}
+        target: h100x8
+        """,
+    )
+
+
+def test_the_tree_of_the_training_script_is_composed_as_it_composes_it():
+    values = load_values(["model=gpt_tiny", "mixed_precision=fp16_mixed", "mixed_precision.loss_scale=128"], CONF)
+    assert values.model["hidden_size"] == 64
+    assert values.ddp["use_distributed_optimizer"] is True  # a reference, resolved
+    assert values.precision is not None
+    assert values.precision.recipe == "fp16_mixed"
+    assert values.precision.source_of("loss_scale") == "command line"
+    assert values.precision.source_of("fp16") == "recipe fp16_mixed"
+    assert values.origin_of("model.hidden_size") == "model/gpt_tiny.yaml"
+
+
+def test_a_file_takes_the_same_overrides(file):
+    words = ["mixed_precision.fp8=e4m3", "model.num_layers=8", "~model.num_attention_heads", "target=b200x64"]
+    values = load_values(words, config_file=file)
+    assert values.model == {"num_layers": 8, "hidden_size": 64}
+    assert values.precision is not None
+    assert (values.precision.fp8, values.precision.recipe) == ("e4m3", "bf16_with_fp8_current_scaling_mixed")
+    assert values.target == "b200x64"
+    assert [values.origin_of(key) for key in ("model.num_layers", "model.hidden_size", "mixed_precision.fp8")] == [
+        "command line",
+        "run.yaml",
+        "command line",
+    ]
+
+
+def test_a_recipe_on_the_command_line_replaces_the_files(file):
+    values = load_values(["mixed_precision=bf16_mixed"], config_file=file)
+    assert values.precision is not None
+    assert values.precision.to_dict() == load_values(["mixed_precision=bf16_mixed"], CONF).precision.to_dict()
+    assert load_values(["mixed_precision=null"], config_file=file).precision is None
+
+
+def test_a_precision_without_a_recipe_is_a_mapping(tmp_path):
+    path = written(tmp_path, "mixed_precision: {bf16: true, fp8: hybrid}\nmodel: {num_layers: 2}\n")
+    precision = load_values(config_file=path).precision
+    assert precision is not None
+    assert (precision.recipe, precision.scheme) == (None, "tensorwise")
+    assert precision.source_of("fp8") == "run.yaml"
+
+
+def test_auto_is_what_it_comes_to_on_the_declared_target(tmp_path):
+    text = "mixed_precision: auto\nmodel: {num_layers: 80, hidden_size: 8192, num_attention_heads: 64}\n"
+    path = written(tmp_path, text)
+    large = ("model.num_layers=80", "model.hidden_size=8192", "model.num_attention_heads=64")
+    for values in (
+        load_values(["target=v100x8"], config_file=path),
+        load_values(["mixed_precision=auto", "target=v100x8", *large], CONF),
+    ):
+        assert values.precision is not None
+        assert values.precision.recipe == "fp16_mixed"
+    stated = load_values(["target=v100x8", "mixed_precision.loss_scale=64"], config_file=path).precision
+    assert stated is not None
+    assert (stated.recipe, stated.loss_scale) == ("fp16_mixed", 64)
+    with pytest.raises(BridgeError, match="the GPU decides what it is, got 'auto' and no target"):
+        load_values(config_file=path)
+
+
+def test_what_megatron_bridge_writes_is_read_as_data(tmp_path):
+    path = written(
+        tmp_path,
+        """
+        _target_: megatron.bridge.training.config.ConfigContainer
+        mixed_precision:
+          _target_: megatron.bridge.training.mixed_precision.MixedPrecisionConfig
+          bf16: true
+          params_dtype: {_call_: false, _target_: torch.bfloat16}
+          fp8: null
+        model:
+          _target_: megatron.bridge.models.gpt_provider.GPTModelProvider
+          num_layers: 2
+          activation_func: {_call_: false, _target_: torch.nn.functional.silu}
+          transformer_impl: {_target_: megatron.core.enums.Impl, _args_: [transformer_engine], _call_: true}
+        scheduler: {_target_: anything.at.all, lr_decay_style: cosine}
+        """,
+    )
+    values = load_values(config_file=path)
+    assert values.model == {
+        "num_layers": 2,
+        "activation_func": "torch.nn.functional.silu",
+        "transformer_impl": "transformer_engine",
+    }
+    assert values.precision is not None
+    assert values.precision.to_dict()["params_dtype"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("model: {}", ["modle.x=1"], "modle.x: no such section, got '1' (command line). Did you mean 'model'?"),
+        ("modle: {}", [], "modle: no such section, got {} (run.yaml). Did you mean 'model'?"),
+        ("- 1", [], "--config: must hold sections such as model and mixed_precision, got list"),
+        ("model: 3", [], "model: must be a mapping of fields, got 3 (run.yaml). Write model.FIELD=VALUE."),
+        ("model: [", [], "run.yaml:1: is not YAML"),
+        ("model: {x: {_target_: os.system}}", [], "model.x._target_: configurations are data"),
+        (
+            "model: {}",
+            ["model=gpt_5m"],
+            "model: a file has no options to choose from, got 'gpt_5m' (command line). Write model.FIELD=VALUE.",
+        ),
+        ("model: {}", ["model.x=1,2"], "model.x: takes one value, got '1,2' (command line). Give one."),
+        ("mixed_precision: bf16_mixd", [], "Unknown mixed-precision recipe 'bf16_mixd'. Did you mean 'bf16_mixed'"),
+        ("mixed_precision: {fp9: true}", [], "mixed_precision.fp9: no such field, got True (run.yaml)."),
+        ("mixed_precision: {bf16: true, fp16: true}", [], "The mixed-precision config can never be right:"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence(text, words, message, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(BridgeError) as raised:
+        load_values(words, config_file=path)
+    assert message in str(raised.value)
+
+
+def test_values_are_read_without_torch_and_megatron(file):
+    code = (
+        "import sys\nfrom bridge.front.values import load_values\n"
+        f"load_values([], config_file={str(file)!r}); load_values(['model=gpt_tiny'], {str(CONF)!r})\n"
+        "print([m for m in ('torch', 'megatron', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert Values(precision=None).origin_of("model.x") == "configuration"

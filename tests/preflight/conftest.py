@@ -1,0 +1,15 @@
+"""What the tests of the check share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.preflight.setup import Setup
+from bridge.preflight.target import parse_target
+
+
+def setup_of(said: dict[str, Any]) -> Setup:
+    """The setup that a row of `cases.py` describes."""
+    said = dict(said)
+    target = said.pop("target", None)
+    return Setup(said.pop("precision", None), target=parse_target(target) if target else None, **said)

@@ -1,0 +1,110 @@
+"""The bytes of live Megatron objects; as a script, those of every case of a JSON file, on each rank of a torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from bridge.front.container import container
+from bridge.megatron.backend import choose_backend, running
+from bridge.megatron.gpt import build_gpt, run_config
+from bridge.megatron.optimizer import build_optimizer, inner_optimizers
+from bridge.megatron.process import training_process
+from bridge.training.config import runtime_config_update
+
+VOCABULARY = 256
+
+
+@contextmanager
+def built(case: dict):
+    """Build a case as a training run does; yields (settled config, model chunks, optimizer)."""
+    config = container({key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")})
+    runtime_config_update(config)
+    with training_process(config.model, seed=1, threads=1) as process:
+        backend = choose_backend("auto", config.model)
+        with running(backend):
+            settled, _ = run_config(config.model, vocab_size=VOCABULARY)
+            chunks = build_gpt(settled, config.ddp, process.device, backend=backend.name)
+            yield settled, chunks, build_optimizer(config.optimizer, chunks)
+
+
+def bytes_of(chunks: list, optimizer) -> dict[str, int]:
+    """Return what is allocated for each kind of tensor."""
+    buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    parameters = [parameter for chunk in chunks for parameter in chunk.parameters()]
+    owned = {
+        parameter.untyped_storage().data_ptr() for parameter in parameters if type(parameter) is torch.nn.Parameter
+    }
+    masters = states = 0
+    for inner in inner_optimizers(optimizer):
+        for group in inner.param_groups:
+            for stepped in group["params"]:
+                shared = stepped.untyped_storage().data_ptr() in owned
+                masters += 0 if shared else stepped.numel() * stepped.element_size()
+        for state in inner.state.values():
+            states += sum(state[name].nbytes for name in ("exp_avg", "exp_avg_sq", "momentum_buffer") if name in state)
+    return {
+        "weights": _weights(buffers, parameters),
+        "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
+        "master weights": masters,
+        "optimizer state": states,
+        "parameters": sum(parameter.numel() for parameter in parameters),
+    }
+
+
+def _weights(buffers: list, parameters: list) -> int:
+    """Return the bytes of buffers of parameters, and of parameters that lie in none, scales left out."""
+    gradients = {buffer.grad_data.untyped_storage().data_ptr() for buffer in buffers}
+    own = [buffer.param_data for buffer in buffers if buffer.param_data is not None]
+    own = [tensor for tensor in own if tensor.untyped_storage().data_ptr() not in gradients]
+    inside = {tensor.untyped_storage().data_ptr() for tensor in own}
+    elements = [parameter.stored.codes if hasattr(parameter, "stored") else parameter for parameter in parameters]
+    outside = [tensor for tensor in elements if tensor.untyped_storage().data_ptr() not in inside]
+    return sum(tensor.nbytes for tensor in (*own, *outside))
+
+
+def saved_bytes(settled, chunks: list, micro_batch_size: int) -> int:
+    """Return the bytes that autograd keeps from one forward pass, the parameters' own memory left out."""
+    tokens = torch.randint(0, VOCABULARY, (micro_batch_size, settled.seq_length))
+    positions = torch.arange(settled.seq_length).expand(micro_batch_size, -1)
+    owned = {
+        buffer.param_data.untyped_storage().data_ptr()
+        for chunk in chunks
+        for buffer in chunk.buffers
+        if buffer.param_data is not None
+    }
+    owned |= {parameter.untyped_storage().data_ptr() for chunk in chunks for parameter in chunk.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)  # so that no address is used twice
+        return tensor
+
+    alive: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = chunks[0](tokens, positions, None, labels=tokens)
+    del loss
+    return sum(kept.values())
+
+
+def main(cases: Path) -> None:
+    """Write ``<name>-<rank>.json`` beside the file for each of its cases."""
+    for name, case in json.loads(cases.read_text()).items():
+        with built(case) as (settled, chunks, optimizer):
+            found = bytes_of(chunks, optimizer)
+            if "micro_batch_size" in case:
+                found["activations"] = saved_bytes(settled, chunks, case["micro_batch_size"])
+            path = cases.parent / f"{name}-{os.environ.get('RANK', '0')}.json"
+            path.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

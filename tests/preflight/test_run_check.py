@@ -1,0 +1,116 @@
+"""A whole run checked at once: our container, a saved run, Megatron Bridge's YAML, the showcase."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bridge.errors import RunConfigError
+from bridge.preflight.run_check import check_run
+from bridge.training.config import ConfigContainer
+from tests.preflight.cases import B200, CURRENT, DENSE, H100, OVERLAP
+
+SHOWCASE = sorted((Path(__file__).parents[2] / "docs" / "showcase").glob("*.yaml"))
+
+
+def ids(report: Any) -> set[str]:
+    return {one.id for one in report.findings}
+
+
+def test_a_container_of_megatrons_own_configs_is_checked(megatron_owners: Any) -> None:
+    made = megatron_owners(sharded=False)
+    container = ConfigContainer(**made, mixed_precision="bf16_with_fp8_current_scaling_mixed")
+    report = check_run(container, target=H100)
+    assert ids(report) == {"PB301", "PB506"}
+    assert report.exit_code() == 2
+
+
+def test_what_megatron_computes_by_itself_is_nobodys_own_value(megatron_owners: Any) -> None:
+    container = ConfigContainer(**megatron_owners(), mixed_precision="bf16_autocast_mixed")
+    assert "PB123" not in ids(check_run(container, target=H100))
+
+
+def test_a_container_against_this_machine_knows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    report = check_run(ConfigContainer(mixed_precision="bf16_mixed"), target="auto")
+    assert ids(report) == {"PB524"}
+    declared = check_run(ConfigContainer(mixed_precision="bf16_mixed"), target="h100x8")
+    assert ids(declared) == set(), "what is set here is not set there"
+
+
+@pytest.mark.parametrize("path", SHOWCASE, ids=lambda path: path.stem)
+def test_a_showcase_run_has_no_error_and_no_warning_and_takes_milliseconds(path: Path) -> None:
+    run = yaml.safe_load(path.read_text(encoding="utf-8"))
+    begun = time.process_time()
+    report = check_run(run, target=None)
+    assert time.process_time() - begun < 0.5
+    assert [str(one) for one in report.findings if one.severity != "info"] == []
+    assert report.setup.target.count in (64, 512, 2048)
+
+
+def test_megatron_bridges_yaml_is_read_as_it_is_written() -> None:
+    dtype = {"_target_": "torch.bfloat16", "_call_": False}
+    run = {
+        "mixed_precision": {
+            "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
+            "bf16": True,
+            "params_dtype": dtype,
+            "fp8": None,
+            "fp8_recipe": "tensorwise",
+            "first_last_layers_bf16": False,
+            "num_layers_at_start_in_bf16": 0,
+            "num_layers_at_end_in_bf16": 0,
+            "grad_reduce_in_fp32": True,
+        },
+        "model": dict(DENSE, _target_="x.GPTModelProvider", first_last_layers_bf16=True, params_dtype=dtype, bf16=True),
+        "optimizer": dict(OVERLAP, bf16=True, fp8_recipe="tensorwise"),
+        "ddp": OVERLAP,
+    }
+    report = check_run(run, target=B200)
+    assert ids(report) == set()
+    assert report.setup.model.params_dtype == "bf16"
+    run["mixed_precision"]["fp8"] = "hybrid"
+    assert ids(check_run(run, target=B200)) == {"PB123", "PB306"}, "the peer's 0 and 0 win over the provider's layers"
+
+
+def test_what_is_misspelt_or_mistyped_in_a_mapping_is_found_beside_everything_else() -> None:
+    run = {"mixed_precision": {"bf16": "maybe", "fp8_recipee": "mxfp8", "fp8": "hybrid", "fp4": "e2m1"}}
+    report = check_run(run, target=B200)
+    assert {"PB121", "PB122", "PB204"} <= ids(report)
+    said = {one.id: str(one) for one in report.findings}
+    assert said["PB121"].startswith("mixed_precision.bf16: must be true or false, got 'maybe'.")
+    assert said["PB122"].endswith("Did you mean 'fp8_recipe' or 'fp4_recipe'?")
+
+
+def test_a_run_brings_its_own_target_silence_and_backend() -> None:
+    run = {
+        "mixed_precision": dict(CURRENT, fp8_param_gather=False),
+        "model": DENSE,
+        "target": H100,
+        "silence": {"PB306": "speed is what counts"},
+        "precision_backend": "emulated",
+    }
+    report = check_run(run, target=None)
+    assert report.setup.is_emulated
+    assert ids(report) == {"PB611"}
+    run["precision_backend"] = "auto"
+    report = check_run(run, target=None)
+    assert ids(report) == set()
+    assert [(one.id, one.silenced) for one in report.silenced] == [("PB306", "speed is what counts")]
+    with pytest.raises(RunConfigError, match="silence: must be a mapping of rule to reason"):
+        check_run(dict(run, silence=["PB306"]), target=None)
+
+
+def test_auto_is_resolved_against_the_target_and_the_choice_is_kept() -> None:
+    report = check_run(
+        {"mixed_precision": "auto:fp8", "model": DENSE, "optimizer": OVERLAP, "ddp": OVERLAP}, target=B200
+    )
+    assert report.setup.choice is not None
+    assert report.setup.choice.recipe == "bf16_with_mxfp8_mixed"
+    assert report.precision == "bf16_with_mxfp8_mixed"
+    with pytest.raises(RunConfigError, match="declare the target"):
+        check_run({"mixed_precision": "auto"}, target=None)

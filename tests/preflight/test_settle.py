@@ -1,0 +1,93 @@
+"""What the check assumes after the sync is what the synchroniser writes into Megatron's own classes."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+
+from bridge.precision.dtypes import dtype_token
+from bridge.precision.registry import REGISTRY
+from bridge.preflight.check import check
+from bridge.preflight.fields import DEFAULTS, FIELDS
+from bridge.preflight.setup import Setup
+from bridge.sync import synchronize
+from bridge.sync.routes import ROUTES
+
+OWNERS = {
+    "bare": ({}, {}, {}),
+    "a provider's layers": ({"first_last_layers_bf16": True}, {}, {}),
+    "a provider's counts": (
+        {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 3, "num_layers_at_end_in_bf16": 0},
+        {},
+        {},
+    ),
+    "counts that switch off": (
+        {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 0},
+        {},
+        {},
+    ),
+    "an owner in FP8": (
+        {"fp8": "e4m3", "fp8_recipe": "tensorwise", "fp8_margin": 2},
+        {"fp8_recipe": "tensorwise"},
+        {"grad_reduce_in_fp32": True},
+    ),
+    "an owner in FP16": ({"fp16": True}, {"fp16": True, "loss_scale": 8.0}, {"check_for_nan_in_grad": True}),
+    "autocast": ({"enable_autocast": True}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("owners", OWNERS, ids=str)
+@pytest.mark.parametrize("name", sorted(set(REGISTRY.names()) - {"nanov2_bf16_with_fp8_current_scaling_mixed"}))
+def test_a_setup_holds_what_a_sync_writes(name: str, owners: str, megatron_owners: Any) -> None:
+    made = megatron_owners()
+    for role, changes in zip(("model", "optimizer", "ddp"), OWNERS[owners], strict=True):
+        for attribute, value in changes.items():
+            setattr(made[role], attribute, value)
+    setup = Setup(name, **made)
+    before = {role: dict(section.values) for role, section in setup.sections.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            synchronize(name, **made)
+    except ValueError:  # Megatron refuses this pair, and nothing is written: so does the check
+        assert check(setup).verdict == "error"
+        return
+    for route in ROUTES:
+        if route.attribute is not None and route.owner in made and hasattr(made[route.owner], route.attribute):
+            written = getattr(made[route.owner], route.attribute)
+            assert before[route.owner][route.attribute] == plain(written), f"{route.owner}.{route.attribute}"
+    assert before["ddp"]["check_for_nan_in_grad"] == made["ddp"].check_for_nan_in_grad
+
+
+def test_a_setup_made_after_the_sync_sees_the_owners_own_values(megatron_owners: Any) -> None:
+    made = megatron_owners(first_last_layers_bf16=True)
+    first = Setup("bf16_with_fp8_current_scaling_mixed", **made)
+    synchronize("bf16_mixed", **made)
+    assert vars(Setup("bf16_with_fp8_current_scaling_mixed", **made).model) == vars(first.model)
+
+
+def test_the_rows_have_the_defaults_and_the_fields_of_the_installed_classes(megatron_owners: Any) -> None:
+    from importlib.metadata import version
+
+    from bridge.preflight.versions import parse_version
+
+    installed = parse_version(version("megatron-core"))
+    for role, owner in megatron_owners().items():
+        theirs = {field.name: field.default for field in dataclasses.fields(owner)}
+        for row in FIELDS[role].values():
+            if not row.is_megatron:
+                continue
+            present = row.has is None or row.has.holds(installed)
+            if present is None:
+                continue
+            assert (row.name in theirs) == present, f"{role}.{row.name}"
+            if present and row.name not in ("activation_func", "cuda_graph_scope"):
+                assert plain(theirs[row.name]) == DEFAULTS[role][row.name], f"{role}.{row.name}"
+
+
+def plain(value: Any) -> Any:
+    is_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+    return dtype_token(value) if is_dtype else getattr(value, "value", value)

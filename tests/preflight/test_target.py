@@ -1,0 +1,127 @@
+"""Targets: what their words mean, what this machine is, and what a misspelt one is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bridge.errors import RunConfigError
+from bridge.preflight.gpus import GPUS, gpu_of_capability
+from bridge.preflight.target import Target, _detected, parse_target
+from bridge.preflight.versions import VersionRange, at_least, parse_version
+
+
+def test_a_target_is_read_in_any_order_and_spelling() -> None:
+    target = parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
+    assert target == parse_target(" MCORE=0.16, CUDA-12.9 te2.8.0.dev0 H100x8").__class__(
+        gpu=GPUS["h100"], count=8, te=(2, 8), cuda=(12, 9), mcore=(0, 16), has_te=True
+    )
+    assert str(target) == "h100x8,mcore0.16,te2.8,cuda12.9"
+    assert parse_target(str(target)) == target
+    assert target.capability == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("word", "gpu", "count"),
+    [
+        ("mi300xx8", "mi300x", 8),
+        ("mi300x", "mi300x", None),
+        ("rtx-pro-blackwell", "rtxpro", None),
+        ("RTX4090x2", "rtx40", 2),
+        ("gb200x72", "gb200", 72),
+        ("cpu", "cpu", None),
+    ],
+)
+def test_a_gpu_goes_by_its_names(word: str, gpu: str, count: int | None) -> None:
+    target = parse_target(word)
+    assert (target.gpu, target.count) == (GPUS[gpu], count)
+
+
+def test_a_compute_capability_stands_for_a_gpu_that_has_no_row() -> None:
+    target = parse_target("sm87x2")
+    assert (target.capability, target.count) == ((8, 7), 2)
+    assert target.gpu is not None
+    assert target.gpu.has_native_bf16
+    assert not gpu_of_capability((6, 1)).formats
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "h20x8",
+            "target: must be a GPU such as h100x8 or a version such as te2.8, got 'h20x8'. "
+            "Did you mean 'h200' or 'gh200'?",
+        ),
+        (
+            "coda12.9",
+            "target: must be a GPU such as h100x8 or a version such as te2.8, got 'coda12.9'. Did you mean 'cuda'?",
+        ),
+        ("", "target: must name a GPU or a version, got ''. Write h100x8,te2.8,cuda12.9,mcore0.16, say."),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_nearest(text: str, message: str) -> None:
+    with pytest.raises(RunConfigError) as error:
+        parse_target(text)
+    assert str(error.value) == message
+
+
+def test_this_machine_is_detected_and_words_after_auto_override_it() -> None:
+    target = parse_target("auto,te2.8")
+    assert target.is_detected
+    assert target.gpu is not None
+    assert (target.te, target.has_te) == ((2, 8), True)
+    assert target.torch is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", (9, 0), "h100"),
+        ("NVIDIA GH200 480GB", (9, 0), "gh200"),
+        ("NVIDIA H200", (9, 0), "h200"),
+        ("NVIDIA B200", (10, 0), "b200"),
+        ("NVIDIA GB200", (10, 0), "gb200"),
+        ("NVIDIA L40S", (8, 9), "l40"),
+        ("NVIDIA GeForce RTX 5090", (12, 0), "rtx50"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), "rtxpro"),
+        ("Tesla V100-SXM2-32GB", (7, 0), "v100"),
+        ("Tesla T4", (7, 5), "t4"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), "a100"),
+        ("Something new", (11, 0), "sm110"),
+    ],
+)
+def test_a_device_is_known_by_its_name_and_judged_by_its_capability(
+    device: str, capability: tuple[int, int], name: str
+) -> None:
+    gpu = _detected(device, capability)
+    assert (gpu.name, gpu.capability) == (name, capability)
+
+
+def test_native_bf16_is_decided_by_the_gpu_and_not_by_what_torch_can_emulate() -> None:
+    assert [gpu.name for gpu in GPUS.values() if gpu.is_gpu and not gpu.has_native_bf16] == ["v100", "t4"]
+
+
+def test_reading_a_target_imports_no_torch() -> None:
+    code = "import sys; from bridge.preflight.target import parse_target as p; p('h100'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_version_known_in_part_is_later_earlier_or_unknown() -> None:
+    assert at_least((0, 17), (0, 17, 1)) is None
+    assert at_least((0, 17), (0, 17)) is True
+    assert at_least((0, 18), (0, 17, 1)) is True
+    assert at_least((0, 16), (0, 17, 1)) is False
+    assert at_least((2,), (2, 0)) is True
+    assert at_least(None, (1,)) is None
+    assert str(VersionRange(product="te", since=(2, 1), until=(2, 8))) == "Transformer Engine from 2.1 and before 2.8"
+    with pytest.raises(RunConfigError, match=r"must begin with a number, got 'latest'"):
+        parse_version("latest")
+
+
+def test_a_target_that_says_nothing_knows_nothing() -> None:
+    target = Target()
+    assert (str(target), target.capability, target.has_te) == ("nothing declared", None, None)
