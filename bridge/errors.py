@@ -11,6 +11,7 @@ BridgeError                      exit code 2: what was asked for cannot be done 
 │   ├── SyncConflictError        an owner's own value differs and `on_conflict="error"`
 │   └── SyncCheckError           the result would not pass Megatron's validation or our post-conditions
 ├── RunConfigError               a key or value of the run's configuration; carries close matches
+├── CheckError                   what is known to go wrong with a run, found before it was built
 ├── BackendUnavailableError      this machine cannot run what the recipe asks for
 ├── DataError                    training data that cannot be used
 ├── CheckpointError              a checkpoint that cannot be written or resumed from
@@ -30,6 +31,7 @@ __all__ = [
     "BackendUnavailableError",
     "BridgeError",
     "BridgeWarning",
+    "CheckError",
     "CheckpointError",
     "DataError",
     "DuplicateRecipeError",
@@ -95,6 +97,10 @@ class _FindingsError(BridgeError):
 
 class PrecisionConfigError(_FindingsError, ValueError):
     """A precision config that can never be right. `findings` holds every fault."""
+
+
+class CheckError(_FindingsError):
+    """A run that is known to go wrong. `findings` holds what the check calls errors."""
 
 
 class PrecisionTypeError(BridgeError, TypeError):

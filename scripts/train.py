@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.front import main
+from bridge.front.checked import require_checked
 from bridge.front.record import record
 from bridge.training.config import runtime_config_update
 
@@ -29,7 +30,8 @@ log = logging.getLogger("train")
 
 
 def train(config: ConfigContainer, run_dir: Path) -> None:
-    """Write the precision into the configs, keep what was done, and train."""
+    """Check the run, write its precision into the configs, keep what was done, and train."""
+    require_checked(config, run_dir, log)
     report = runtime_config_update(config)
     if report is not None:
         report.log(log)

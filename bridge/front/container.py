@@ -12,7 +12,8 @@ from bridge.front.decode import decode_fields
 from bridge.front.origin import Origins
 from bridge.front.plain import plain
 from bridge.front.problems import Problems
-from bridge.front.sections import SECTIONS
+from bridge.front.sections import BESIDE, SECTIONS
+from bridge.precision.auto import is_auto
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import torch_dtype
 from bridge.precision.registry import REGISTRY
@@ -40,8 +41,13 @@ def container(config: Config, *, origins: Origins | None = None, choice: str | N
     origins = origins or Origins()
     problems = Problems(origins)
     values = plain(config, origins)
+    chosen = None
+    if is_auto(choice):
+        chosen, values = _choose(values, str(choice))
+        choice = str(chosen["recipe"])
     precision = precision_of(values, choice, problems, origins)
     sections = _sections(values, SECTIONS, problems)
+    beside = _beside(values, problems)
     arguments = _sections(values, owners, problems, functions)
     problems.raise_any()
     if precision is not None:
@@ -49,8 +55,28 @@ def container(config: Config, *, origins: Origins | None = None, choice: str | N
         _place_pipeline_dtype(arguments["model"], precision)
     made = {name: _made(name, cls, arguments[name]) for name, cls in owners.items()}
     ours = {name: cls(**sections[name]) for name, cls in SECTIONS.items()}
-    backend = {key: values[key] for key in ("precision_backend",) if values.get(key) is not None}
-    return ConfigContainer(**made, **ours, **backend, mixed_precision=precision)
+    return ConfigContainer(**made, **ours, **beside, mixed_precision=precision, precision_choice=chosen)
+
+
+def _choose(values: Mapping[str, Any], request: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what ``mixed_precision=auto`` comes to on this machine or the declared one, and the values with it."""
+    from bridge.preflight.auto import count_parameters, resolve_auto  # reads shapes, for a rare request
+    from bridge.preflight.run_check import target_of
+
+    target = target_of(_beside(values, Problems(Origins())).get("target") or "auto")
+    made = resolve_auto(request, target=target, parameters=count_parameters(values.get("model") or {}))
+    fields = {**REGISTRY.get(made.recipe).to_dict(), **(values.get("mixed_precision") or {})}
+    return made.to_dict(), {**values, "mixed_precision": fields}
+
+
+def _beside(values: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
+    """Return the keys beside the sections that are set."""
+    found = {key: values[key] for key in BESIDE if values.get(key) is not None}
+    if isinstance(found.get("target"), list):  # target=[h100x8,te2.8], which Hydra takes without quotes
+        found["target"] = ",".join(map(str, found["target"]))
+    if not isinstance(found.get("silence", {}), Mapping):
+        problems.add("silence", f"must be a mapping of rules to reasons, got {found['silence']!r}", found["silence"])
+    return found
 
 
 def check(config: Config, *, origins: Origins | None = None, choice: str | None = None) -> None:
@@ -65,8 +91,10 @@ def check(config: Config, *, origins: Origins | None = None, choice: str | None 
     origins = origins or Origins()
     problems = Problems(origins)
     values = plain(config, origins, missing=True)
-    precision = precision_of(values, choice, problems, origins)
+    chosen_later = is_auto(choice)
+    precision = None if chosen_later else precision_of(values, choice, problems, origins)
     _sections(values, SECTIONS, problems)
+    _beside(values, problems)
     problems.raise_any()
     if precision is not None:
         precision.finalize()

@@ -14,13 +14,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, TrainConfig
 
-__all__ = ["KEYS", "OWNERS", "SECTIONS", "store_sections"]
+__all__ = ["BESIDE", "KEYS", "OWNERS", "SECTIONS", "store_sections"]
 
 SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointConfig, "logging": LoggingConfig}
 """Sections with classes of our own: shown with their defaults."""
 OWNERS = ("model", "optimizer", "ddp")
 """Sections with classes of Megatron Core, which are imported only when a run needs them."""
-KEYS = ("mixed_precision", "precision_backend", *OWNERS, *SECTIONS, "recipes_from")
+BESIDE = ("precision_backend", "target", "silence")
+"""Keys beside the sections that a run takes as they are."""
+KEYS = ("mixed_precision", *BESIDE, *OWNERS, *SECTIONS, "recipes_from")
 """Every top-level key of a run's config."""
 
 
@@ -34,6 +36,8 @@ def _open_sections() -> DictConfig:
         {
             "recipes_from": None,
             "precision_backend": "auto",
+            "target": None,
+            "silence": {},
             "mixed_precision": {},
             **{name: {} for name in OWNERS},
             **{name: dataclasses.asdict(section()) for name, section in SECTIONS.items()},

@@ -17,6 +17,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bridge.front.sections import store_sections
+from bridge.precision.auto import is_auto
 from bridge.precision.registry import REGISTRY
 from bridge.precision.sources import load_recipes_from
 
@@ -54,6 +55,12 @@ def recipe_name(config_path: str) -> str | None:
     return REGISTRY.recipe(name).name if group == GROUP and name in REGISTRY else None
 
 
+def _asks_for_a_choice(config_path: str) -> bool:
+    """Return whether a config path stands for ``mixed_precision=auto`` or one of its kinds."""
+    group, _, option = config_path.rpartition("/")
+    return group == GROUP and is_auto(option.removesuffix(".yaml"))
+
+
 class RecipeSource(ConfigSource):
     """Search-path entry ``recipes://``; what follows, separated like PATH, is loaded first.
 
@@ -81,12 +88,15 @@ class RecipeSource(ConfigSource):
         return config_path.strip("/") in ("", GROUP)
 
     def is_config(self, config_path: str) -> bool:
-        """Return whether the path names a registered recipe, in any of its spellings."""
-        return recipe_name(config_path) is not None
+        """Return whether the path names a registered recipe, in any of its spellings, or asks for a choice."""
+        return recipe_name(config_path) is not None or _asks_for_a_choice(config_path)
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the fields that the recipe states, as plain data."""
         name = recipe_name(config_path)
+        if name is None and _asks_for_a_choice(config_path):  # made where the run is built, on its own machine
+            node = OmegaConf.create({})
+            return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
         if name is None:
             raise ConfigLoadError(f"Config not found: {config_path}")
         node = OmegaConf.create(REGISTRY.get(name).to_dict())

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, SyncCheckError
+from bridge.precision.auto import is_auto
 from bridge.precision.registry import get_mixed_precision_config
+from bridge.preflight.run_check import resolve_precision, target_of
 from bridge.sync import SyncReport, synchronize
 
 if TYPE_CHECKING:
@@ -119,6 +121,12 @@ class ConfigContainer:
     """A recipe's name, a config, or None: the owners keep their own settings."""
     precision_backend: str = "auto"
     """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine) or emulated (the same values, on any machine)."""
+    target: str | None = None
+    """The GPUs and versions of the run, ``h100x8,te2.8`` say; None: this machine."""
+    silence: dict[str, str] = field(default_factory=dict)
+    """Id of a rule of the check -> why it may be broken."""
+    precision_choice: dict[str, Any] | None = None
+    """What ``mixed_precision=auto`` was resolved to, why, and what was rejected; None where nothing was chosen."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
@@ -141,6 +149,11 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     if config.mixed_precision is None:
         _require_agreement(config)
         return None
+    if is_auto(config.mixed_precision):
+        config.mixed_precision, choice = resolve_precision(
+            config.mixed_precision, config.model, target_of(config.target or "auto")
+        )
+        config.precision_choice = choice.to_dict() if choice is not None else None
     precision = get_mixed_precision_config(config.mixed_precision)
     report = synchronize(
         precision, model=config.model, optimizer=config.optimizer, ddp=config.ddp, train=config.train, strict=True
