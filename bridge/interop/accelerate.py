@@ -1,0 +1,314 @@
+"""Hugging Face Accelerate: its YAML, the arguments and handlers of `Accelerator`, and its environment variables.
+
+All three are one mapping here. `Accelerator(mixed_precision="bf16")` is autocast over FP32 weights; under FSDP it
+becomes a policy that gathers, computes *and reduces* in BF16, and under DeepSpeed the engine's own BF16 mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.accelerate_fp8 import BACKENDS, arrive_fp8, depart_fp8
+from bridge.interop.amp import amp_fields, depart_as_amp
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.gpu import capability
+from bridge.interop.ledger import Arrival, Departure
+from bridge.interop.scaler import assume_torch_scaler, lose_scaler
+from bridge.interop.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "accelerator_arguments", "export", "import_"]
+
+TITLE = "Accelerate"
+VERSION = "accelerate 1.15.0"
+PRECISIONS = ("no", "fp16", "bf16", "fp8")
+HANDLERS = {"TERecipeKwargs": "TE", "AORecipeKwargs": "AO", "MSAMPRecipeKwargs": "MSAMP"}
+PREFIX = "ACCELERATE_"
+OWN = ("compute_environment", "distributed_type", "mixed_precision", "num_processes", "main_training_function")
+
+
+def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = None) -> Imported:
+    """Return what an Accelerate configuration asks for.
+
+    Args:
+        payload: The parsed YAML; or ``ACCELERATE_*`` variables by name; or the arguments of `Accelerator`, where
+            handlers stand in ``kwargs_handlers`` as objects or by class name as mappings.
+        gpu: The card it will run on; below compute capability 8.9 accelerate turns FP8 into FP16.
+        fp8_backend: AO, TE or MSAMP, where the configuration does not say; None: torchao, which it tries first.
+    """
+    top = Settings(_flattened(payload), TITLE, lenient=True)
+    assumed = Settings({"fp8_backend": fp8_backend}, TITLE).word("fp8_backend", BACKENDS)
+    book = Arrival(TITLE)
+    compute = _precision(book, top)
+    if compute == "fp8" and gpu is not None and (capability(gpu) or (0, 0)) < (8, 9):
+        detail = f"{VERSION} falls back to FP16, not BF16, below compute capability 8.9"
+        book.lose("mixed_precision", "fp8", "semantics", detail, "Write bf16.")
+        compute = "fp16"
+    kind = (top.text("distributed_type") or "").upper()
+    sharded = kind == "FSDP" or top.given("fsdp_config") or top.given("FullyShardedDataParallelPlugin")
+    deepspeed = kind == "DEEPSPEED" or top.given("deepspeed_config")
+    base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
+    owns_weights = base != "fp32" and (sharded or deepspeed)
+    fields = {base: True, "params_dtype": base} if owns_weights else amp_fields(base)
+    book.fields |= fields
+    if "mixed_precision" in top and compute == top["mixed_precision"]:
+        book.carry("mixed_precision", **fields)
+    _fp8(book, top, assumed, on=compute == "fp8")
+    _scaler(book, top, used=base == "fp16" and not deepspeed)
+    if sharded:
+        _fsdp(book, top, base)
+    if deepspeed:
+        _deepspeed(book, top, base)
+    _beside(book, top, compute)
+    semantics = "fsdp_policy" if sharded else "megatron_o2" if deepspeed else "amp_o1"
+    return book.close("fp32" if base == "fp32" else semantics)
+
+
+def export(config: MixedPrecisionConfig, *, form: str = "yaml") -> Exported:
+    """Return an Accelerate configuration.
+
+    Args:
+        config: What to write.
+        form: "yaml": what `accelerate launch --config_file` reads. "arguments": a mapping that `import_` reads and
+            `accelerator_arguments` makes the real objects of; it can say more of FP16's scale.
+    """
+    shape = Settings({"form": form}, TITLE).word("form", ("yaml", "arguments"))
+    book = Departure(config, TITLE)
+    compute = depart_as_amp(book, "mixed_precision")
+    payload: dict[str, Any] = {"mixed_precision": {"fp32": "no"}.get(compute, compute)}
+    block = depart_fp8(book) if config.fp8 is not None and compute == "bf16" else None
+    if config.fp8 is not None and compute != "bf16":
+        detail = f"FP8 runs under BF16 autocast in {VERSION}, so none was written over {compute}"
+        book.lose("fp8", "unsupported", detail, "Use a BF16 recipe with FP8.")
+    if block is not None:
+        payload["mixed_precision"] = "fp8"
+        if shape == "yaml":
+            payload["fp8_config"] = block
+        else:
+            handler = {backend: name for name, backend in HANDLERS.items()}[block.pop("backend")]
+            payload[handler] = block
+    if shape == "arguments" and config.fp16 and config.loss_scale is None:
+        payload["GradScalerKwargs"] = {
+            "init_scale": float(config.initial_loss_scale or 65536.0),
+            "growth_interval": int(config.loss_scale_window),
+        }
+        book.carry("initial_loss_scale", "GradScalerKwargs.init_scale")
+        book.carry("loss_scale_window", "GradScalerKwargs.growth_interval")
+        lose_scaler(book, TITLE, settable=("initial_loss_scale", "loss_scale_window"))
+    else:
+        lose_scaler(book, TITLE)
+    return book.close(payload)
+
+
+def accelerator_arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Accelerator` for an export of the form "arguments". Imports accelerate."""
+    from accelerate import utils
+
+    names = [name for name in (*HANDLERS, "GradScalerKwargs") if name in payload]
+    handlers = [getattr(utils, name)(**payload[name]) for name in names]
+    return {"mixed_precision": payload["mixed_precision"], "kwargs_handlers": handlers}
+
+
+def _flattened(payload: object) -> object:
+    """Return the payload with environment variables and handler objects under the names of the YAML."""
+    if not isinstance(payload, Mapping):
+        return payload
+    found: dict[str, Any] = {}
+    fp8: dict[str, Any] = {}
+    for key, value in payload.items():
+        if not isinstance(key, str):
+            continue
+        if key == "kwargs_handlers" and isinstance(value, list | tuple):
+            found |= {type(handler).__name__: _plain(handler) for handler in value}
+        elif key == "fsdp_plugin" and value is not None:
+            found["FullyShardedDataParallelPlugin"] = _plain(value)
+        elif key.startswith(PREFIX + "FP8_"):
+            fp8[key.removeprefix(PREFIX + "FP8_").lower()] = value
+        elif key.startswith(PREFIX):
+            found[key.removeprefix(PREFIX).lower()] = value
+        else:
+            found[key] = value
+    names = ("override_fprop", "override_dgrad", "override_wgrad")
+    if any(name in fp8 for name in names):
+        parts = [str(fp8.pop(name, "false")).lower() in ("1", "true", "yes", "y", "t", "on") for name in names]
+        fp8["override_linear_precision"] = parts
+    if fp8 and isinstance(found.get("fp8_config", {}), dict):
+        found["fp8_config"] = {**found.get("fp8_config", {}), **fp8}
+    return found
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, Mapping) else dict(vars(value)) if hasattr(value, "__dict__") else value
+
+
+def _precision(book: Arrival, top: Settings) -> str:
+    value = top.text("mixed_precision")
+    if value is None:
+        legacy = "mixed_precision" not in top and bool(top.switch("fp16"))
+        if legacy:
+            book.carry("fp16", fp16=True)
+            return "fp16"
+        book.lose("mixed_precision", "no", "implied default", f"no in {VERSION}", "Write it down to be sure.")
+        return "no"
+    if value.lower() in PRECISIONS and value not in PRECISIONS:
+        detail = "`accelerate launch` folds the case, and Accelerator(mixed_precision=) raises"
+        book.lose("mixed_precision", value, "approximated", detail, f"Write {value.lower()}.")
+        return value.lower()
+    return str(top.word("mixed_precision", PRECISIONS))
+
+
+def _fp8(book: Arrival, top: Settings, assumed: str | None, *, on: bool) -> None:
+    handler = next((name for name in HANDLERS if name in top), None)
+    block = top.section(handler or "fp8_config")
+    if not on:
+        if block.values and handler is not None:
+            raise top.wrong(handler, "needs mixed_precision=fp8", block.values, "Set it, or drop the handler")
+        for key, value in block.values.items():
+            detail = "read under mixed_precision: fp8 only"
+            book.lose(block.name(key), value, "dead knob", detail, "Drop it, or set mixed_precision to fp8.")
+        return
+    backend = HANDLERS[handler] if handler else None
+    if backend is None and block.given("backend"):
+        backend = block.text("backend")
+        backend = {"TORCHAO": "AO"}.get(str(backend).upper(), str(backend).upper())
+        if backend not in BACKENDS:
+            raise block.wrong("backend", "must be AO, TE or MSAMP", block["backend"], "Use TE or AO")
+        book.carry(block.name("backend"), fp8_recipe="tensorwise" if backend == "AO" else "delayed")
+    if backend is None:
+        backend = assumed or "AO"
+        detail = f"{VERSION} takes the first that is installed of torchao, Transformer Engine and MS-AMP"
+        book.lose("fp8_config.backend", backend, "implied default", detail, "Write the back end down.")
+    arrive_fp8(book, block, backend)
+    if backend == "MSAMP":
+        for field in ("fp8", "fp8_recipe"):
+            book.fields.pop(field, None)
+
+
+def _scaler(book: Arrival, top: Settings, *, used: bool) -> None:
+    given = top.section("GradScalerKwargs")
+    fields = {"init_scale": "initial_loss_scale", "growth_interval": "loss_scale_window"}
+    if not used:
+        for key, value in given.values.items():
+            book.lose(given.name(key), value, "dead knob", "only FP16 has a scaler", "Drop it, or use fp16.")
+        return
+    taken = []
+    for key, field in fields.items():
+        value = given.number(key, least=0) if key == "init_scale" else given.whole(key, least=1)
+        if value is not None:
+            book.carry(given.name(key), **{field: value})
+            taken.append(field)
+    for key, usual in (("growth_factor", 2.0), ("backoff_factor", 0.5), ("enabled", True)):
+        if given.given(key) and given[key] != usual:
+            detail = (
+                f"Megatron's scaler has {usual:g} built in" if key != "enabled" else "Megatron always scales in FP16"
+            )
+            book.lose(given.name(key), given[key], "unsupported", detail, "Accept it, or scale the loss yourself.")
+        elif given.given(key):
+            book.carry(given.name(key))
+    assume_torch_scaler(book, TITLE, given=tuple(taken))
+
+
+def _fsdp(book: Arrival, top: Settings, base: str) -> None:
+    name = "FullyShardedDataParallelPlugin" if top.given("FullyShardedDataParallelPlugin") else "fsdp_config"
+    block = top.section(name)
+    key = next((k for k in ("mixed_precision_policy", "fsdp_mixed_precision_policy") if block.given(k)), None)
+    if base == "fp32" and key is None:
+        return
+    if key is None:
+        book.fields["grad_reduce_in_fp32"] = False
+        detail = f"accelerate's FSDP policy computes, reduces and keeps buffers in {base} alike ({VERSION})"
+        book.lose(f"{name}.mixed_precision_policy", base, "implied default", detail, "Pass a policy to reduce in FP32.")
+        return
+    policy = block[key]
+    values = {"param_dtype": policy, "reduce_dtype": policy} if isinstance(policy, str) else _plain(policy)
+    if not isinstance(values, Mapping):
+        raise block.wrong(key, "must be a dtype or a policy", policy, "Write bf16, or all fields of the policy")
+    reduce_dtype = str(values.get("reduce_dtype") or values.get("param_dtype")).removeprefix("torch.")
+    in_fp32 = reduce_dtype in ("fp32", "float32")
+    book.carry(block.name(key), grad_reduce_in_fp32=in_fp32)
+    for part in ("buffer_dtype", "output_dtype", "cast_forward_inputs", "keep_low_precision_grads"):
+        if values.get(part) is not None:
+            detail = "no such choice in a recipe"
+            book.lose(f"{block.name(key)}.{part}", values[part], "unsupported", detail, "Check it by hand.")
+
+
+def _deepspeed(book: Arrival, top: Settings, base: str) -> None:
+    block = top.section("deepspeed_config")
+    if block.given("deepspeed_config_file"):
+        detail = "this file decides about loss scale and reduction"
+        name = block.name("deepspeed_config_file")
+        remedy = f"Convert it as well, from deepspeed, with auto={base}."
+        book.lose(name, block["deepspeed_config_file"], "unsupported", detail, remedy)
+    elif base != "fp32":
+        book.fields["grad_reduce_in_fp32"] = False
+        detail = f"DeepSpeed accumulates and reduces in {base} unless its own file says otherwise (DeepSpeed 0.19.8)"
+        book.lose("deepspeed_config", base, "implied default", detail, "Use a DeepSpeed file to reduce in FP32.")
+
+
+def _beside(book: Arrival, top: Settings, compute: str) -> None:
+    if compute == "fp16" and top.switch("use_cpu"):
+        detail = f"on a CPU {VERSION} turns FP16 off without a word: the run is FP32"
+        book.lose("use_cpu", True, "semantics", detail, "Write bf16, or no.")
+    downcast = top.values.get("downcast_bf16")
+    if downcast in ("no", False):
+        book.carry("downcast_bf16")
+    elif downcast is not None:
+        detail = "for TPUs: float32 becomes BF16 everywhere"
+        book.lose("downcast_bf16", downcast, "unsupported", detail, "Choose a BF16 recipe instead.")
+    dynamo = top.section("dynamo_config") if isinstance(top.values.get("dynamo_config"), Mapping) else None
+    backend = dynamo.values.get("dynamo_backend") if dynamo else top.values.get("dynamo_backend")
+    if backend not in (None, "NO", "no"):
+        if compute == "no":
+            book.fields["tf32"] = True
+            detail = f"with a compile back end and mixed_precision no, {VERSION} turns TF32 on"
+            book.lose("dynamo_backend", backend, "implied default", detail, "State tf32=false for exact FP32.")
+        else:
+            detail = "compiled kernels may round elsewhere; a recipe does not say whether to compile"
+            book.lose("dynamo_backend", backend, "unsupported", detail, "Choose it where you train next.")
+    if top.given("megatron_lm_config"):
+        detail = "arguments of Megatron-LM itself"
+        book.lose(
+            "megatron_lm_config", top["megatron_lm_config"], "unsupported", detail, "Convert those from megatron-lm."
+        )
+    autocast = top.section("AutocastKwargs")
+    for key, usual in (("enabled", True), ("cache_enabled", None)):
+        if key in autocast and autocast[key] not in (usual, None):
+            detail = "autocast itself is switched off" if key == "enabled" else "how casts are cached, not what is cast"
+            book.lose(autocast.name(key), autocast[key], "unsupported", detail, "Check it by hand.")
+
+
+def _recognise(document: Any) -> Recognised | None:
+    content = document.mapping
+    if "compute_environment" in content or ("distributed_type" in content and "mixed_precision" in content):
+        found = [key for key in OWN if key in content]
+        return Recognised(certainty=0.95, evidence=f"has `{found[0]}`, which `accelerate config` writes")
+    if content.get("mixed_precision") in PRECISIONS:
+        return Recognised(certainty=0.6, evidence=f"has `mixed_precision: {content['mixed_precision']}`")
+    return None
+
+
+def _write(payload: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(payload, sort_keys=False)
+    return text
+
+
+SYSTEM = System(
+    name="accelerate",
+    title=TITLE,
+    version=VERSION,
+    kinds=("yaml", "json", "env"),
+    import_=import_,
+    export=export,
+    recognise=_recognise,
+    write=_write,
+    context=(
+        ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0; FP8 becomes FP16 below 8.9"),
+        ContextKey(name="fp8_backend", meaning="AO, TE or MSAMP where the file does not say"),
+        ContextKey(name="form", meaning="yaml, or arguments for those of Accelerator (export)", default="yaml"),
+    ),
+)

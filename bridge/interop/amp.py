@@ -1,0 +1,67 @@
+"""Autocast over FP32 weights, the "mixed precision" of most trainers, and what becomes of Megatron's on its way there.
+
+BF16   fp32=True, autocast_enabled=True, autocast_dtype="bf16": the recipe `bf16_autocast_mixed`
+FP16   fp16=True besides, with params_dtype="fp32": only the `fp16` switch has a loss scale
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.interop.ledger import inert, semantics_of
+
+if TYPE_CHECKING:
+    from bridge.interop.ledger import Departure
+
+__all__ = ["amp_fields", "depart_as_amp"]
+
+
+def amp_fields(compute: str) -> dict[str, object]:
+    """Return the fields of autocast to `compute` over FP32 weights; of plain FP32 where that is "fp32"."""
+    if compute == "fp32":
+        return {"fp32": True}
+    mode: dict[str, object] = {"fp32": True} if compute == "bf16" else {"fp16": True, "params_dtype": "fp32"}
+    return mode | {"autocast_enabled": True, "autocast_dtype": compute}
+
+
+def depart_as_amp(book: Departure, *settings: str) -> str:
+    """Note the mode fields as autocast over FP32 weights, and return the compute it casts to; "fp32" for none.
+
+    Args:
+        book: The book of the export.
+        settings: What is written for it.
+    """
+    config, mode, semantics = book.config, book.config.mode, semantics_of(book.config)
+    if semantics == "fp32":
+        book.carry("fp32", *settings)
+        if book.values["params_dtype"] in (None, "fp32"):
+            book.carry("params_dtype", *settings)
+        return "fp32"
+    if semantics == "amp_o1":
+        compute: str = book.values["autocast_dtype"] or mode
+        book.arrives_as = "fp16" if compute == "fp16" else "fp32"
+        for field in ("autocast_enabled", "autocast_dtype", "params_dtype"):
+            book.carry(field, *settings)
+        if config.fp32:
+            book.carry("fp32", *settings)
+        if config.fp16 and compute == "fp16":
+            book.carry("fp16", *settings)
+        elif mode != "fp32":
+            detail = f"{book.system} casts FP32 weights per operator, and has no {mode} weights"
+            book.lose(mode, "semantics", detail, "State fp32=True beside BF16 autocast, which is the same.")
+        if config.grad_reduce_in_fp32:
+            book.carry("grad_reduce_in_fp32")
+        return compute
+    book.arrives_as = "fp16" if mode == "fp16" else "fp32"
+    detail = (
+        f"{book.system} keeps FP32 weights and casts each operator; Megatron trains {mode} weights beside FP32 masters"
+    )
+    remedy = "Nothing to do if AMP is welcome: it needs more memory and rounds later."
+    for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
+        if field == mode or (field in config.stated and inert(config, field) is None):
+            book.lose(field, "semantics", detail, remedy)
+    if config.grad_reduce_in_fp32:
+        book.carry("grad_reduce_in_fp32")
+    else:
+        book.lose_if_stated("grad_reduce_in_fp32", "semantics", "gradients of FP32 weights are FP32", remedy)
+    return mode

@@ -1,0 +1,358 @@
+"""Axolotl's YAML.
+
+`bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs autocast over them. What
+that amounts to depends on what stands around it. DeepSpeed and FSDP keep FP32 masters; an adapter is trained in FP32
+over a frozen BF16 model; and without any of these there is nothing in FP32 at all.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.axolotl_detection import Detected, capabilities, detect, refuse
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.gpu import capability
+from bridge.interop.ledger import Arrival, Departure, semantics_of
+from bridge.interop.scaler import assume_torch_scaler, lose_scaler
+from bridge.interop.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_"]
+
+TITLE = "Axolotl"
+VERSION = "Axolotl 0.19.0"
+CARRIED = (
+    "bf16",
+    "fp16",
+    "fp8",
+    "fp8_config",
+    "fp8_enable_fsdp_float8_all_gather",
+    "bfloat16",
+    "float16",
+    "float32",
+    "tf32",
+)
+BESIDE = {
+    "load_in_4bit": "the frozen weights are stored in 4 bits (bitsandbytes)",
+    "load_in_8bit": "the frozen weights are stored in 8 bits (bitsandbytes), and loaded in FP16 unless bf16 is on",
+    "gptq": "the frozen weights are a GPTQ checkpoint",
+    "bnb_config_kwargs": "options of bitsandbytes",
+    "model_quantization_config": "the weights are loaded through a quantised format",
+    "model_quantization_config_kwargs": "the weights are loaded through a quantised format",
+    "quantize_moe_experts": "expert weights are quantised while they load",
+    "qat": "fake quantisation in training, so that the model can be quantised afterwards",
+    "quantization": "quantisation after training",
+    "llmcompressor": "sparsity or quantisation of the finished model",
+    "loftq_config": "adapters initialised against a quantised base",
+    "peft": "options of adapters, LoftQ bits among them",
+    "use_onebitllms": "weights of 1.58 bits (BitNet)",
+    "fp32_norms": "norms are sharded under a policy of their own, in FP32",
+    "fp32_norm_classes": "which norms are kept in FP32",
+    "embeddings_skip_upcast": "embeddings are not upcast to FP32 beside an adapter",
+    "peft_autocast_adapter_dtype": "whether adapter weights are upcast to FP32",
+    "qgalore_proj_quant": "the projection of Q-GaLore is quantised",
+    "qgalore_proj_bits": "the projection of Q-GaLore is quantised",
+    "overrides_of_model_kwargs": "arguments of from_pretrained, a dtype perhaps",
+    "overrides_of_model_config": "changes to the model's own config, a dtype perhaps",
+    "accelerator_config": "arguments of the Accelerator",
+}
+"""Settings that bear on precision and have no field, with what they do."""
+COMPILE = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+LOW_BIT_OPTIMIZER = re.compile(r"(8|4)_?bit|fp8|onebit", re.IGNORECASE)
+LOOKS_LIKE_PRECISION = re.compile(
+    r"(^|_)(bf16|fp16|fp8|fp4|fp32|tf32|amp|nvfp4|mxfp8)(_|$)|float\d|bfloat|precision|dtype|quantiz|loss_scale|autocast|\dbit"
+)
+
+
+def import_(payload: object, *, gpu: object = None) -> Imported:
+    """Return what an Axolotl configuration asks for.
+
+    Args:
+        payload: The parsed YAML.
+        gpu: The card it will run on ("h100", "sm_90", "9.0", "cpu"). None: unknown, and "auto" is a guess that is
+            reported.
+
+    Raises:
+        PayloadError: What Axolotl's own schema refuses, or a GPU that Axolotl refuses it on.
+    """
+    top = Settings(payload, TITLE, lenient=True)
+    can = capabilities(capability(gpu)) if gpu is not None else None
+    refuse(top, can, gpu)
+    found = detect(top, can)
+    book = Arrival(TITLE)
+    mode = "bf16" if found.bf16 else "fp16" if found.fp16 or found.load_dtype == "fp16" else "fp32"
+    book.fields |= {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    semantics = _semantics(top, found, mode)
+    _dtypes(book, top, found, mode, gpu)
+    _float8(book, top)
+    _tf32(book, top, found, gpu)
+    _weights(book, top, semantics, mode)
+    if found.fp16:
+        assume_torch_scaler(book, "transformers' Trainer")
+    _sharding(book, top, fp8=bool(top.switch("fp8")))
+    _beside(book, top)
+    return book.close(semantics)
+
+
+def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Exported:
+    """Return the precision settings of an Axolotl YAML, all of them written out: its defaults are "auto".
+
+    Args:
+        config: What to write.
+        sharding: "fsdp" or "deepspeed" where the run will use one, which gives it FP32 master weights.
+    """
+    around = Settings({"sharding": sharding}, TITLE).word("sharding", ("fsdp", "deepspeed"))
+    book = Departure(config, TITLE)
+    semantics, mode = semantics_of(config), config.mode
+    compute = (book.values["autocast_dtype"] or mode) if semantics == "amp_o1" else mode
+    payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
+    book.arrives_as = compute
+    if semantics == "amp_o1":
+        detail = f"{TITLE} loads the weights themselves in {compute} and runs autocast over them"
+        remedy = "Train an adapter, whose weights stay in FP32, or shard with FSDP."
+        for field in ("autocast_enabled", "autocast_dtype", "params_dtype", mode):
+            book.lose_if_stated(field, "semantics", detail, remedy)
+    else:
+        book.carry(mode, *(("bf16", "fp16") if mode == "fp32" else (mode,)))
+        book.carry("params_dtype", mode) if book.values["params_dtype"] in (None, mode) else None
+        if mode != "fp32" and around is None:
+            detail = f"weights are loaded in {mode} and nothing keeps an FP32 copy of them"
+            book.lose(
+                "params_dtype", "semantics", detail, "Add FSDP or DeepSpeed, or pass sharding= to say it is there."
+            )
+    _export_float8(book, payload)
+    payload["tf32"] = bool(config.tf32)
+    if config.tf32 is None:
+        detail = f'"auto" would turn TF32 on from Ampere on ({VERSION}); tf32: false was written, torch\'s own default'
+        book.lose("tf32", "implied default", detail, "State tf32 to choose.")
+    else:
+        book.carry("tf32", "tf32")
+    if compute != "fp32" and "grad_reduce_in_fp32" in config.stated:
+        if config.grad_reduce_in_fp32:
+            detail = "FSDP through accelerate reduces in the compute dtype, DeepSpeed as its own file says"
+            book.lose("grad_reduce_in_fp32", "unsupported", detail, "With DeepSpeed, say so in its JSON.")
+        else:
+            book.carry("grad_reduce_in_fp32")
+    lose_scaler(book, "transformers' Trainer")
+    return book.close(payload)
+
+
+def _semantics(top: Settings, found: Detected, mode: str) -> str:
+    if mode == "fp32":
+        return "fp32"
+    if top.given("deepspeed"):
+        return "megatron_o2"
+    if top.given("fsdp") or top.given("fsdp_config"):
+        return "fsdp_policy"
+    adapter = top.given("adapter") and top.values.get("peft_autocast_adapter_dtype") is not False
+    return "amp_o1" if adapter and (found.bf16 or found.fp16) else "true"
+
+
+def _dtypes(book: Arrival, top: Settings, found: Detected, mode: str, gpu: object) -> None:
+    """Account for bf16, fp16, bfloat16, float16 and float32."""
+    state = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    automatic = "bf16" not in top or top["bf16"] == "auto"
+    if "bf16" in top and not (automatic and found.guessed):
+        book.carry("bf16", **state)
+    if automatic and found.guessed:
+        detail = (
+            f"{VERSION} asks torch, which says yes for every CUDA GPU because emulation counts, and else takes FP16"
+        )
+        book.lose("bf16", "auto", "implied default", detail, "Pass the GPU (gpu=h100) to replay the detection.")
+    elif "bf16" not in top:
+        detail = f"auto is the default in {VERSION}; on gpu={gpu!r:.20} it gives {mode}"
+        book.lose("bf16", "auto", "implied default", detail, "Write bf16: true or false to be sure.")
+    if automatic and gpu is not None and found.bf16 and (capability(gpu) or (0, 0)) < (8, 0):
+        detail = "torch counts emulation, so BF16 is on, without tensor cores for it"
+        book.lose("bf16", "auto", "semantics", detail, "Write fp16: true and bf16: false below compute capability 8.0.")
+    for name, compute in (("fp16", "fp16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32")):
+        if name not in top:
+            continue
+        if top.switch(name) and compute != mode:
+            detail = f"another setting wins: training runs in {mode}"
+            book.lose(name, True, "dead knob", detail, "Keep one of them.")
+        else:
+            book.carry(name, **(state if top.switch(name) else {}))
+    if top.switch("bfloat16"):
+        detail = "documented as no AMP; the builder turns autocast on all the same"
+        book.lose("bfloat16", True, "semantics", detail, "Write bf16: true, which does the same.")
+
+
+def _float8(book: Arrival, top: Settings) -> None:
+    gather = top.switch("fp8_enable_fsdp_float8_all_gather")
+    if not top.switch("fp8"):
+        for name in ("fp8", "fp8_enable_fsdp_float8_all_gather"):
+            if name in top and top.switch(name):
+                book.lose(name, True, "dead knob", "nothing is FP8 without fp8: true", "Drop it.")
+            elif name in top:
+                book.carry(name)
+        return
+    recipe = top.section("fp8_config").values.get("recipe", "tensorwise")
+    if recipe != "tensorwise":
+        detail = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was carried"
+        remedy = "Choose tensorwise or blockwise scaling by hand."
+        book.lose("fp8_config.recipe", recipe, "unsupported", detail, remedy)
+        book.lose("fp8", True, "unsupported", detail, remedy)
+        return
+    book.carry("fp8", fp8="hybrid", fp8_recipe="tensorwise")
+    if top.given("fp8_config"):
+        book.carry("fp8_config", fp8_recipe="tensorwise")
+    detail = "torchao leaves the first and the last nn.Linear, and MoE routers, in high precision: modules, not layers"
+    book.lose(
+        "fp8.module_filter", None, "approximated", detail, "State first_last_layers_bf16 if you want whole layers."
+    )
+    if gather is not None:
+        book.carry("fp8_enable_fsdp_float8_all_gather", fp8_param_gather=gather)
+    if gather:
+        detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
+        book.lose(
+            "fp8_enable_fsdp_float8_all_gather", True, "approximated", detail, "Turn fp8_param_gather off if not."
+        )
+
+
+def _tf32(book: Arrival, top: Settings, found: Detected, gpu: object) -> None:
+    automatic = "tf32" not in top or top["tf32"] == "auto"
+    if not automatic:
+        book.carry("tf32", tf32=bool(found.tf32))
+    elif found.tf32 is None:
+        detail = f"auto, the default in {VERSION}, turns TF32 on from compute capability 8.0 on; no GPU was stated"
+        book.lose("tf32", "auto", "implied default", detail, "Write tf32, or pass the GPU.")
+    else:
+        book.fields["tf32"] = found.tf32
+        if "tf32" in top:
+            book.carry("tf32", tf32=found.tf32)
+        else:
+            detail = f"auto, the default in {VERSION}; on gpu={gpu!r:.20} it is {str(found.tf32).lower()}"
+            book.lose("tf32", "auto", "implied default", detail, "Write it down to be sure.")
+
+
+def _weights(book: Arrival, top: Settings, semantics: str, mode: str) -> None:
+    """Report what the weights and gradients are, which no setting says."""
+    if semantics == "fp32":
+        if top.given("deepspeed"):
+            detail = "its own file may turn FP16 or BF16 on all the same"
+            book.lose("deepspeed", top["deepspeed"], "unsupported", detail, "Convert it as well, from deepspeed.")
+        return
+    name = next((name for name in ("adapter", "fsdp_config", "fsdp", "deepspeed") if top.given(name)), "bf16")
+    value = top.values.get(name)
+    if semantics == "true":
+        detail = f"weights are loaded in {mode} and the optimizer steps on them, without FP32 masters"
+        book.lose(name, value, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+        book.fields["grad_reduce_in_fp32"] = False
+    elif semantics == "amp_o1":
+        detail = f"only the adapter is trained, in FP32 under autocast, over frozen {mode} weights"
+        book.lose(name, value, "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too.")
+    elif semantics == "fsdp_policy":
+        detail = f"accelerate's FSDP policy reduces gradients in {mode} (accelerate 1.15), over FP32 shards"
+        book.lose(name, value, "implied default", detail, "State grad_reduce_in_fp32=true for FP32 reduction.")
+        book.fields["grad_reduce_in_fp32"] = False
+    else:
+        what = "this file" if isinstance(value, str) else "this block"
+        detail = f"DeepSpeed decides about reduction and loss scale in {what}"
+        book.lose(name, value, "unsupported", detail, f"Convert {what} as well, from deepspeed, with auto={mode}.")
+
+
+def _sharding(book: Arrival, top: Settings, *, fp8: bool) -> None:
+    inner = top.section("fsdp_config")
+    for key in ("mixed_precision_policy", "fsdp_mixed_precision_policy", "mixed_precision"):
+        if inner.given(key):
+            detail = f"declared in the schema and never handed on ({VERSION})"
+            book.lose(inner.name(key), inner[key], "dead knob", detail, "Drop it.")
+    for key in ("cpu_ram_efficient_loading", "fsdp_cpu_ram_efficient_loading"):
+        if fp8 and inner.values.get(key) is True:
+            detail = "accelerate 1.8 and later refuses torchao FP8 under FSDP together with it"
+            book.lose(inner.name(key), True, "unsupported", detail, "Drop it, or the run will not start.")
+
+
+def _beside(book: Arrival, top: Settings) -> None:
+    """Report whatever else bears on precision, and what looks as if it did and is ignored."""
+    for key, detail in BESIDE.items():
+        if top.given(key):
+            reason, remedy = "unsupported", "Set it up by hand where you train next."
+            if top[key] is False:
+                book.carry(key)
+                continue
+            book.lose(key, top[key], reason, detail, remedy)
+    for key in COMPILE:
+        if top.given(key):
+            detail = "compiled kernels may round elsewhere; a recipe does not say whether to compile"
+            book.lose(key, top[key], "unsupported", detail, "Choose it where you train next.")
+    if top.values.get("attn_implementation") == "fp8":
+        book.carry("attn_implementation")
+        detail = "attention through torchao's FP8 kernels (SM 9.0, PyTorch 2.11)"
+        if "fp8" in book.fields:
+            book.carry("attn_implementation", fp8_dot_product_attention=True)
+        book.lose(
+            "attn_implementation", "fp8", "approximated", detail, "Use fp8_dot_product_attention beside an FP8 recipe."
+        )
+    optimizer = top.values.get("optimizer")
+    if isinstance(optimizer, str) and LOW_BIT_OPTIMIZER.search(optimizer):
+        detail = "the optimizer's state is kept in 8 bits or fewer"
+        book.lose("optimizer", optimizer, "unsupported", detail, "Megatron keeps it in FP32 unless told otherwise.")
+    known = {*CARRIED, *BESIDE, *COMPILE}
+    for key in top.values:
+        if key not in known and LOOKS_LIKE_PRECISION.search(key):
+            detail = f"not a setting of {VERSION}, which ignores unknown names without a word"
+            book.lose(key, top[key], "dead knob", detail, "Check its spelling, or drop it.")
+
+
+def _export_float8(book: Departure, payload: dict[str, Any]) -> None:
+    config = book.config
+    if config.fp8 is None:
+        return
+    if (config.fp8, config.fp8_recipe, config.mode) != ("hybrid", "tensorwise", "bf16"):
+        detail = f"{TITLE} has FP8 as torchao's tensorwise hybrid over BF16 only, so none was written"
+        for field in ("fp8", "fp8_recipe", "fp8_param_gather", "first_last_layers_bf16"):
+            if field == "fp8" or (field in config.stated and config.to_dict()[field]):
+                book.lose(field, "unsupported", detail, "Use bf16_with_fp8_current_scaling_mixed, or train in BF16.")
+        return
+    payload["fp8"] = True
+    for field in ("fp8", "fp8_recipe"):
+        book.carry(field, "fp8")
+    detail = "compiling is what makes FP8 faster than BF16 there"
+    payload["torch_compile"] = True
+    if config.fp8_param_gather:
+        payload |= {"fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": 2}
+        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
+        for field in ("fp8_param_gather", "fp8_param"):
+            book.lose_if_stated(field, "approximated", detail, "Nothing to do; it needs an fsdp_config block.")
+    if config.first_last_layers_bf16:
+        detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
+        book.lose("first_last_layers_bf16", "approximated", detail, "Accept it; there is no choice of layers.")
+
+
+def _recognise(document: Any) -> Recognised | None:
+    content = document.mapping
+    if "base_model" not in content:
+        return None
+    others = ("datasets", "micro_batch_size", "sequence_len", "adapter", "pretraining_dataset", "rl")
+    found = [key for key in others if key in content]
+    if not found:
+        return Recognised(certainty=0.6, evidence="has `base_model`, as Axolotl does")
+    return Recognised(certainty=0.95, evidence=f"has `base_model` and `{found[0]}`, which Axolotl has together")
+
+
+def _write(payload: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(payload, sort_keys=False)
+    return text
+
+
+SYSTEM = System(
+    name="axolotl",
+    title=TITLE,
+    version=VERSION,
+    kinds=("yaml",),
+    import_=import_,
+    export=export,
+    recognise=_recognise,
+    write=_write,
+    context=(
+        ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0, cpu; decides what auto becomes"),
+        ContextKey(name="sharding", meaning="fsdp or deepspeed where the run will use one (export)"),
+    ),
+)

@@ -1,0 +1,137 @@
+"""One file into a recipe and on into another system's words: what `precision-bridge convert` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import close_matches, did_you_mean
+from bridge.interop.detect import detect
+from bridge.interop.settings import PayloadError
+from bridge.interop.systems import system
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bridge.interop.contract import Exported, Imported, Loss, System
+    from bridge.interop.document import Document
+
+__all__ = ["OURS", "Run", "convert", "payload_text", "plain", "runs_of", "told"]
+
+OURS = "recipe"
+"""The name that `--to` has for our own YAML."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run that a file asks for."""
+
+    document: Document
+    system: System
+    evidence: str
+    imported: Imported
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where it was read and how that was known, as plain data."""
+        label = self.imported.label
+        if self.document.part is not None:
+            label = "; ".join(filter(None, (f"document {self.document.part}", label)))
+        return {
+            "path": self.document.path,
+            "system": self.system.name,
+            "version": self.system.version,
+            "kind": self.document.kind,
+            "evidence": self.evidence,
+            "run": label,
+            "recipe": self.imported.recipe,
+        }
+
+
+def runs_of(
+    document: Document,
+    chosen: str | None = None,
+    context: Mapping[str, Any] | None = None,
+    targets: Sequence[System] = (),
+) -> list[Run]:
+    """Return every run that a document asks for, the file's first one first.
+
+    Args:
+        document: The document.
+        chosen: The system somebody insists on.
+        context: What the file cannot say.
+        targets: Systems that read the context too.
+
+    Raises:
+        BridgeError: The file is broken, no system recognises it, or none of the systems knows a key of the context.
+    """
+    detected = [(part, *detect(part, chosen)) for part in document.parts]
+    _check_context(context or {}, [*(one for _, one, _ in detected), *targets])
+    found = []
+    for part, one, evidence in detected:
+        payload = one.read(part) if one.read is not None else part.content
+        given = _for_system(one, context or {})
+        imports = one.import_all(payload, **given) if one.import_all is not None else (one.import_(payload, **given),)
+        found += [Run(document=part, system=one, evidence=evidence, imported=imported) for imported in imports]
+    return found
+
+
+def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Exported | None:
+    """Return the run in the words of the system `to`; None for our own, which needs no words.
+
+    Raises:
+        BridgeError: There is no such system, or it has no form to write.
+    """
+    if to == OURS:
+        return None
+    target = system(to)
+    if target.export is None:
+        raise PayloadError(f"--to: {target.title} has no form to write, got {to!r}. Choose another system.")
+    return target.export(run.imported.config, **_for_system(target, context or {}, outward=True))
+
+
+def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
+    """Raise PayloadError for a context key that none of these systems knows."""
+    known = [key.name for one in systems for key in one.context]
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(close_matches(name, known))
+            hint = hint or (f"Keys: {', '.join(dict.fromkeys(known))}." if known else "There are none.")
+            names = " and ".join(dict.fromkeys(one.name for one in systems))
+            raise PayloadError(f"--context: {name!r} is no key of {names}. {hint}")
+
+
+def _for_system(one: System, context: Mapping[str, Any], *, outward: bool = False) -> dict[str, Any]:
+    """Return the part of the context that this system's function takes."""
+    function: Any = one.export if outward else one.import_
+    named = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
+    takes_all = bool(function.__code__.co_flags & 0x08)
+    keys = {key.name for key in one.context}
+    return {name: value for name, value in context.items() if name in keys and (takes_all or name in named)}
+
+
+def payload_text(run: Run, to: str, exported: Exported | None) -> str:
+    """Return the payload as the text of a file; empty where there is nothing to write."""
+    if exported is None:
+        return run.imported.config.to_yaml()
+    return "" if exported.payload is None else system(to).write(exported.payload)
+
+
+def plain(value: Any) -> Any:
+    """Return anything as what JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def told(losses: tuple[Loss, ...], way: str) -> list[dict[str, Any]]:
+    """Return losses as plain data; `way` says whether they arose on the way in or out."""
+    return [{**plain(loss), "on": way} for loss in losses]

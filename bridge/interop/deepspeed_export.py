@@ -1,0 +1,92 @@
+"""A recipe as the precision blocks of a DeepSpeed configuration."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.ledger import Departure, semantics_of
+from bridge.interop.scaler import lose_scaler
+
+if TYPE_CHECKING:
+    from bridge.interop.contract import Exported
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["export"]
+
+TITLE = "DeepSpeed"
+
+
+def export(config: MixedPrecisionConfig) -> Exported:
+    """Return a DeepSpeed configuration's precision blocks."""
+    book = Departure(config, TITLE)
+    mode, semantics = config.mode, semantics_of(config)
+    payload: dict[str, Any] = {
+        "fp16": {"enabled": config.fp16 and semantics != "amp_o1"},
+        "bf16": {"enabled": config.bf16 and semantics != "amp_o1"},
+    }
+    if semantics == "amp_o1":
+        _export_autocast(book, payload)
+    else:
+        book.carry(mode, *(("fp16.enabled", "bf16.enabled") if mode == "fp32" else (f"{mode}.enabled",)))
+        if book.values["params_dtype"] in (None, mode):
+            book.carry("params_dtype", f"{mode}.enabled")
+        else:
+            detail = f"the engine casts every weight to {mode} and keeps its own FP32 masters"
+            book.lose("params_dtype", "semantics", detail, "Nothing to do: the masters are there all the same.")
+    if mode != "fp32" and semantics != "amp_o1":
+        dtype = "fp32" if config.grad_reduce_in_fp32 else mode
+        payload |= {"data_types": {"grad_accum_dtype": dtype}, "communication_data_type": dtype}
+        book.carry("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
+    elif mode == "fp32" and semantics == "fp32" and config.grad_reduce_in_fp32:
+        book.carry("grad_reduce_in_fp32")
+    if config.fp16 and semantics != "amp_o1":
+        _export_loss_scale(book, payload["fp16"])
+    return book.close(payload)
+
+
+def _export_autocast(book: Departure, payload: dict[str, Any]) -> None:
+    config = book.config
+    compute = book.values["autocast_dtype"] or config.mode
+    payload["torch_autocast"] = {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[compute]}
+    book.carry("autocast_enabled", "torch_autocast.enabled")
+    book.carry("autocast_dtype", "torch_autocast.dtype")
+    book.arrives_as = "fp16" if compute == "fp16" else "fp32"
+    for field in ("fp32", "params_dtype") if config.fp32 else ("params_dtype",):
+        book.carry(field, "torch_autocast.enabled")
+    if config.fp16 and compute == "fp16":
+        book.carry("fp16", "torch_autocast.dtype")
+    elif config.mode != "fp32":
+        detail = "torch_autocast keeps FP32 weights and casts per operator"
+        book.lose(config.mode, "semantics", detail, "Nothing to do if AMP is what you mean.")
+    lose_scaler(book, f"{TITLE} under torch_autocast")
+    if book.config.grad_reduce_in_fp32:
+        detail = "gradients of the cast modules are communicated in the autocast dtype"
+        book.lose_if_stated("grad_reduce_in_fp32", "unsupported", detail, "Use the bf16 block with FP32 reduction.")
+
+
+def _export_loss_scale(book: Departure, block: dict[str, Any]) -> None:
+    config = book.config
+    if config.loss_scale is not None:
+        block["loss_scale"] = config.loss_scale
+        book.carry("loss_scale", "fp16.loss_scale")
+        return
+    block["loss_scale"] = 0
+    book.carry("loss_scale", "fp16.loss_scale")
+    initial = config.initial_loss_scale or 65536
+    mantissa, exponent = math.frexp(initial)
+    block["initial_scale_power"] = max(exponent - 1, 0)
+    if mantissa == 0.5 and exponent >= 1:
+        book.carry("initial_loss_scale", "fp16.initial_scale_power")
+    else:
+        detail = "only whole powers of two, from 1 up; the next lower one was written"
+        book.lose("initial_loss_scale", "approximated", detail, "The scale finds its value in the first steps.")
+    for field in ("min_loss_scale", "loss_scale_window"):
+        value = book.values[field]
+        block[field] = max(int(value), 1)
+        if block[field] == value:
+            book.carry(field, f"fp16.{field}")
+        else:
+            book.lose(field, "approximated", "whole numbers from 1 up only", f"Expect {block[field]} instead.")
+    block["hysteresis"] = config.hysteresis
+    book.carry("hysteresis", "fp16.hysteresis")

@@ -1,0 +1,172 @@
+"""`Document`: a file that somebody wrote for another system, read safely and only as far as it is asked.
+
+Nothing in it is run, imported or instantiated. What cannot be a configuration (too large, not UTF-8, deeper or with
+more aliases than any person writes, a key twice) is refused with one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bridge.interop import strict_json, strict_yaml
+from bridge.interop.settings import PayloadError
+
+__all__ = ["KINDS", "MAX_BYTES", "Document"]
+
+KINDS = ("yaml", "json", "shell", "python", "env", "text")
+MAX_BYTES = 512 * 1024
+"""Larger than any configuration, and still read in well under two seconds."""
+
+SUFFIXES = {
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".slurm": "shell",
+    ".sbatch": "shell",
+    ".sub": "shell",
+    ".slrm": "shell",
+    ".py": "python",
+    ".env": "env",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One file, or one YAML document of a file that holds several."""
+
+    path: str
+    """What it is called in messages."""
+    text: str
+    """Its text, without byte-order mark and with Unix line ends."""
+    kind: str
+    """One of `KINDS`."""
+    part: int | None = None
+    """Which document of a YAML file with several, from 1."""
+    of: Any = field(default=None, repr=False)
+    """The parsed content, where somebody else parsed it."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Document:
+        """Read a file.
+
+        Raises:
+            PayloadError: There is no such file, it is larger than `MAX_BYTES`, or it is not UTF-8 text.
+        """
+        file = Path(path)
+        try:
+            with file.open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise PayloadError(f"{path}: cannot be read: {why}. Give the path of a file.") from None
+        except ValueError:
+            raise PayloadError(f"{str(path)!r}: is no path. Give the path of a file.") from None
+        return cls.of_bytes(data, str(path))
+
+    @classmethod
+    def of_bytes(cls, data: bytes, path: str, *, kind: str | None = None) -> Document:
+        """Return the document of a file's contents; raises as `load`."""
+        if len(data) > MAX_BYTES:
+            rule = f"a configuration must not be larger than {MAX_BYTES // 1024} KiB"
+            raise PayloadError(f"{path}: {rule}. Give the part of it that sets the precision.")
+        encoding = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}.get(data[:2], "utf-8-sig")
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            remedy = "Save it as UTF-8"
+            raise PayloadError(
+                f"{path}, line {line}: must be UTF-8 text, and byte {error.start} is not. {remedy}."
+            ) from None
+        return cls.of_text(text, path, kind=kind)
+
+    @classmethod
+    def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Document:
+        """Return the document of a text; without `kind`, name and contents tell."""
+        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        if "\0" in text:
+            line = text.count("\n", 0, text.index("\0")) + 1
+            raise PayloadError(f"{path}, line {line}: must be text, and holds a NUL. Give a text file.")
+        return cls(path=path, text=text, kind=kind if kind is not None else _kind(path, text))
+
+    @cached_property
+    def contents(self) -> tuple[Any, ...]:
+        """The parsed values: one, or one per document of a YAML file; the text itself for what is no data format.
+
+        Raises:
+            PayloadError: The text is not what its kind says.
+        """
+        if self.of is not None:
+            return (self.of,)
+        if self.kind == "yaml":
+            return strict_yaml.load_all(self.text, self.path) or (None,)
+        if self.kind == "json":
+            return (strict_json.loads(self.text, self.path),)
+        return (self.text,)
+
+    @property
+    def content(self) -> Any:
+        """The parsed value; of several YAML documents the first that is not empty."""
+        return next((value for value in self.contents if value is not None), None)
+
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """The parsed value where it is a mapping, else an empty one: what `recognise` asks."""
+        content = self.content if self.kind in ("yaml", "json") else None
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def parts(self) -> tuple[Document, ...]:
+        """The document itself, or one per non-empty document of a YAML file with several."""
+        if self.kind != "yaml" or self.part is not None:
+            return (self,)
+        filled = [value for value in self.contents if value is not None]
+        if len(filled) < 2:
+            return (self,)
+        return tuple(
+            Document(path=self.path, text=self.text, kind=self.kind, part=place, of=value)
+            for place, value in enumerate(filled, 1)
+        )
+
+    def has(self, *keys: str) -> bool:
+        """Return whether every dotted key is there: `document.has("fp16.enabled", "zero_optimization")`."""
+        return all(_found(self.mapping, key.split(".")) for key in keys)
+
+
+def _found(value: Any, words: list[str]) -> bool:
+    for word in words:
+        if not isinstance(value, dict) or word not in value:
+            return False
+        value = value[word]
+    return True
+
+
+def _kind(path: str, text: str) -> str:
+    """Return the kind by the file's name, or by how the text begins."""
+    name = Path(path).name.lower()
+    if name == ".env" or name.startswith(".env."):
+        return "env"
+    suffix = Path(name).suffix
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    start = text.lstrip()[:400]
+    if re.match(r"#!.*python", start):
+        return "python"
+    if start.startswith("#!") or re.search(r"^#SBATCH ", start, re.MULTILINE):
+        return "shell"
+    if start.startswith("{"):
+        return "json"
+    lines = [line for line in text.splitlines()[:200] if line.strip() and not line.lstrip().startswith("#")]
+    if lines and all(re.match(r"(export\s+)?[A-Za-z_]\w*=", line) for line in lines):
+        return "env"
+    if re.search(r"^\s*(torchrun|python3?|srun|sbatch|deepspeed|accelerate|export)\s|^\w+=\(", text, re.MULTILINE):
+        return "shell"
+    if lines and sum(bool(re.match(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)", line)) for line in lines) * 2 > len(lines):
+        return "yaml"
+    return "text"

@@ -1,0 +1,52 @@
+"""What a stated GPU is to the systems that ask for one: its compute capability."""
+
+from __future__ import annotations
+
+import re
+
+from bridge.errors import close_matches, did_you_mean
+from bridge.interop.settings import PayloadError
+
+__all__ = ["CAPABILITIES", "capability"]
+
+CAPABILITIES = {
+    "p100": (6, 0),
+    "v100": (7, 0),
+    "t4": (7, 5),
+    "a100": (8, 0),
+    "a10": (8, 6),
+    "a40": (8, 6),
+    "a6000": (8, 6),
+    "rtx3090": (8, 6),
+    "l4": (8, 9),
+    "l40s": (8, 9),
+    "rtx4090": (8, 9),
+    "h100": (9, 0),
+    "h200": (9, 0),
+    "gh200": (9, 0),
+    "b200": (10, 0),
+    "gb200": (10, 0),
+    "b300": (10, 3),
+    "gb300": (10, 3),
+    "rtx5090": (12, 0),
+    "cpu": None,
+}
+"""Name of a card -> its compute capability; None: no CUDA at all. Source: NVIDIA, "CUDA GPU Compute Capability"."""
+
+
+def capability(gpu: object) -> tuple[int, int] | None:
+    """Return the compute capability of "h100", "sm_90", "9.0" or (9, 0); None for "cpu".
+
+    Raises:
+        PayloadError: Nothing of the kind.
+    """
+    if isinstance(gpu, tuple | list) and len(gpu) == 2 and all(type(part) is int for part in gpu):
+        return (gpu[0], gpu[1])
+    name = re.sub(r"[\s_-]|nvidia|geforce", "", str(gpu).lower())
+    if name in CAPABILITIES:
+        return CAPABILITIES[name]
+    number = re.fullmatch(r"(?:sm)?(\d{1,2})\.?(\d)a?", name)
+    if number:
+        return int(number[1]), int(number[2])
+    remedy = did_you_mean(close_matches(name, CAPABILITIES)) or "Say h100, sm_90, 9.0 or cpu."
+    raise PayloadError(f"gpu: must be a card or its compute capability, got {gpu!r:.60}. {remedy}")

@@ -1,0 +1,245 @@
+"""Hugging Face `TrainingArguments`, as a mapping, as JSON or as command-line arguments.
+
+`bf16=True` means autocast over the weights as they were loaded. Nothing here says how they were loaded: FP32 makes it
+AMP, and BF16, which transformers 5 takes from the checkpoint by default, leaves nothing in FP32 at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.amp import amp_fields, depart_as_amp
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.ledger import Arrival, Departure
+from bridge.interop.scaler import assume_torch_scaler, lose_scaler
+from bridge.interop.settings import SWITCHES, PayloadError, Settings, shown
+
+if TYPE_CHECKING:
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "arguments", "export", "import_"]
+
+TITLE = "TrainingArguments"
+VERSION = "transformers 5.23.0"
+REMOVED = ("half_precision_backend", "fp16_opt_level", "fp16_backend")
+SWITCH_NAMES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "torch_compile", "use_cpu", "no_cuda")
+BESIDE = {
+    "bf16_full_eval": "evaluation casts the weights themselves to BF16; a recipe is about training",
+    "fp16_full_eval": "evaluation casts the weights themselves to FP16; a recipe is about training",
+    "torch_compile": "compiled kernels may round elsewhere; a recipe does not say whether to compile",
+    "torch_compile_backend": "compiled kernels may round elsewhere; a recipe does not say whether to compile",
+    "torch_compile_mode": "compiled kernels may round elsewhere; a recipe does not say whether to compile",
+    "deepspeed": "its own file decides with these arguments; convert it too, from deepspeed",
+    "fsdp": "weights are sharded, and accelerate's FSDP policy reduces gradients in the compute dtype",
+    "fsdp_config": "weights are sharded, and accelerate's FSDP policy reduces gradients in the compute dtype",
+    "accelerator_config": "arguments of the Accelerator",
+    "mixed_precision": "derived from fp16, bf16 and the environment; not an argument",
+    "model_init_kwargs": "arguments of from_pretrained, a dtype perhaps",
+}
+OWN = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps", "output_dir", "warmup_ratio")
+LOW_BIT_OPTIMIZER = re.compile(r"(8|4)_?bit|fp8", re.IGNORECASE)
+
+
+def import_(
+    payload: object, *, weights_dtype: str | None = None, accelerate_mixed_precision: str | None = None
+) -> Imported:
+    """Return what the arguments ask for.
+
+    Args:
+        payload: A mapping of arguments, or a list of command-line words.
+        weights_dtype: What the model is loaded in: fp32, bf16 or fp16. None: FP32 is assumed, and reported.
+        accelerate_mixed_precision: The environment's ACCELERATE_MIXED_PRECISION, read where neither switch is on.
+    """
+    given = arguments(payload) if isinstance(payload, list | tuple) else payload
+    top = Settings(given, TITLE)
+    outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TITLE)
+    loaded = outside.word("weights_dtype", ("fp32", "bf16", "fp16"))
+    environment = outside.word("env", ("no", "fp16", "bf16", "fp8"))
+    book = Arrival(TITLE)
+    on = {name: _switch(book, top, name) for name in SWITCH_NAMES}
+    if on["bf16"] and on["fp16"]:
+        raise top.wrong("fp16", "must be off where bf16 is on", top["fp16"], "Keep one of the two")
+    if on["bf16_full_eval"] and on["fp16_full_eval"]:
+        raise top.wrong("fp16_full_eval", "must be off where bf16_full_eval is on", top["fp16_full_eval"], "Keep one")
+    compute = next((name for name in ("bf16", "fp16") if on[name]), "fp32")
+    compute = _environment(book, environment, compute)
+    semantics = _mode(book, top, compute, loaded)
+    if compute == "fp16" and (on["use_cpu"] or on["no_cuda"]):
+        detail = "without CUDA, accelerate has no FP16 autocast and no scaler: the run is FP32"
+        book.lose("fp16", True, "semantics", detail, "Use bf16 on a CPU.")
+    _tf32(book, on, compute)
+    _beside(book, top, on)
+    return book.close(semantics)
+
+
+def export(config: MixedPrecisionConfig) -> Exported:
+    """Return the arguments as a mapping; fp8 has none."""
+    book = Departure(config, TITLE)
+    compute = depart_as_amp(book, "bf16", "fp16")
+    payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
+    if config.tf32 is not None:
+        payload["tf32"] = config.tf32
+        book.carry("tf32", "tf32")
+    lose_scaler(book, "transformers' Trainer")
+    for field in ("fp8", "fp4"):
+        if getattr(config, field) is not None:
+            detail = "there is no argument for it; accelerate decides"
+            book.lose(field, "unsupported", detail, "Convert to accelerate, and leave bf16 and fp16 off here.")
+    return book.close(payload)
+
+
+def arguments(words: Any) -> dict[str, Any]:
+    """Return the arguments that command-line words set: `--bf16`, `--bf16 True`, `--tf32=false`, `--no_tf32`.
+
+    Raises:
+        PayloadError: A switch with a value that is no switch's.
+    """
+    found: dict[str, Any] = {}
+    waiting: str | None = None
+    for word in words:
+        if not isinstance(word, str):
+            raise PayloadError(f"{TITLE}: command-line words must be strings, got {shown(word)}. Quote it.")
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            if name.startswith("no_") and name[3:] in SWITCH_NAMES and not equals:
+                found[name[3:]], waiting = False, None
+                continue
+            found[name], waiting = (value if equals else True), (None if equals else name)
+        elif waiting is not None:
+            found[waiting], waiting = word, None
+    for name in SWITCH_NAMES:
+        given = found.get(name)
+        if isinstance(given, str):
+            if given.lower() not in SWITCHES:
+                raise PayloadError(
+                    f"{TITLE}: --{name}: must be true or false, got {shown(given)}. Write --{name} true."
+                )
+            found[name] = SWITCHES[given.lower()]
+    return found
+
+
+def _switch(book: Arrival, top: Settings, name: str) -> bool | None:
+    """Return a switch as Python takes it: transformers checks no types, and "false" in quotes is true."""
+    value = top.values.get(name)
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, str | int | float):
+        raise top.wrong(name, "must be true or false", value, "Write true or false, without quotes")
+    taken = bool(value)
+    detail = f"types are not checked ({VERSION}): anything but an empty or zero value turns it on"
+    book.lose(name, value, "semantics", detail, f"It means {str(taken).lower()}; write that, without quotes.")
+    return taken
+
+
+def _environment(book: Arrival, environment: str | None, compute: str) -> str:
+    if environment is None:
+        return compute
+    name = "ACCELERATE_MIXED_PRECISION"
+    if compute != "fp32":
+        if environment != compute:
+            detail = f"{compute}=True overrides the environment ({VERSION})"
+            book.lose(name, environment, "dead knob", detail, f"Turn {compute} off to let the environment decide.")
+        else:
+            book.carry(name)
+        return compute
+    if environment == "fp8":
+        detail = "the FP8 back end and its recipe are accelerate's"
+        book.lose(name, "fp8", "unsupported", detail, "Convert accelerate's own configuration instead.")
+        return "bf16"
+    book.carry(name, **amp_fields({"no": "fp32"}.get(environment, environment)))
+    return {"no": "fp32"}.get(environment, environment)
+
+
+def _mode(book: Arrival, top: Settings, compute: str, loaded: str | None) -> str:
+    """State the mode, and return what it means for weights loaded in `loaded`."""
+    names = [name for name in ("bf16", "fp16") if name in top]
+    true = loaded in ("bf16", "fp16") and compute in (loaded, "fp32")
+    half = str(loaded)
+    fields = {half: True, "params_dtype": half} if true else amp_fields(compute)
+    book.fields |= fields
+    for name in names:
+        book.carry(name, **(fields if name == compute else {}))
+    if compute == "fp32" and not names:
+        book.lose("bf16", False, "implied default", f"off in {VERSION}", "Write it down to be sure.")
+    if compute == "fp16":
+        assume_torch_scaler(book, "the Trainer")
+    if true:
+        detail = f"weights were loaded in {loaded}, and nothing keeps an FP32 copy of them"
+        book.lose("weights_dtype", loaded, "semantics", detail, "Megatron keeps FP32 masters: 4 more bytes per weight.")
+        book.fields["grad_reduce_in_fp32"] = False
+        return "true"
+    if loaded is None and compute != "fp32":
+        detail = f"FP32 was assumed; from_pretrained takes the checkpoint's own dtype unless told ({VERSION})"
+        book.lose(
+            "weights_dtype", None, "implied default", detail, "Pass weights_dtype=bf16 if that is how it is loaded."
+        )
+    elif loaded is not None and loaded not in ("fp32", compute):
+        detail = f"{compute} autocast over {loaded} weights"
+        book.lose("weights_dtype", loaded, "unsupported", detail, "Load the model in FP32 or in the compute dtype.")
+    return "fp32" if compute == "fp32" else "amp_o1"
+
+
+def _tf32(book: Arrival, on: dict[str, bool | None], compute: str) -> None:
+    if on["tf32"] is not None:
+        book.carry("tf32", tf32=on["tf32"])
+    elif on["torch_compile"] and compute != "fp16":
+        book.fields["tf32"] = True
+        detail = f"torch_compile without fp16 turns TF32 on unless tf32 is written ({VERSION})"
+        book.lose("tf32", None, "implied default", detail, "Write tf32=false to keep FP32 matmuls exact.")
+
+
+def _beside(book: Arrival, top: Settings, on: dict[str, bool | None]) -> None:
+    for name in REMOVED:
+        if not top.given(name):
+            continue
+        detail = "removed in transformers 5, which refuses it"
+        if name == "fp16_opt_level" and top[name] in ("O2", "O3"):
+            detail += "; with apex it meant FP16 weights"
+        book.lose(name, top[name], "dead knob", detail, "Drop it; bf16 and fp16 are what is left.")
+    for name, detail in BESIDE.items():
+        value = on.get(name, top.values.get(name))
+        if name in top and not value:
+            book.carry(name)
+        elif name in top:
+            book.lose(name, value, "unsupported", detail, "Set it up by hand where you train next.")
+    optimizer = top.values.get("optim")
+    if isinstance(optimizer, str) and LOW_BIT_OPTIMIZER.search(optimizer):
+        detail = "the optimizer's state is kept in 8 bits or fewer"
+        book.lose("optim", optimizer, "unsupported", detail, "Megatron keeps it in FP32 unless told otherwise.")
+
+
+def _recognise(document: Any) -> Recognised | None:
+    content = document.mapping
+    if "base_model" in content:
+        return None
+    found = [key for key in OWN if key in content]
+    switches = [key for key in SWITCH_NAMES[:6] if key in content and not isinstance(content[key], dict)]
+    if "per_device_train_batch_size" in found or (found and switches):
+        names = f"`{(switches or found)[0]}` and `{found[0]}`" if switches else f"`{found[0]}`"
+        return Recognised(
+            certainty=0.85 if switches else 0.5, evidence=f"has {names}, arguments of transformers' Trainer"
+        )
+    return None
+
+
+def _write(payload: Any) -> str:
+    return json.dumps(payload, indent=2) + "\n"
+
+
+SYSTEM = System(
+    name="huggingface",
+    title="Hugging Face TrainingArguments",
+    version=VERSION,
+    kinds=("json", "yaml"),
+    import_=import_,
+    export=export,
+    recognise=_recognise,
+    write=_write,
+    context=(
+        ContextKey(name="weights_dtype", meaning="dtype the model is loaded in: fp32, bf16 or fp16"),
+        ContextKey(name="accelerate_mixed_precision", meaning="the environment's ACCELERATE_MIXED_PRECISION"),
+    ),
+)

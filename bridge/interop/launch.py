@@ -1,0 +1,119 @@
+"""`Launch`: one start of a Python program, and how a command line is recognised as one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from bridge.interop.shell_values import Unknowns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["COMMAND_WORDS", "Launch", "found_launch", "nested_script"]
+
+COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
+"""What a string must hold to be followed as a script of its own."""
+
+QUIET = frozenset(
+    re.findall(
+        r"\S+",
+        """
+        echo printf cat rm cp mv mkdir rmdir ls cd ln chmod chown touch tee sed awk grep egrep find
+        tar wget curl git pip pip3 conda apt apt-get yum module ml export set shift exit return test
+        [ true false : sleep wait kill pkill trap ulimit date which type logger rsync scp aws gsutil
+        pytest make cmake ninja docker-compose head tail sort wc diff pushd popd source alias
+        unalias nvidia-smi ray squeue scancel sinfo hostname jq yq bc expr seq basename dirname
+        realpath readlink getopts getopt let local declare typeset readonly unset
+        """,
+    )
+)
+"""Programs that start no training, whatever their arguments look like."""
+SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+RUNNERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|bpython|pypy\d?|nsys|ncu|mpirun|mpiexec|srun)$")
+MEGATRON_FLAGS = frozenset(
+    {
+        "--num-layers",
+        "--hidden-size",
+        "--micro-batch-size",
+        "--global-batch-size",
+        "--seq-length",
+        "--tensor-model-parallel-size",
+        "--pipeline-model-parallel-size",
+        "--num-attention-heads",
+        "--bf16",
+        "--fp16",
+        "--fp8-format",
+        "--fp4-format",
+        "--train-iters",
+        "--train-samples",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One start of a training program."""
+
+    line: int
+    """Where in the script; 0 where the file only sets arguments."""
+    program: str
+    """The program, or the variables that hold the arguments."""
+    arguments: tuple[str, ...]
+    """What the program is given; unknown pieces are marked."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables the script sets for it."""
+    decisions: tuple[str, ...] = ()
+    """Branches that the file does not decide, and the way taken."""
+    notes: tuple[str, ...] = ()
+    """What was not read: a sourced file, a heredoc that is a configuration."""
+    defaulted: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the environment may set and whose default in the script was taken."""
+    unknowns: Unknowns = field(default_factory=Unknowns, repr=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """Which run it is: "line 41, pretrain_gpt.py"."""
+        if not self.line:
+            return f"arguments in {self.program}" if self.program else ""
+        name = PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
+        return "; ".join((f"line {self.line}, {name}", *self.decisions))
+
+
+def found_launch(words: list[str]) -> tuple[str, list[str]] | None:
+    """Return the program and its arguments where a command starts a Python program, else None."""
+    if not words or words[0] in QUIET:
+        return None
+    known = any(RUNNERS.search(word) for word in words[:40]) or "xargs" in words[:1]
+    for place, word in enumerate(words):
+        if word.startswith("-") and word != "-m":
+            continue
+        if word.endswith(".py") or (word.endswith(".py'") and known):
+            return word, words[place + 1 :]
+        if word == "-m" and known and place + 1 < len(words):
+            module = words[place + 1]
+            if not module.startswith(("torch.distributed", "accelerate.commands", "pip", "deepspeed.launcher")):
+                return module, words[place + 2 :]
+    if MEGATRON_FLAGS & set(words):
+        first = next((place for place, word in enumerate(words) if word.startswith("--")), 0)
+        return words[0], words[first:]
+    return None
+
+
+def nested_script(words: list[str]) -> str | None:
+    """Return the script that a command hands to a shell as one word: `bash -c "..."`, `srun ... "..."`."""
+    if not words or words[0] in QUIET:
+        return None
+    for place, word in enumerate(words):
+        if PurePosixPath(word).name in SHELLS and place + 1 < len(words):
+            for rest, option in enumerate(words[place + 1 : place + 4], place + 1):
+                if re.fullmatch(r"-\w*c", option) and rest + 1 < len(words):
+                    return words[rest + 1]
+                if not option.startswith("-"):
+                    break
+    if any(word.endswith(".py") for word in words):
+        return None
+    strings = [word for word in words if re.search(r"\s", word.strip()) and re.search(r"\.py\b|\s-m\s|--[a-z]", word)]
+    return strings[0] if len(strings) == 1 and len(strings[0]) > 20 else None

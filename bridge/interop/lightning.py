@@ -1,0 +1,224 @@
+"""Lightning: precision strings, precision plugins and the `trainer:` section of LightningCLI.
+
+Its "bf16-mixed" is autocast over FP32 weights; the same word is Megatron's O2 in NeMo and in Megatron Bridge, so the
+string alone says nothing: it has to be known whose it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.amp import amp_fields, depart_as_amp
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.ledger import Arrival, Departure
+from bridge.interop.lightning_plugins import (
+    PRECISIONS,
+    arrive_plugin,
+    arrive_sharded,
+    arrive_te,
+    arrive_true,
+    depart_te,
+)
+from bridge.interop.scaler import TORCH_SCALER, assume_torch_scaler, lose_scaler
+from bridge.interop.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_"]
+
+TITLE = "Lightning"
+VERSION = "Lightning 2.6.6"
+SHARDED = {
+    "fsdp": ("32-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"),
+    "modelparallel": ("32-true", "16-true", "bf16-true", "bf16-mixed"),
+}
+"""Strategy -> the precisions it takes, "32" and "bf16" standing for their long forms."""
+AMP_PLUGIN = "lightning.pytorch.plugins.MixedPrecision"
+
+
+def import_(payload: object, *, strategy: str | None = None, accelerator: str | None = None) -> Imported:
+    """Return what Lightning trains in.
+
+    Args:
+        payload: A precision string or number; a mapping of Trainer arguments, or one with them under ``trainer``; or a
+            precision plugin, as an object or as ``class_path`` and ``init_args``.
+        strategy: The Trainer's strategy where the payload does not say: fsdp, deepspeed, ...
+        accelerator: Likewise; on "cpu" Lightning turns 16-mixed into bf16-mixed.
+    """
+    top = Settings(_arguments(payload), TITLE)
+    if isinstance(top.values.get("trainer"), Mapping):
+        top = top.section("trainer")
+    book = Arrival(TITLE)
+    plugin = _plugin(top)
+    plan = _strategy(top, strategy)
+    device = top.values.get("accelerator", accelerator)
+    if plugin is not None:
+        if top.given("precision"):
+            rule = "must not stand beside a precision plugin"
+            raise top.wrong("precision", rule, top["precision"], "Keep one of the two")
+        return arrive_plugin(book, *plugin)
+    word = _word(book, top)
+    compute, kind = PRECISIONS[word]
+    _check_strategy(top, plan, word)
+    name = top.name("precision")
+    if word in ("16", "16-mixed") and device == "cpu":
+        detail = f"{VERSION} makes it bf16-mixed on a CPU"
+        book.lose(name, word, "semantics", detail, "Write bf16-mixed.")
+        compute = "bf16"
+    if kind == "te":
+        return arrive_te(book, Settings({}, TITLE, "recipe"), compute, name)
+    if kind == "true":
+        return arrive_true(book, name, word, compute)
+    if plan in ("fsdp", "modelparallel", "deepspeed") and compute != "fp32":
+        return arrive_sharded(book, name, plan, compute)
+    fields = amp_fields(compute)
+    book.carry(name, **fields) if top.given("precision") else book.fields.update(fields)
+    if compute == "fp16":
+        assume_torch_scaler(book, TITLE)
+    return book.close("fp32" if compute == "fp32" else "amp_o1")
+
+
+def export(config: MixedPrecisionConfig, *, strategy: str | None = None) -> Exported:
+    """Return Trainer arguments.
+
+    Args:
+        config: What to write.
+        strategy: "fsdp" or "deepspeed" where the Trainer will use it, under which mixed means half-precision weights.
+    """
+    plan = Settings({"strategy": strategy}, TITLE).word("strategy", ("ddp", "fsdp", "deepspeed"))
+    book = Departure(config, TITLE)
+    if config.fp8 is not None and config.fp8_recipe == "delayed" and config.mode != "fp32":
+        return depart_te(book)
+    words = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+    if plan in ("fsdp", "deepspeed") and config.mode != "fp32" and not config.autocast_enabled:
+        book.carry(config.mode, "precision")
+        book.carry("params_dtype", "precision")
+        if config.grad_reduce_in_fp32:
+            detail = f"the {plan} strategy reduces in the compute dtype"
+            book.lose_if_stated("grad_reduce_in_fp32", "unsupported", detail, "Pass a policy of your own to it.")
+        else:
+            book.carry("grad_reduce_in_fp32", "precision")
+        compute = config.mode
+    else:
+        compute = depart_as_amp(book, "precision")
+    payload: dict[str, Any] = {"precision": words[compute]}
+    scale = {"init_scale": config.initial_loss_scale, "growth_interval": config.loss_scale_window}
+    usual = {"init_scale": TORCH_SCALER["initial_loss_scale"], "growth_interval": TORCH_SCALER["loss_scale_window"]}
+    if compute == "fp16" and plan in (None, "ddp") and config.loss_scale is None and scale != usual:
+        arguments = {
+            "device": "cuda",
+            "init_scale": float(scale["init_scale"] or 65536.0),
+            "growth_interval": int(config.loss_scale_window),
+        }
+        scaler = {"class_path": "torch.amp.GradScaler", "init_args": arguments}
+        plugin = {"precision": "16-mixed", "device": "cuda", "scaler": scaler}
+        payload = {"plugins": [{"class_path": AMP_PLUGIN, "init_args": plugin}]}
+        book.carry("initial_loss_scale", "plugins.scaler.init_scale")
+        book.carry("loss_scale_window", "plugins.scaler.growth_interval")
+        lose_scaler(book, TITLE, settable=("initial_loss_scale", "loss_scale_window"))
+    elif compute == "fp16":
+        lose_scaler(book, TITLE)
+    if config.fp8 is not None:
+        detail = "other schemes than delayed scaling need a Transformer Engine recipe object, which no file can hold"
+        for field in ("fp8", "fp8_recipe"):
+            book.lose_if_stated(field, "unsupported", detail, "Build TransformerEnginePrecision(recipe=...) in Python.")
+    return book.close(payload)
+
+
+def _arguments(payload: object) -> object:
+    """Return the payload as Trainer arguments."""
+    if payload is None or (isinstance(payload, str | int) and not isinstance(payload, bool)):
+        return {} if payload is None else {"precision": payload}
+    if isinstance(payload, Mapping):
+        return {"plugins": [payload]} if "class_path" in payload else payload
+    if type(payload).__name__ in (
+        "TransformerEnginePrecision",
+        "MixedPrecision",
+        "HalfPrecision",
+        "DoublePrecision",
+        "Precision",
+    ):
+        return {"plugins": [payload]}
+    return payload
+
+
+def _plugin(top: Settings) -> tuple[str, Settings] | None:
+    """Return class name and arguments of the precision plugin among `plugins`."""
+    given = top.values.get("plugins")
+    for plugin in given if isinstance(given, list | tuple) else [given]:
+        if isinstance(plugin, Mapping) and "class_path" in plugin:
+            name = str(plugin["class_path"]).rpartition(".")[2]
+            arguments: Any = plugin.get("init_args")
+        elif plugin is not None and hasattr(plugin, "__dict__"):
+            name, arguments = type(plugin).__name__, dict(vars(plugin))
+        else:
+            continue
+        if name.endswith("Precision"):
+            return name, Settings({} if arguments is None else arguments, TITLE, f"plugins.{name}")
+    return None
+
+
+def _strategy(top: Settings, strategy: str | None) -> str:
+    given = top.values.get("strategy", strategy)
+    if isinstance(given, Mapping):
+        given = given.get("class_path")
+    name = (given if isinstance(given, str) else type(given).__name__ if given is not None else "auto").lower()
+    for known in ("fsdp", "modelparallel", "model_parallel", "deepspeed"):
+        if known in name:
+            return known.replace("_", "")
+    return name
+
+
+def _word(book: Arrival, top: Settings) -> str:
+    value = top.values.get("precision")
+    if value is None:
+        book.lose(top.name("precision"), "32-true", "implied default", f"in {VERSION}", "Write it down to be sure.")
+        return "32-true"
+    if isinstance(value, bool) or not isinstance(value, str | int) or str(value)[:40] not in PRECISIONS:
+        rule = "must be a precision of Lightning's, letter by letter"
+        remedy = "Use 32-true, 16-mixed, bf16-mixed, bf16-true or transformer-engine"
+        raise top.wrong("precision", rule, value, remedy)
+    return str(value)
+
+
+def _check_strategy(top: Settings, plan: str, word: str) -> None:
+    full = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed", "64": "64-true"}.get(word, word)
+    if plan in SHARDED and full not in SHARDED[plan]:
+        rule = f"must be one of {', '.join(SHARDED[plan])} under the {plan} strategy"
+        raise top.wrong("precision", rule, word, "Choose one of these, or another strategy")
+
+
+def _recognise(document: Any) -> Recognised | None:
+    content = document.mapping
+    trainer = content.get("trainer")
+    if isinstance(trainer, dict) and ("precision" in trainer or "plugins" in trainer) and "exp_manager" not in content:
+        own = [key for key in ("max_epochs", "accelerator", "strategy", "devices") if key in trainer]
+        if own and isinstance(content.get("model"), dict) and "megatron_amp_O2" in content["model"]:
+            return None  # NeMo 1.x
+        return Recognised(certainty=0.7, evidence="has `trainer.precision`, as LightningCLI writes it")
+    return None
+
+
+def _write(payload: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump({"trainer": payload}, sort_keys=False)
+    return text
+
+
+SYSTEM = System(
+    name="lightning",
+    title=TITLE,
+    version=VERSION,
+    kinds=("yaml", "json"),
+    import_=import_,
+    export=export,
+    recognise=_recognise,
+    write=_write,
+    context=(
+        ContextKey(name="strategy", meaning="the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp"),
+        ContextKey(name="accelerator", meaning="cpu turns 16-mixed into bf16-mixed"),
+    ),
+)

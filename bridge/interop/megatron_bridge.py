@@ -1,0 +1,309 @@
+"""Megatron Bridge: recipe names, `MixedPrecisionConfig` mappings, overrides, and the run configs in its checkpoints.
+
+The peer's class has the same fields and defaults as ours, so that nothing is lost on the way, with four traps:
+
+- `MixedPrecisionConfig(fp8_param=True)` reads as False there; only `fp8_param_gather` works in a constructor.
+- `first_last_layers_bf16=True` alone keeps 0 and 0 layers in BF16: it switches nothing on.
+- Dtypes come in two spellings: `{_target_: torch.bfloat16, _call_: false}` in saved runs, strings in overrides.
+- A recipe of a NeMo name such as `16-mixed` is not registered there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BridgeWarning
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.crossing import Inward, Outward
+from bridge.interop.meaning import meaning, recipe_named, semantics_of
+from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.settings import PayloadError
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.dtypes import TORCH_NAMES, dtype_token
+from bridge.precision.registry import REGISTRY
+
+if TYPE_CHECKING:
+    from bridge.interop.document import Document
+
+__all__ = ["SYSTEM", "export", "import_"]
+
+TITLE = "Megatron Bridge 0.7"
+TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
+OWN = tuple(name for name in MixedPrecisionConfig.field_names() if name != "tf32")
+SINCE_0_4 = ("fp4_param", "fp4_param_gather")
+TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
+OWNERS = ("model", "optimizer", "ddp")
+RENAMED = {"enable_autocast": "autocast_enabled"}
+COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+
+
+def import_(payload: object) -> Imported:
+    """Return what a Megatron Bridge configuration asks for.
+
+    Args:
+        payload: A recipe's name, a mapping of fields, or a run's configuration with a `mixed_precision` key.
+    """
+    crossing = Inward(TITLE)
+    if isinstance(payload, str):
+        return _named(payload, "mixed_precision", crossing)
+    if not isinstance(payload, Mapping):
+        remedy = "Give the parsed contents of the file."
+        raise PayloadError(f"megatron-bridge: must be a mapping or a recipe's name, got {payload!r:.60}. {remedy}")
+    if "mixed_precision" not in payload and not any(name in payload for name in OWNERS):
+        return _fields(payload, "", crossing)
+    chosen = payload.get("mixed_precision")
+    if chosen is None:
+        return _of_owners(payload, crossing)
+    if isinstance(chosen, str):
+        imported = _named(chosen, "mixed_precision", crossing)
+    elif isinstance(chosen, Mapping):
+        imported = _fields(chosen, "mixed_precision.", crossing)
+    else:
+        rule = "must be a recipe's name or a mapping of fields"
+        raise PayloadError(f"mixed_precision: {rule}, got {chosen!r:.60}. Correct it in the file.")
+    return _beside(payload, imported, crossing)
+
+
+def _named(name: str, where: str, crossing: Inward) -> Imported:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BridgeWarning)
+        config = REGISTRY.get(name)
+    known = REGISTRY.recipe(name)
+    crossing.carry(where, **config.to_dict())
+    if "misnamed" in known.tags:
+        detail = "the name says current scaling and the values are blockwise"
+        crossing.lose(where, name, "semantics", detail, "Use the recipe whose name says what it is.")
+    return crossing.imported(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
+
+
+def _fields(values: Mapping[Any, Any], prefix: str, crossing: Inward) -> Imported:
+    """Import a mapping of fields; with `_target_` it is a constructor call, without it is assigned key by key."""
+    constructed = "_target_" in values
+    if constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
+        rule = "must name MixedPrecisionConfig"
+        raise PayloadError(f"{prefix}_target_: {rule}, got {values['_target_']!r:.80}. Nothing was instantiated.")
+    for key, value in values.items():
+        name = str(key)
+        if name in ("_target_", "_call_", "_convert_", "_partial_", "_recursive_"):
+            continue
+        if name not in OWN:
+            detail = "not a field of MixedPrecisionConfig; Megatron Bridge skips it with a log line"
+            crossing.lose(prefix + name, value, "dead knob", detail, "Correct the name, or drop it.")
+        elif name in DTYPES:
+            token = _dtype(value, prefix + name)
+            crossing.carry(prefix + name, **({} if token is None else {name: token}))
+        elif name not in TWINS and name not in TWINS.values():
+            crossing.carry(prefix + name, **{name: value})
+    _twins(values, prefix, crossing, constructed=constructed)
+    _defaults(prefix, crossing)
+    config = MixedPrecisionConfig.from_dict(crossing.fields)
+    return crossing.imported(semantics=semantics_of(config))
+
+
+def _twins(values: Mapping[Any, Any], prefix: str, crossing: Inward, *, constructed: bool) -> None:
+    """Read the two names of stored weights as the peer's class reads them."""
+    for model_name, ddp_name in TWINS.items():
+        keys = [key for key in values if key in (model_name, ddp_name)]
+        if not keys:
+            continue
+        # A constructor assigns the default of fp8_param_gather last, over whatever fp8_param said.
+        said = values.get(ddp_name, False) if constructed else values[keys[-1]]
+        for key in keys:
+            if values[key] in (said, None) or (values[key] is False and not said):
+                crossing.carry(prefix + str(key), **({ddp_name: said} if said is not None else {}))
+                continue
+            how = f"the constructor takes {ddp_name} and only that" if constructed else f"{keys[-1]} is assigned last"
+            crossing.lose(prefix + str(key), values[key], "dead knob", how, f"Say {ddp_name} instead.")
+            crossing.fields[ddp_name] = bool(said)
+
+
+def _defaults(prefix: str, crossing: Inward) -> None:
+    """State the defaults of the peer's class that decide a run and that an unstated field of ours leaves open."""
+    fields = crossing.fields
+    if fields.get("fp8") and "fp8_recipe" not in fields:
+        crossing.implied(f"{prefix}fp8_recipe", "tensorwise", fp8_recipe="tensorwise")
+    if fields.get("fp4") and "fp4_recipe" not in fields:
+        crossing.implied(f"{prefix}fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
+    if (fields.get("bf16") or fields.get("fp16")) and "grad_reduce_in_fp32" not in fields:
+        crossing.implied(f"{prefix}grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
+    if fields.get("first_last_layers_bf16"):
+        for name in COUNTS:
+            if name not in fields:
+                detail = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
+                crossing.implied(f"{prefix}{name}", 0, detail, **{name: 0})
+
+
+def _dtype(value: Any, where: str) -> str | None:
+    if isinstance(value, Mapping) and "_target_" in value:
+        value = value["_target_"]  # {_target_: torch.bfloat16, _call_: false}: a name, and nothing is called
+    if value is None:
+        return None
+    try:
+        return SHORT_DTYPES.get(str(value)) or dtype_token(value)
+    except ValueError as error:
+        raise PayloadError(f"{where}: {error}") from None
+
+
+def _of_owners(payload: Mapping[Any, Any], crossing: Inward) -> Imported:
+    """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
+    for owner in OWNERS:
+        section = payload.get(owner)
+        for key, value in section.items() if isinstance(section, Mapping) else ():
+            name = RENAMED.get(str(key), str(key))
+            where = f"{owner}.{key}"
+            if name in DTYPES:
+                token = _dtype(value, where)
+                crossing.carry(where, **({} if token is None else {name: token}))
+            elif name in OWN and value is not None:
+                leader = TWINS.get(name, name)
+                crossing.carry(where, **{leader: value})
+            elif name in OWN:
+                crossing.carry(where)
+            else:
+                _other(where, str(key), value, crossing)
+    detail = "without mixed_precision the model's own settings decide"
+    crossing.lose("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
+    if not any(crossing.fields.get(name) for name in ("fp16", "bf16")):
+        crossing.fields["fp32"] = True
+    return crossing.imported(semantics=semantics_of(MixedPrecisionConfig.from_dict(crossing.fields)))
+
+
+def _beside(payload: Mapping[Any, Any], imported: Imported, crossing: Inward) -> Imported:
+    """Report what the owners' sections say beside `mixed_precision`, which is written over them."""
+    values, acting = imported.config.to_dict(full=True), meaning(imported.config)
+    for owner in OWNERS:
+        section = payload.get(owner)
+        for key, value in section.items() if isinstance(section, Mapping) else ():
+            name = RENAMED.get(str(key), str(key))
+            where = f"{owner}.{key}"
+            if name not in OWN:
+                _other(where, str(key), value, crossing)
+                continue
+            said = _dtype(value, where) if name in DTYPES else value
+            if (
+                said == values[name]
+                or TWINS.get(name, name) not in acting
+                or (said in (None, False) and not values[name])
+            ):
+                crossing.carry(where)
+            elif imported.config.is_stated(name) or name not in DTYPES:
+                detail = f"mixed_precision.{name} ({values[name]!r}) is written over it"
+                crossing.lose(where, value if name not in DTYPES else said, "dead knob", detail, "Drop it.")
+            else:
+                crossing.carry(where)
+    semantics = imported.semantics
+    return crossing.imported(semantics=semantics, recipe=imported.recipe)
+
+
+def _other(where: str, key: str, value: Any, crossing: Inward) -> None:
+    row = OTHER_SETTINGS.get(key)
+    if row is None and not bears_on_precision(key):
+        return
+    neutral = (None, False, row.default if row else None)
+    plain = _dtype_or_text(value)
+    if value in neutral or (row is not None and plain == row.default):
+        crossing.carry(where)
+    else:
+        detail = row.detail if row else "a setting of Megatron Core that no recipe has"
+        crossing.lose(where, plain, "unsupported", detail, "Keep it in the run's own configuration.")
+
+
+def _dtype_or_text(value: Any) -> Any:
+    if isinstance(value, Mapping) and "_target_" in value:
+        try:
+            return dtype_token(value["_target_"])
+        except ValueError:
+            return str(value["_target_"])
+    return value
+
+
+def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> Exported:
+    """Return `{"mixed_precision": ...}`.
+
+    Args:
+        config: The recipe.
+        shape: "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
+            overrides) or "name" (the recipe's name, where there is one).
+        bridge_version: 0.3 knows no fp4_param_gather.
+    """
+    book = Outward(config, TITLE)
+    if shape not in ("fields", "strings", "name"):
+        raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
+    name = recipe_named(config) if shape == "name" else None
+    if name is not None:
+        for field in config.stated - {"tf32"}:
+            book.write(field, "mixed_precision")
+        return book.exported({"mixed_precision": name})
+    payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
+    for field in OWN:
+        if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
+            continue
+        book.write(field, f"mixed_precision.{TWINS.get(field, field)}")
+        if field not in TWINS:  # one of the two names: written together, the order of the keys would decide
+            payload[field] = _spelt(book.values[field], field, shape)
+    for field in DTYPES[:2]:
+        if book.values[field] is None:
+            payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
+    if config.first_last_layers_bf16:
+        payload.update({field: 1 for field in COUNTS if not config.is_stated(field)})
+    return book.exported({"mixed_precision": payload})
+
+
+def _spelt(value: Any, field: str, shape: str) -> Any:
+    if field not in DTYPES or value is None:
+        return value
+    name = f"torch.{TORCH_NAMES[value]}"
+    return {"_target_": name, "_call_": False} if shape == "fields" else name
+
+
+def write(payload: Any) -> str:
+    """Return the payload as YAML."""
+    import yaml
+
+    text: str = yaml.safe_dump(payload, sort_keys=False)
+    return text
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for Megatron Bridge's, or None."""
+    top = document.mapping
+    target = top.get("_target_")
+    inner = top.get("mixed_precision")
+    if isinstance(inner, Mapping):
+        target = inner.get("_target_", target)
+    if isinstance(target, str) and target.startswith("megatron.bridge."):
+        return Recognised(certainty=0.97, evidence=f"has the target `{target}`")
+    if isinstance(inner, Mapping) and any(name in inner for name in OWN):
+        return Recognised(certainty=0.9, evidence="has `mixed_precision`, a mapping of its fields")
+    if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
+        return Recognised(certainty=0.9, evidence=f"has `mixed_precision: {inner}`, one of its recipes")
+    if any(
+        str(top.get(owner, "")) and isinstance(top.get(owner), Mapping) and "_target_" in top[owner] for owner in OWNERS
+    ):
+        return Recognised(certainty=0.7, evidence="has sections with targets, as its run configs do")
+    known = [name for name in OWN if name in top]
+    if len(known) > 1 and len(known) * 2 >= len(top):
+        return Recognised(
+            certainty=0.6, evidence=f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class"
+        )
+    return None
+
+
+SYSTEM = System(
+    name="megatron-bridge",
+    title="Megatron Bridge",
+    version="0.7.0",
+    kinds=("yaml", "json"),
+    import_=import_,
+    export=export,
+    recognise=recognise,
+    write=write,
+    context=(
+        ContextKey(name="shape", meaning="fields, strings (for overrides) or name", default="fields"),
+        ContextKey(name="bridge_version", meaning="Megatron Bridge of the run", default="0.7"),
+    ),
+)

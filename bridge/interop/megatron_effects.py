@@ -1,0 +1,171 @@
+"""What Megatron-LM makes of its arguments beyond the letter: defaults that decide, settings that nothing reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.megatron_flags import BY_NAME, bears_on_precision
+from bridge.precision.schemes import FP8_SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bridge.interop.crossing import Inward
+    from bridge.interop.megatron_arguments import Arguments, Written
+
+__all__ = ["LATE", "SAY_IT", "environment", "loss_scale", "reduction", "scheme", "sharding", "shown", "undecided"]
+
+DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
+DELAYED: dict[str, Any] = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
+COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+_SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+LATE = "only the run decides it"
+SAY_IT = "Give the value as it will be: --context variables='NAME=value', or edit the file."
+
+
+def shown(written: Written) -> object:
+    """Return a setting's value; one that only the run decides as it is written."""
+    return written.shown if written.value is None else written.value
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def reduction(run: Arguments, mode: str, crossing: Inward) -> None:
+    """Say in what gradients are reduced: `--bf16` alone means FP32, `--fp16` alone does not."""
+    wanted, refused = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
+    main = run.settings.get("main_grads_dtype")
+    low = main is not None and str(main.value) not in ("fp32", "None")
+    automatic = mode == "bf16" and not low
+    if refused in run:
+        name = run.settings[refused].name
+        if automatic and wanted not in run:
+            crossing.carry(name, grad_reduce_in_fp32=False)
+        else:
+            detail = "it only keeps --bf16 from reducing in FP32 by itself, and there is nothing to keep here"
+            crossing.lose(name, True, "dead knob", detail, "Drop it.")
+    if wanted in run:
+        crossing.carry(run.settings[wanted].name, grad_reduce_in_fp32=True)
+    elif refused not in run and automatic:
+        detail = f"{crossing.system} reduces gradients in FP32 under --bf16"
+        crossing.implied("--accumulate-allreduce-grads-in-fp32", True, detail, grad_reduce_in_fp32=True)
+    elif mode == "fp16" or (mode == "bf16" and low):
+        detail = f"{crossing.system} reduces gradients in {mode.upper()} without it"
+        crossing.implied("--accumulate-allreduce-grads-in-fp32", False, detail, grad_reduce_in_fp32=False)
+    for key in (wanted, refused):
+        if key in run.settings and key not in run:
+            written = run.settings[key]
+            if written.value is None:
+                crossing.lose(written.name, written.shown, "unsupported", LATE, SAY_IT)
+            else:
+                crossing.carry(written.name)
+
+
+def scheme(run: Arguments, crossing: Inward, *, modern: bool) -> None:
+    """State the scheme that decides, and name the settings that it does not read."""
+    fields = crossing.fields
+    fp8, fp4 = fields.get("fp8"), fields.get("fp4")
+    if fp8 and "fp8_recipe" not in fields:
+        crossing.implied("--fp8-recipe", "delayed", fp8_recipe="delayed")
+    if fp4 and "fp4_recipe" not in fields:
+        crossing.implied("--fp4-recipe", "nvfp4", fp4_recipe="nvfp4")
+    missing = DELAYED if fp8 and fields["fp8_recipe"] == "delayed" else {}
+    if fields.get("first_last_layers_bf16") and (fp8 or fp4):
+        missing = {**missing, **dict.fromkeys(COUNTS, 1)}
+    for field, value in missing.items():
+        if field not in fields:
+            crossing.implied(_option(field), value, **{field: value})
+    for key, written in run.settings.items():
+        flag = BY_NAME.get(key)
+        if flag is not None and crossing.carried.get(written.name):
+            dead = _unread(flag.field, fields, modern=modern)
+            if dead:
+                crossing.lose(written.name, shown(written), "dead knob", dead, "Drop it, or set what makes it act.")
+
+
+def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | None:
+    """Return why a setting that was written has no effect, or None."""
+    chosen = fields.get("fp8_recipe") if fields.get("fp8") else None
+    read_by = FP8_SCHEMES[chosen].settings if chosen in FP8_SCHEMES else ()
+    if field in DELAYED and field not in read_by and fields[field] != DELAYED[field]:
+        return f"read by delayed scaling only, and this is {chosen or 'no FP8 run'}"
+    if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]) and _says_more(field, fields):
+        return f"unread without --{field[:3]}-format"
+    if field == "fp8_wgrad" and fields[field] is False and modern:
+        return "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
+    if field in COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
+        return "unread without --first-last-layers-bf16"
+    return None
+
+
+def _says_more(field: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether a setting of a format that is off says more than its default."""
+    value = fields.get(field)
+    default = DELAYED.get(field, field == "fp8_wgrad")
+    return value not in (None, default, {"fp8_recipe": "delayed", "fp4_recipe": "nvfp4"}.get(field))
+
+
+def loss_scale(mode: str, crossing: Inward) -> None:
+    """State a dynamic loss scale, and name the parts of its schedule that nothing reads."""
+    fields = crossing.fields
+    scale = fields.get("loss_scale")
+    constant = scale is not None and float(scale) != 0
+    if "loss_scale" in fields and not constant:
+        crossing.fields["loss_scale"] = None
+    for field, value in DYNAMIC.items():
+        name = _option(field)
+        if mode == "fp16" and not constant and field not in fields:
+            crossing.implied(name, value, **{field: value})
+        elif field in fields and (mode != "fp16" or constant) and float(fields[field]) != value:
+            detail = "read by a dynamic loss scale only, which FP16 without --loss-scale has"
+            crossing.lose(name, fields[field], "dead knob", detail, "Drop it.")
+
+
+def sharding(run: Arguments, crossing: Inward, *, modern: bool) -> None:
+    """Name what a way of sharding takes back."""
+    fields = crossing.fields
+    if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run and modern:
+        detail = "--use-torch-fsdp2 clears it under Transformer Engine 2.0 and later"
+        crossing.lose("--fp8-param-gather", True, "dead knob", detail, "Drop it.")
+        fields["fp8_param_gather"] = False
+    elif fields.get("fp8_param_gather") and run.label and not any(key in run for key in _SHARDED) and not run.undecided:
+        ways = "--use-distributed-optimizer, --use-torch-fsdp2 or --use-megatron-fsdp"
+        detail = f"{crossing.system} asserts on it without {ways}"
+        crossing.lose("--fp8-param-gather", True, "semantics", detail, "Add one of the three.")
+    if "use_megatron_fsdp" in run or "use_custom_fsdp" in run:
+        if fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
+            detail = "--use-megatron-fsdp switches it off"
+            crossing.lose("--reuse-grad-buf-for-mxfp8-param-ag", True, "dead knob", detail, "Drop it.")
+            fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
+        if "megatron_fsdp_main_grads_dtype" not in run and fields.get("grad_reduce_in_fp32"):
+            detail = "Megatron-FSDP ignores it since 0.19 and keeps gradients in the weights' dtype"
+            remedy = "Add --megatron-fsdp-main-grads-dtype fp32."
+            crossing.lose("--accumulate-allreduce-grads-in-fp32", True, "semantics", detail, remedy)
+
+
+def environment(variables: Mapping[str, str], crossing: Inward) -> None:
+    """Carry TF32, which the environment decides, and report other variables that bear on precision."""
+    for name, value in variables.items():
+        if name == "NVIDIA_TF32_OVERRIDE" and value == "0":
+            crossing.carry(name, tf32=False)
+        elif name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value in ("0", "1"):
+            crossing.carry(name, tf32=value == "1")
+        elif bears_on_precision(name.lower()) and name.startswith(("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")):
+            detail = "an environment variable, which no recipe sets"
+            crossing.lose(name, value, "unsupported", detail, "Export it for the new run as well.")
+
+
+def undecided(run: Arguments, crossing: Inward) -> None:
+    """Report what only a run of the script decides."""
+    for text in dict.fromkeys(run.undecided):
+        crossing.lose(text, None, "unsupported", f"it may hold further flags; {LATE}", SAY_IT)
+    for decision in run.decisions:
+        detail = "the file alone does not decide this branch; the precision read here is that of the way named"
+        crossing.lose(decision, "taken", "unsupported", detail, SAY_IT)
+    for note in run.notes:
+        crossing.lose(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
+    for name, value in run.defaulted.items():
+        if bears_on_precision(f"{name} {value}".lower()):
+            detail = "the environment or the command line may set it; the script's own default was taken"
+            crossing.lose(f"${name}", value, "implied default", detail, SAY_IT)

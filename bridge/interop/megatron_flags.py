@@ -1,0 +1,199 @@
+"""Megatron-LM's command-line flags that bear on precision, as rows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["BY_NAME", "FLAGS", "OTHER_SETTINGS", "Flag", "OtherSetting", "bears_on_precision", "dest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A flag that has a field."""
+
+    option: str
+    field: str
+    kind: str = "value"
+    """on (takes nothing, sets true), off (takes nothing, sets false), value."""
+    also: tuple[str, ...] = ()
+    """Other spellings, and the keys of argument files."""
+    sets: object = None
+    """The value that a flag of older releases stands for."""
+
+
+FLAGS = (
+    Flag(option="--bf16", field="bf16", kind="on"),
+    Flag(option="--fp16", field="fp16", kind="on"),
+    Flag(option="--fp8-format", field="fp8", also=("fp8",)),
+    Flag(option="--fp8-e4m3", field="fp8", kind="on", sets="e4m3"),
+    Flag(option="--fp8-hybrid", field="fp8", kind="on", sets="hybrid"),
+    Flag(option="--fp8-recipe", field="fp8_recipe"),
+    Flag(option="--fp8-margin", field="fp8_margin"),
+    Flag(option="--fp8-amax-history-len", field="fp8_amax_history_len"),
+    Flag(option="--fp8-amax-compute-algo", field="fp8_amax_compute_algo"),
+    Flag(option="--no-fp8-wgrad", field="fp8_wgrad", kind="off", also=("--disable-fp8-wgrad",)),
+    Flag(option="--fp8-wgrad", field="fp8_wgrad", kind="on"),
+    Flag(option="--fp8-param-gather", field="fp8_param_gather", kind="on", also=("fp8_param",)),
+    Flag(option="--first-last-layers-bf16", field="first_last_layers_bf16", kind="on"),
+    Flag(option="--num-layers-at-start-in-bf16", field="num_layers_at_start_in_bf16"),
+    Flag(option="--num-layers-at-end-in-bf16", field="num_layers_at_end_in_bf16"),
+    Flag(option="--fp4-format", field="fp4", also=("fp4",)),
+    Flag(option="--fp4-recipe", field="fp4_recipe"),
+    Flag(option="--fp4-param-gather", field="fp4_param_gather", kind="on", also=("fp4_param",)),
+    Flag(
+        option="--reuse-grad-buf-for-mxfp8-param-ag",
+        field="reuse_grad_buf_for_mxfp8_param_ag",
+        kind="on",
+    ),
+    Flag(option="--loss-scale", field="loss_scale"),
+    Flag(option="--initial-loss-scale", field="initial_loss_scale"),
+    Flag(option="--min-loss-scale", field="min_loss_scale"),
+    Flag(option="--loss-scale-window", field="loss_scale_window"),
+    Flag(option="--hysteresis", field="hysteresis"),
+    Flag(
+        option="--accumulate-allreduce-grads-in-fp32",
+        field="grad_reduce_in_fp32",
+        kind="on",
+        also=("--fp32-allreduce", "grad_reduce_in_fp32"),
+    ),
+    Flag(option="--grad-reduce-in-bf16", field="grad_reduce_in_fp32", kind="off"),
+    # Keys of `--yaml-cfg` files, which hold fields of TransformerConfig that have no flag.
+    Flag(option="params_dtype", field="params_dtype"),
+    Flag(option="pipeline_dtype", field="pipeline_dtype"),
+    Flag(option="autocast_dtype", field="autocast_dtype"),
+    Flag(option="enable_autocast", field="autocast_enabled", kind="on"),
+    Flag(option="fp8_dot_product_attention", field="fp8_dot_product_attention", kind="on"),
+    Flag(option="fp8_multi_head_attention", field="fp8_multi_head_attention", kind="on"),
+)
+"""Source: Megatron-LM 0.20 training/arguments.py and yaml_arguments.py; `sets`: its releases before 0.4."""
+
+
+def dest(name: str) -> str:
+    """Return the name of a flag in argparse's namespace and in argument files: "--fp8-recipe" -> "fp8_recipe"."""
+    return name.lstrip("-").replace("-", "_")
+
+
+BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherSetting:
+    """A flag that bears on precision and has no field."""
+
+    option: str
+    default: object
+    """Without effect at this value."""
+    detail: str
+    reason: str = "unsupported"
+    remedy: str = "Set it on Megatron's own config beside the recipe."
+
+
+OTHER_SETTINGS = {
+    dest(row.option): row
+    for row in (
+        OtherSetting(
+            option="--fp8-interval",
+            default=1,
+            detail="Transformer Engine ignores it since 1.8",
+            reason="dead knob",
+            remedy="Drop it.",
+        ),
+        OtherSetting(
+            option="--transformer-impl",
+            default="transformer_engine",
+            detail="another implementation of the layers: the local one runs no FP8 and no FP4, whatever is asked",
+            remedy="Choose the layer spec beside the recipe.",
+        ),
+        OtherSetting(
+            option="--fp8-output-proj", default=False, detail="the output head in MXFP8; a recipe keeps it out"
+        ),
+        OtherSetting(option="--fp8-quantizer-factory", default=None, detail="a quantizer of the team's own"),
+        OtherSetting(option="--fp4-quantizer-factory", default=None, detail="a quantizer of the team's own"),
+        OtherSetting(
+            option="--te-precision-config-file",
+            default=None,
+            detail="a file that overrides the precision module by module",
+            remedy="Give the file to Megatron beside the recipe; `precision-bridge sources` shows what it says.",
+        ),
+        OtherSetting(option="--kitchen-config-file", default=None, detail="a quantisation library of its own"),
+        OtherSetting(option="--kitchen-recipe-number", default=None, detail="a quantisation library of its own"),
+        OtherSetting(option="--use-kitchen-attention", default=False, detail="a quantisation library of its own"),
+        OtherSetting(option="--fp32-residual-connection", default=False, detail="the residual stream in FP32"),
+        OtherSetting(option="--attention-softmax-in-fp32", default=False, detail="softmax of local attention in FP32"),
+        OtherSetting(
+            option="--apply-query-key-layer-scaling",
+            default=False,
+            detail="scales attention scores by the layer's number and forces their softmax into FP32",
+        ),
+        OtherSetting(option="--fp16-lm-cross-entropy", default=False, detail="the loss in FP16"),
+        OtherSetting(
+            option="--disable-bf16-reduced-precision-matmul",
+            default=False,
+            detail="forbids BF16 partial sums in cuBLAS, for the whole process",
+        ),
+        OtherSetting(
+            option="--use-precision-aware-optimizer",
+            default=False,
+            detail="lets optimizer state have dtypes of its own",
+        ),
+        OtherSetting(option="--main-grads-dtype", default="fp32", detail="dtype of the optimizer's gradients"),
+        OtherSetting(option="--main-params-dtype", default="fp32", detail="dtype of the master weights"),
+        OtherSetting(option="--exp-avg-dtype", default="fp32", detail="dtype of the first moment"),
+        OtherSetting(option="--exp-avg-sq-dtype", default="fp32", detail="dtype of the second moment"),
+        OtherSetting(option="--moe-router-dtype", default=None, detail="dtype of the router's logits"),
+        OtherSetting(option="--moe-router-padding-for-fp8", default=False, detail="pads tokens to FP8's alignment"),
+        OtherSetting(
+            option="--moe-router-padding-for-quantization",
+            default=False,
+            detail="pads tokens to the format's alignment",
+        ),
+        OtherSetting(option="--moe-dispatch-fwd-dtype", default="bf16", detail="dtype of tokens sent to experts"),
+        OtherSetting(option="--moe-combine-bwd-dtype", default="bf16", detail="dtype of gradients sent to experts"),
+        OtherSetting(
+            option="--keep-fp8-transpose-cache", default=False, detail="memory of FP8 weights, not their values"
+        ),
+        OtherSetting(
+            option="--ddp-reduce-scatter-with-fp32-accumulation",
+            default=False,
+            detail="BF16 gradients are sent and summed in FP32",
+        ),
+        OtherSetting(option="--megatron-fsdp-main-params-dtype", default="fp32", detail="dtype of the sharded weights"),
+        OtherSetting(
+            option="--megatron-fsdp-main-grads-dtype",
+            default="auto",
+            detail="dtype of the sharded gradients; under Megatron-FSDP it decides instead of grad_reduce_in_fp32",
+        ),
+        OtherSetting(option="--megatron-fsdp-grad-comm-dtype", default="auto", detail="dtype gradients are sent in"),
+        OtherSetting(option="--muon-fp32-matmul-prec", default="medium", detail="FP32 matmuls inside Muon"),
+        OtherSetting(option="--output-logit-dtype", default=None, detail="dtype of the logits"),
+        OtherSetting(
+            option="--dynamic-loss-scale",
+            default=False,
+            detail="releases of 2019 needed it for what FP16 does today without being told",
+            reason="dead knob",
+            remedy="Drop it.",
+        ),
+    )
+}
+"""Source: Megatron-LM 0.20 training/arguments.py."""
+
+LOOKS_LIKE_PRECISION = re.compile(
+    r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|half|dtype|precision|loss_scale|amax|mxfp|nvfp|hysteresis"
+    r"|grad_reduce_in|quantiz|query_key_layer"
+)
+NOT_PRECISION = frozenset(
+    {
+        "log_loss_scale_to_tensorboard",
+        "no_log_loss_scale_to_tensorboard",
+        "disable_log_loss_scale_to_tensorboard",
+        "no_query_key_layer_scaling",
+        "no_fp16_check",
+    }
+)
+
+
+def bears_on_precision(name: str) -> bool:
+    """Return whether a flag or key that no row knows looks as if it bore on precision."""
+    key = dest(name)
+    return LOOKS_LIKE_PRECISION.search(key) is not None and key not in NOT_PRECISION

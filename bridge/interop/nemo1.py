@@ -1,0 +1,265 @@
+"""NeMo 1.x: `megatron_gpt_config.yaml` and its kin.
+
+`trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights, FP32 masters) and O1
+(FP32 weights under autocast), and everything called `fp8_*` is ignored unless `model.transformer_engine` is true.
+The recipe is delayed scaling unless a key `fp8_recipe` says otherwise.
+
+Defaults moved: the shipped file had `fp8_hybrid: False`, history 1 and `most_recent` up to 1.21, and has `True`, 1024
+and `max` since 1.22; precision 16 and O1 became bf16 and O2 by 2.0. A key that is absent from the composed
+configuration has the *code's* default, which is neither for the amax settings under Megatron Core. `nemo_version` says
+that the file is a set of overrides over the shipped one of that release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.amp import amp_fields
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.crossing import Inward
+from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.nemo1_export import exported
+from bridge.interop.nemo1_file import File, switch
+from bridge.interop.nemo1_fp8 import SETTINGS, low_precision
+from bridge.interop.settings import PayloadError
+
+if TYPE_CHECKING:
+    from bridge.interop.document import Document
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_"]
+
+TITLE = "NeMo 1.x"
+PRECISIONS = {
+    **dict.fromkeys(("16", "16-mixed"), "fp16"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
+    **dict.fromkeys(("32", "32-true"), "fp32"),
+}
+"""Source: NeMo 2.0 nemo/utils/utils.py, `utils_funcs.torch_dtype_from_precision`; anything else raises there."""
+
+SCALER = {
+    "native_amp_init_scale": ("initial_loss_scale", 2**32),
+    "native_amp_growth_interval": ("loss_scale_window", 1000),
+    "hysteresis": ("hysteresis", 2),
+}
+MECHANICS = {
+    "grad_allreduce_chunk_size_mb": "how gradients are sent, not how exactly",
+    "grad_div_ar_fusion": "how gradients are sent, not how exactly",
+    "async_grad_allreduce": "how gradients are sent, not how exactly",
+}
+
+
+def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
+    """Return what a NeMo 1.x configuration asks for.
+
+    Args:
+        payload: The composed configuration, or its `model` section.
+        nemo_version: The release whose shipped file this one overrides; None: the file is complete.
+    """
+    if not isinstance(payload, Mapping):
+        raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
+    file = File(payload, nemo_version)
+    crossing = Inward(f"{TITLE} ({nemo_version})" if nemo_version else TITLE)
+    dtype = _precision(file, crossing)
+    o2 = _weights(file, dtype, crossing)
+    on = low_precision(file, crossing)
+    _loss_scale(file, dtype, crossing)
+    _reduction(file, dtype, crossing, o2=o2)
+    _rest(file, crossing, on=on)
+    semantics = "fp32" if dtype == "fp32" else "megatron_o2" if o2 else "amp_o1"
+    return crossing.imported(semantics=semantics)
+
+
+def _precision(file: File, crossing: Inward) -> str:
+    """Return fp16, bf16 or fp32."""
+    for where in ("trainer.precision", "model.precision", "precision"):
+        value = file.get(where)
+        if value is not None:
+            break
+    else:
+        where = "trainer.precision"
+        value = file.shipped["precision"] if file.shipped else "32"
+        detail = f"{crossing.system} takes {value} where the trainer says nothing"
+        dtype = PRECISIONS[value]
+        crossing.implied(where, value, detail)
+        return dtype
+    said = str(value).removesuffix(".0")
+    if said not in PRECISIONS:
+        if isinstance(value, str) and "$" in value:
+            raise PayloadError(f"{where}: the reference {value!r} leads nowhere. Write the precision itself.")
+        remedy = "Use 16, 'bf16', 32 or their -mixed forms."
+        raise PayloadError(f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r}. {remedy}")
+    crossing.carry(where)
+    return PRECISIONS[said]
+
+
+def _weights(file: File, dtype: str, crossing: Inward) -> bool:
+    """State the mode; return whether it is O2."""
+    o2 = file.setting("megatron_amp_O2")
+    if o2 is None and dtype != "fp32":
+        o2 = bool(file.shipped and file.shipped["megatron_amp_O2"])
+        crossing.implied("model.megatron_amp_O2", o2)
+    elif o2 is not None:
+        o2 = switch(o2, "model.megatron_amp_O2")
+        crossing.carry("model.megatron_amp_O2")
+    where = next(
+        (name for name in ("trainer.precision", "model.precision", "precision") if name in crossing.carried), ""
+    )
+    fields: dict[str, Any]
+    if dtype == "fp32":
+        if o2:
+            crossing.lose("model.megatron_amp_O2", True, "dead knob", "acts in 16 and bf16 only", "Drop it.")
+        fields = {"fp32": True}
+        o2 = False
+    elif file.setting("fsdp") and o2:
+        detail = "NeMo switches O2 off under torch FSDP"
+        crossing.lose("model.megatron_amp_O2", True, "dead knob", detail, "Drop it.")
+        o2 = False
+    if dtype != "fp32":
+        fields = {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype} if o2 else amp_fields(dtype)
+    if where:
+        crossing.carry(where, **fields)
+    crossing.fields |= fields
+    if dtype == "fp16" and o2 and "dist" not in str(file.get("model.optim.name") or file.get("optim.name") or "dist"):
+        detail = "NeMo raises on FP16 with O2 without a distributed optimizer"
+        crossing.lose("model.megatron_amp_O2", True, "semantics", detail, "Use optim.name=distributed_fused_adam.")
+    return bool(o2)
+
+
+def _loss_scale(file: File, dtype: str, crossing: Inward) -> None:
+    for key, (field, default) in SCALER.items():
+        if key in file and dtype == "fp16":
+            crossing.carry(f"model.{key}", **{field: file.setting(key)})
+        elif key in file:
+            crossing.carry(f"model.{key}")
+        elif dtype == "fp16":
+            crossing.implied(f"model.{key}", default, **{field: default})
+    if dtype == "fp16" and str(file.setting("optim") or "").find("mcore_distributed_optim") >= 0:
+        for key in SCALER:
+            if key in file:
+                detail = "with mcore_distributed_optim it never reaches Megatron Core's scaler"
+                crossing.lose(f"model.{key}", file.setting(key), "dead knob", detail, "Use distributed_fused_adam.")
+
+
+def _reduction(file: File, dtype: str, crossing: Inward, *, o2: bool) -> None:
+    optim = file.setting("optim")
+    optim = optim if isinstance(optim, Mapping) else {}
+    said = file.follow(optim.get("grad_sync_dtype"))
+    sharded = file.setting("fsdp_grad_reduce_dtype")
+    for where, value in (("model.optim.grad_sync_dtype", said), ("model.fsdp_grad_reduce_dtype", sharded)):
+        if value is None:
+            continue
+        if where.endswith("reduce_dtype") and not file.setting("fsdp"):
+            crossing.carry(where) if str(value) in ("32", "fp32") else crossing.lose(
+                where, value, "dead knob", "read under torch FSDP only", "Drop it."
+            )
+        else:
+            crossing.carry(where, grad_reduce_in_fp32=str(value).lower() in ("32", "fp32", "float32", "32-true"))
+    if dtype != "fp32" and o2 and "grad_reduce_in_fp32" not in crossing.fields:
+        in_fp32 = dtype == "bf16"
+        detail = f"O2 keeps {'FP32' if in_fp32 else 'FP16'} main gradients for {dtype} where nothing is said"
+        crossing.implied(
+            "model.optim.grad_sync_dtype", "fp32" if in_fp32 else "fp16", detail, grad_reduce_in_fp32=in_fp32
+        )
+
+
+def _rest(file: File, crossing: Inward, *, on: bool) -> None:
+    """Report what bears on precision and has no field."""
+    done = {
+        *SETTINGS,
+        *SCALER,
+        "transformer_engine",
+        "megatron_amp_O2",
+        "precision",
+        "fsdp_grad_reduce_dtype",
+    }
+    for key, value in file.model.items():
+        key = str(key)  # noqa: PLW2901  YAML keys may be numbers
+        row = OTHER_SETTINGS.get(key)
+        if key in done:
+            continue
+        if key == "fp8_param" and switch(value, "model.fp8_param"):
+            detail = "NeMo raises on it: it is set before fp8 is"
+            crossing.lose("model.fp8_param", value, "semantics", detail, "Say fp8_params instead.")
+            continue
+        if key == "reduce_amax":
+            _reduce_amax(value, crossing, on=on)
+        elif key == "fp8_interval":
+            detail = "Transformer Engine ignores it since 1.8"
+            crossing.lose("model.fp8_interval", value, "dead knob", detail, "Drop it.")
+        elif key in MECHANICS:
+            crossing.lose(f"model.{key}", value, "unsupported", MECHANICS[key], "Nothing to do for the precision.")
+        elif key == "mcore_customization_config" and isinstance(value, Mapping):
+            for name, inner in value.items():
+                if bears_on_precision(str(name)):
+                    detail = "set on the model without any check"
+                    crossing.lose(f"model.{key}.{name}", inner, "unsupported", detail, "State it as a field.")
+        elif row is not None or bears_on_precision(key):
+            if value in (None, False, row.default if row else None):
+                crossing.carry(f"model.{key}")
+            else:
+                detail = row.detail if row else "a setting of the model that no recipe has"
+                crossing.lose(f"model.{key}", value, "unsupported", detail, "Keep it in the model's configuration.")
+
+
+def _reduce_amax(value: Any, crossing: Inward, *, on: bool) -> None:
+    if switch(value, "model.reduce_amax") or not on:
+        crossing.carry("model.reduce_amax")
+        return
+    detail = "read by NeMo's own transformer only; Megatron Core always reduces, at the nearest over TP alone"
+    remedy = "Set tp_only_amax_red on the TransformerConfig if ranks may differ."
+    crossing.lose("model.reduce_amax", value, "unsupported", detail, remedy)
+
+
+def export(config: MixedPrecisionConfig) -> Exported:
+    """Return the precision's part of a NeMo 1.x configuration, every default written out."""
+    return exported(config, TITLE)
+
+
+def write(payload: Any) -> str:
+    """Return the payload as YAML."""
+    import yaml
+
+    text: str = yaml.safe_dump(payload, sort_keys=False)
+    return text
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for NeMo 1.x's, or None."""
+    top = document.mapping
+    model = top.get("model") if isinstance(top.get("model"), Mapping) else top
+    marks = (
+        "megatron_amp_O2",
+        "native_amp_init_scale",
+        "native_amp_growth_interval",
+        "reduce_amax",
+        "mcore_gpt",
+        "fp8_e4m3",
+    )
+    found = [key for key in marks if isinstance(model, Mapping) and key in model]
+    if found:
+        certainty = 0.95 if len(found) > 1 else 0.8
+        return Recognised(
+            certainty=certainty, evidence=f"has {', '.join(f'`{key}`' for key in found[:3])}, NeMo 1.x's own keys"
+        )
+    if document.has("trainer.precision", "exp_manager"):
+        return Recognised(certainty=0.6, evidence="has `trainer.precision` and `exp_manager`")
+    return None
+
+
+SYSTEM = System(
+    name="nemo1",
+    title="NeMo 1.x",
+    version="1.23 to 2.0",
+    kinds=("yaml",),
+    import_=import_,
+    export=export,
+    recognise=recognise,
+    write=write,
+    context=(
+        ContextKey(
+            name="nemo_version", meaning="release whose shipped file this one overrides (unsaid: the file is whole)"
+        ),
+    ),
+)

@@ -1,0 +1,83 @@
+"""A NeMo 1.x configuration as it is read: references followed, sections found, defaults of the shipped file at hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.interop.settings import PayloadError
+
+__all__ = ["File", "switch"]
+
+SHIPPED_OLD: dict[str, Any] = {
+    "transformer_engine": False,
+    "fp8": False,
+    "fp8_e4m3": False,
+    "fp8_hybrid": False,
+    "fp8_margin": 0,
+    "fp8_amax_history_len": 1,
+    "fp8_amax_compute_algo": "most_recent",
+    "megatron_amp_O2": False,
+    "mcore_gpt": False,
+}
+SHIPPED_NEW = {**SHIPPED_OLD, "fp8_hybrid": True, "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+class File:
+    """The configuration with its references, its sections and its defaults."""
+
+    def __init__(self, payload: Mapping[Any, Any], version: str | None) -> None:
+        self.payload = payload
+        model = payload.get("model")
+        self.model: Mapping[Any, Any] = model if isinstance(model, Mapping) else payload
+        self.version = version
+        self.shipped: dict[str, Any] | None = None
+        if version is not None:
+            found = re.match(r"v?(\d+)\.(\d+)", str(version))
+            if found is None:
+                raise PayloadError(f"nemo_version: must be a version, got {version!r}. Write nemo_version=1.23.")
+            release = (int(found[1]), int(found[2]))
+            self.shipped = dict(SHIPPED_NEW if release >= (1, 22) else SHIPPED_OLD)
+            self.shipped |= {"precision": "bf16" if release >= (2, 0) else "16"}
+            self.shipped |= {"megatron_amp_O2": release >= (2, 0), "mcore_gpt": release >= (2, 0)}
+
+    def get(self, path: str) -> Any:
+        """Return a value by its dotted path from the top, with a plain reference followed."""
+        return self.follow(self.raw(path))
+
+    def raw(self, path: str) -> Any:
+        """Return a value by its dotted path as it is written."""
+        value: Any = self.payload
+        for word in path.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        return value
+
+    def follow(self, value: Any, depth: int = 4) -> Any:
+        """Return what a plain reference leads to, and anything else as it is."""
+        found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        return self.follow(self.raw(found[1]), depth - 1) if found is not None and depth else value
+
+    def setting(self, key: str) -> Any:
+        """Return a key of the model's section, None where it is not there."""
+        return self.follow(self.model.get(key))
+
+    def __contains__(self, key: str) -> bool:
+        return self.model.get(key) is not None
+
+    def switch(self, key: str) -> bool:
+        """Return a switch of the model's section, False where it is not there."""
+        value = self.setting(key)
+        return False if value is None else switch(value, f"model.{key}")
+
+
+def switch(value: Any, where: str) -> bool:
+    """Return true or false; PayloadError for anything else."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value in (0, 1):
+        return bool(value)
+    raise PayloadError(f"{where}: must be true or false, got {value!r:.60}. Correct it in the file.")

@@ -1,0 +1,303 @@
+"""NeMo 2.x: the plugin `MegatronMixedPrecision`, in Python or as a mapping, and the names of its recipes.
+
+Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The plugin's own defaults are
+not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is *delayed*, and a precision it does not know
+trains in FP32 without a word. Its MXFP8 recipes use the hybrid format where Megatron Bridge's of that name use E4M3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.contract import Exported, Imported, Recognised, System
+from bridge.interop.crossing import Inward, Outward
+from bridge.interop.meaning import recipe_named, semantics_of
+from bridge.interop.python_calls import Call, calls_of
+from bridge.interop.settings import PayloadError
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.dtypes import TORCH_NAMES, dtype_token
+from bridge.precision.registry import REGISTRY
+
+if TYPE_CHECKING:
+    from bridge.interop.document import Document
+
+__all__ = ["RECIPES", "SYSTEM", "export", "import_", "import_all", "read"]
+
+TITLE = "NeMo 2.6"
+PLUGIN = "MegatronMixedPrecision"
+TARGET = "nemo.lightning.pytorch.plugins.mixed_precision.MegatronMixedPrecision"
+MODES = {
+    **dict.fromkeys(("fp16", "fp16-mixed", "16", "16-mixed"), "fp16"),
+    **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
+    **dict.fromkeys(("fp32", "32"), "fp32"),
+}
+DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+SAME = (
+    "autocast_enabled",
+    "grad_reduce_in_fp32",
+    "fp8",
+    "fp8_recipe",
+    "first_last_layers_bf16",
+    "fp8_margin",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_wgrad",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "fp4",
+    "fp4_recipe",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+)
+PREFIXED = {
+    "fp16_loss_scale": "loss_scale",
+    "fp16_initial_loss_scale": "initial_loss_scale",
+    "fp16_min_loss_scale": "min_loss_scale",
+    "fp16_loss_scale_window": "loss_scale_window",
+    "fp16_hysteresis": "hysteresis",
+}
+GATHER = ("fp8_param_gather", "fp8_params")
+COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
+SCHEMES = ("mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
+RECIPES = {
+    "bf16_mixed": "bf16_mixed",
+    "fp16_mixed": "fp16_mixed",
+    "bf16_with_fp8_mixed": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp16_with_fp8_mixed": "fp16_with_fp8_delayed_scaling_mixed",
+    **{f"{base}_with_{name}_mixed": f"{base}_with_{name}_mixed" for base in ("bf16", "fp16") for name in SCHEMES},
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": "nemotron_h_bf16_with_fp8_current_scaling_mixed",
+    "nanov2_bf16_with_fp8_current_scaling_mixed": "nanov2_bf16_with_fp8_subchannel_scaling_mixed",
+}
+"""NeMo 2's recipe -> ours. Source: NeMo 2.6.2 nemo/collections/llm/recipes/precision/mixed_precision.py."""
+
+
+def import_(payload: object) -> Imported:
+    """Return what a plugin asks for: its arguments as a mapping, a recipe's name, or Python that calls either."""
+    return import_all(payload)[0]
+
+
+def import_all(payload: object) -> tuple[Imported, ...]:
+    """Return what each plugin or recipe call of a Python file asks for; one for a mapping or a name."""
+    from bridge.interop.document import Document
+
+    if isinstance(payload, str):
+        return (_recipe(payload.removesuffix("()"), Inward(TITLE), ""),)
+    if isinstance(payload, Document):
+        calls = calls_of(payload.text, payload.path, frozenset({PLUGIN, *RECIPES}))
+        if not calls:
+            rule = f"must call {PLUGIN} or one of NeMo's precision recipes"
+            raise PayloadError(f"{payload.path}: {rule}, and calls neither. Give the file that does.")
+        return tuple(_called(call) for call in calls)
+    if isinstance(payload, Mapping):
+        return (_mapping(payload),)
+    raise PayloadError(
+        f"nemo2: must be the plugin's arguments or a recipe's name, got {payload!r:.60}. Give one of them."
+    )
+
+
+def read(document: Document) -> object:
+    """Return a Python file as the document itself, anything else as its content."""
+    return document if document.kind == "python" else document.content
+
+
+def _called(call: Call) -> Imported:
+    crossing = Inward(TITLE)
+    label = f"line {call.line}, {call.name}"
+    for name, source in call.undecided.items():
+        detail = "only the run decides it"
+        crossing.lose(name, source, "unsupported", detail, "Give the value as it will be.")
+    if call.name != PLUGIN:
+        return _recipe(call.name, crossing, label)
+    values = dict(call.arguments)
+    if call.positional:
+        values.setdefault("precision", call.positional[0])
+    return _plugin(values, crossing, label)
+
+
+def _mapping(payload: Mapping[Any, Any]) -> Imported:
+    """Find the plugin in a mapping: itself, or under a key of a saved run."""
+    for values in _nested(payload):
+        target = values.get("_target_")
+        if isinstance(target, str) and target.rpartition(".")[2] in RECIPES:
+            return _recipe(target.rpartition(".")[2], Inward(TITLE), "")
+        if isinstance(target, str) and target.endswith(PLUGIN):
+            return _plugin(values, Inward(TITLE), "")
+    return _plugin(payload, Inward(TITLE), "")
+
+
+def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
+    if not depth:
+        return []
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    own = [value] if isinstance(value, Mapping) else []
+    return own + [found for item in items for found in _nested(item, depth - 1)]
+
+
+def _recipe(name: str, crossing: Inward, label: str) -> Imported:
+    wanted = name.strip().replace("-", "_")
+    if wanted not in RECIPES:
+        raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
+    fields = REGISTRY.get(RECIPES[wanted]).to_dict()
+    if "mxfp8" in wanted:
+        fields["fp8"] = "hybrid"
+        detail = "NeMo's recipe of this name uses hybrid where Megatron Bridge's uses e4m3"
+        crossing.lose(
+            "fp8", "hybrid", "semantics", detail, "Use fp8='e4m3': MXFP8 with E5M2 gradients was found to diverge."
+        )
+    crossing.carry(wanted, **fields)
+    config = MixedPrecisionConfig.from_dict(crossing.fields)
+    return crossing.imported(semantics=semantics_of(config), label=label, recipe=recipe_named(config))
+
+
+def _plugin(values: Mapping[Any, Any], crossing: Inward, label: str) -> Imported:
+    mode = _mode(values, crossing)
+    _dtypes(values, mode, crossing)
+    for key, value in values.items():
+        name = str(key)
+        if name in SAME:
+            crossing.carry(name, **{name: value})
+        elif name in PREFIXED:
+            crossing.carry(name, **{PREFIXED[name]: value})
+        elif name not in ("precision", "_target_", "_partial_", "_convert_", *DTYPES, *GATHER):
+            detail = f"{PLUGIN} takes no such argument"
+            crossing.lose(name, value, "unsupported", detail, "Correct the name, or drop it.")
+    _gather(values, crossing)
+    _defaults(mode, crossing)
+    config = MixedPrecisionConfig.from_dict(crossing.fields)
+    return crossing.imported(semantics=semantics_of(config), label=label)
+
+
+def _mode(values: Mapping[Any, Any], crossing: Inward) -> str:
+    said = values.get("precision")
+    if said is None:
+        rule = f"{PLUGIN} needs `precision`"
+        raise PayloadError(f"nemo2: {rule}, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
+    mode = MODES.get(str(said))
+    if mode is None:
+        detail = f"a precision that {TITLE} does not know trains in FP32 without a word"
+        crossing.lose("precision", said, "semantics", detail, "Use 'bf16-mixed', '16-mixed' or '32'.")
+        crossing.fields["fp32"] = True
+        return "fp32"
+    crossing.carry("precision", **{mode: True})
+    return mode
+
+
+def _dtypes(values: Mapping[Any, Any], mode: str, crossing: Inward) -> None:
+    given = {}
+    for name in DTYPES:
+        value = values.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("_target_")  # {_target_: torch.bfloat16, _call_: false}
+        if value is not None:
+            try:
+                given[name] = dtype_token(value)
+            except ValueError as error:
+                raise PayloadError(f"{name}: {error}") from None
+            crossing.carry(name, **{name: given[name]})
+        elif name in values:
+            crossing.carry(name)
+    if mode != "fp32" and "params_dtype" not in given:
+        detail = f"{TITLE} creates the weights in FP32 unless it is given"
+        crossing.implied("params_dtype", "fp32", detail, params_dtype="fp32")
+    if mode != "fp32" and "pipeline_dtype" not in given:
+        token = "bf16" if mode == "bf16" else "fp32"
+        crossing.implied("pipeline_dtype", token, pipeline_dtype=token)
+
+
+def _gather(values: Mapping[Any, Any], crossing: Inward) -> None:
+    said = {name: values[name] for name in GATHER if values.get(name) is not None}
+    if len(set(said.values())) > 1:
+        rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
+        raise PayloadError(f"nemo2: {rule}, got {said}. Give fp8_param_gather alone.")
+    for name in GATHER:
+        if name in said:
+            crossing.carry(name, fp8_param_gather=said[name])
+        elif name in values:
+            crossing.carry(name)
+
+
+def _defaults(mode: str, crossing: Inward) -> None:
+    fields = crossing.fields
+    if fields.get("fp8") and "fp8_recipe" not in fields:
+        crossing.implied("fp8_recipe", "delayed", fp8_recipe="delayed")
+    if fields.get("fp4") and "fp4_recipe" not in fields:
+        crossing.implied("fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
+    if fields.get("fp8") and fields.get("fp8_recipe") == "delayed":
+        for name, value in DELAYED.items():
+            if name not in fields:
+                crossing.implied(name, value, **{name: value})
+    if mode != "fp32" and "grad_reduce_in_fp32" not in fields:
+        crossing.implied("grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
+    if fields.get("first_last_layers_bf16"):
+        for name in COUNTS:
+            if name not in fields:
+                crossing.implied(name, 0, f"{TITLE} writes 0 over Megatron's own 1", **{name: 0})
+    if fields.get("fp8_wgrad") is False and fields.get("fp8"):
+        detail = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
+        crossing.lose("fp8_wgrad", False, "dead knob", detail, "Drop it.")
+
+
+def export(config: MixedPrecisionConfig) -> Exported:
+    """Return the plugin's arguments, every one that decides written out."""
+    book = Outward(config, TITLE)
+    values, mode = book.values, config.mode
+    payload: dict[str, Any] = {
+        "_target_": TARGET,
+        "precision": {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode],
+    }
+    book.write(mode, "precision")
+    for name in DTYPES:
+        token = values[name] or mode
+        payload[name] = f"torch.{TORCH_NAMES.get(token, token)}"
+        book.write(name, name)
+    for name in SAME:
+        payload[name] = values[name]
+        book.write(name, name)
+    if config.first_last_layers_bf16:
+        payload.update({name: 1 for name in COUNTS if not config.is_stated(name)})
+    payload["fp8_param_gather"] = values["fp8_param_gather"]
+    for name in ("fp8_param", "fp8_param_gather"):
+        book.write(name, "fp8_param_gather")
+    for name, field in PREFIXED.items():
+        payload[name] = values[field]
+        book.write(field, name)
+    return book.exported(payload)
+
+
+def write(payload: Any) -> str:
+    """Return the arguments as YAML that nemo-run and Hydra read."""
+    import yaml
+
+    text: str = yaml.safe_dump(payload, sort_keys=False)
+    return text
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for NeMo 2.x's, or None."""
+    if PLUGIN in document.text:
+        return Recognised(certainty=0.95, evidence=f"names `{PLUGIN}`")
+    if document.kind == "python" and "nemo" in document.text:
+        named = next((name for name in RECIPES if f"{name}(" in document.text), None)
+        if named:
+            return Recognised(certainty=0.85, evidence=f"calls NeMo's recipe `{named}`")
+    top = document.mapping
+    if any(key in top for key in PREFIXED) and "precision" in top:
+        return Recognised(certainty=0.85, evidence="has `precision` and `fp16_...` keys, the plugin's arguments")
+    return None
+
+
+SYSTEM = System(
+    name="nemo2",
+    title="NeMo 2.x",
+    version="2.6.2",
+    kinds=("python", "yaml", "json"),
+    import_=import_,
+    import_all=import_all,
+    export=export,
+    recognise=recognise,
+    read=read,
+    write=write,
+)

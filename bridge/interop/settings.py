@@ -1,0 +1,135 @@
+"""`Settings`: a foreign mapping, read with the types its own loader takes, one clear sentence for anything else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.errors import BridgeError, close_matches, did_you_mean, listed
+
+__all__ = ["PayloadError", "Settings", "shown"]
+
+LARGEST = sys.float_info.max
+SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
+    **dict.fromkeys(("false", "no", "off", "0", "f", "n"), False),
+}
+
+
+class PayloadError(BridgeError, ValueError):
+    """A configuration of another system that this system would not take, or that is none of its own."""
+
+
+class Settings:
+    """A mapping of another system's settings.
+
+    Args:
+        payload: What was given; anything but a mapping is an error.
+        system: The system's name, the start of every path in messages.
+        path: Where in the document this mapping stands.
+        lenient: Take what pydantic takes: "true", 1, 16.0 and "16" for the switch or number they spell.
+    """
+
+    def __init__(self, payload: object, system: str, path: str = "", *, lenient: bool = False) -> None:
+        self.system, self.path, self.lenient = system, path, lenient
+        if not isinstance(payload, Mapping):
+            raise self.wrong("", "must be a mapping of settings", payload, "Give the parsed contents of the file")
+        self.values: dict[str, Any] = {key: value for key, value in payload.items() if isinstance(key, str)}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def name(self, key: str) -> str:
+        """Return the setting's name from the top of the document: "fsdp_config.mixed_precision_policy"."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def given(self, key: str) -> bool:
+        """Return whether somebody wrote a value, null not counting."""
+        return self.values.get(key) is not None
+
+    def switch(self, key: str) -> bool | None:
+        """Return true or false, None where nothing was written."""
+        value = self.values.get(key)
+        if value is None or isinstance(value, bool):
+            return value
+        if self.lenient and (type(value) is int or isinstance(value, str)) and str(value).lower() in SWITCHES:
+            return SWITCHES[str(value).lower()]
+        raise self.wrong(key, "must be true or false", value, "Write true or false, without quotes")
+
+    def whole(self, key: str, *, least: int | None = None) -> int | None:
+        """Return a whole number, None where nothing was written."""
+        value = self.number(key)
+        if isinstance(value, float) and self.lenient and value.is_integer():
+            value = int(value)
+        if value is None:
+            return None
+        if not isinstance(value, int):
+            raise self.wrong(key, "must be a whole number", value, "Write digits, without quotes")
+        if least is not None and value < least:
+            raise self.wrong(key, f"must be at least {least}", value, f"Use {least} or more")
+        return value
+
+    def number(self, key: str, *, least: float | None = None) -> float | None:
+        """Return a finite number, None where nothing was written."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if self.lenient and isinstance(value, str):
+            value = _number(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise self.wrong(key, "must be a finite number", value, "Write a number, without quotes")
+        if least is not None and value < least:
+            raise self.wrong(key, f"must be at least {least}", value, f"Use {least} or more")
+        return value
+
+    def text(self, key: str) -> str | None:
+        """Return a string, None where nothing was written."""
+        value = self.values.get(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.wrong(key, "must be a string", value, "Write a word")
+
+    def word(self, key: str, choices: tuple[str, ...]) -> str | None:
+        """Return one of `choices`, None where nothing was written."""
+        value = self.text(key)
+        if value is None or value in choices:
+            return value
+        near = did_you_mean(close_matches(value, choices)).removesuffix("?")
+        raise self.wrong(key, f"must be {listed(choices)}", value, near + "?" if near else f"Use {listed(choices[:3])}")
+
+    def section(self, key: str) -> Settings:
+        """Return the mapping under `key`, empty where nothing was written."""
+        value = self.values.get(key)
+        return Settings({} if value is None else value, self.system, self.name(key), lenient=self.lenient)
+
+    def wrong(self, key: str, rule: str, value: object, remedy: str) -> PayloadError:
+        """Return the error to raise about `key`."""
+        path = f"{self.system}: {self.name(key)}" if key or self.path else self.system
+        if not key:
+            path = f"{self.system}: {self.path}" if self.path else self.system
+        ending = "" if remedy.endswith(("?", ".")) else "."
+        return PayloadError(f"{path}: {rule}, got {shown(value)}. {remedy}{ending}")
+
+
+def _number(text: str) -> float | str:
+    for parse in (int, float):
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return text
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return the value for a message, on one line and cut where it is long."""
+    if isinstance(value, Mapping | list | tuple | set) and len(value) > 8:
+        return f"a {type(value).__name__} of {len(value)}"
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists within lists without end
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,103 @@
+"""Whether a shell condition holds, as far as the file alone can say: True, False or None for "that depends"."""
+
+from __future__ import annotations
+
+import operator
+import re
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from bridge.interop.shell_values import is_unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bridge.interop.shell_values import Values
+
+__all__ = ["arithmetic", "decided"]
+
+NUMERIC: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+COMPARISON = re.compile(r"\s*\$?\{?(\w+)\}?\s*(?:(==|!=|<=|>=|<|>)\s*\$?\{?(\w+)\}?\s*)?")
+
+
+def decided(words: list[str], *, double: bool = False) -> bool | None:
+    """Return what `[ ... ]`, `test ...` or, with `double`, the words of `[[ ... ]]` say."""
+    if not double:
+        if words[:1] in (["true"], [":"]):
+            return True
+        if words[:1] == ["false"]:
+            return False
+        words = words[1:-1] if words[:1] == ["["] else words[1:]
+    return _either(words, double=double)
+
+
+def _either(words: list[str], *, double: bool) -> bool | None:
+    for joint, strong in ((("||", "-o"), True), (("&&", "-a"), False)):
+        for word in joint:
+            if word in words[1:-1]:
+                place = words.index(word, 1)
+                sides = (_either(words[:place], double=double), _either(words[place + 1 :], double=double))
+                if strong in sides:
+                    return strong
+                return None if None in sides else not strong
+    return _single([word for word in words if word not in ("(", ")")], double=double)
+
+
+def _single(words: list[str], *, double: bool) -> bool | None:
+    if words[:1] == ["!"]:
+        inner = _single(words[1:], double=double)
+        return None if inner is None else not inner
+    if any(is_unknown(word) for word in words):
+        return None
+    if len(words) == 1:
+        return bool(words[0])
+    if len(words) == 2 and words[0] in ("-z", "-n"):
+        return bool(words[1]) == (words[0] == "-n")
+    if len(words) != 3:
+        return None
+    left, sign, right = words
+    if sign in ("=", "==", "!="):
+        equal = fnmatchcase(left, right) if double else left == right
+        return equal == (sign != "!=")
+    if sign == "=~" and re.fullmatch(r"[\w^$-]+", right):
+        return re.search(right, left) is not None
+    if sign in NUMERIC and sign.startswith("-"):
+        return _numeric(left, sign, right)
+    return None
+
+
+def arithmetic(text: str, values: Values) -> bool | None:
+    """Return what `(( ... ))` says where it is one number or one comparison."""
+    found = COMPARISON.fullmatch(text)
+    if found is None:
+        return None
+    left, right = (_number(found[group], values) for group in (1, 3))
+    if left is None or (found[2] and right is None):
+        return None
+    return _numeric(left, found[2], right or "") if found[2] else left != "0"
+
+
+def _number(word: str | None, values: Values) -> str | None:
+    if word is None or word.isdigit():
+        return word
+    value = values.variables.get(word)
+    return value if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value) else None
+
+
+def _numeric(left: str, sign: str, right: str) -> bool | None:
+    if not all(re.fullmatch(r"\s*-?\d{1,18}\s*", side) for side in (left, right)):
+        return None
+    return NUMERIC[sign](int(left), int(right))

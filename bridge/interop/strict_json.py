@@ -1,0 +1,103 @@
+"""JSON as data: no key twice, no depth without end; comments and trailing commas are taken as DeepSpeed takes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from bridge.interop.settings import PayloadError, shown
+from bridge.interop.strict_yaml import MAX_DEPTH
+
+__all__ = ["loads"]
+
+TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/\*.*?\*/|[{}\[\],:]', re.DOTALL)
+
+
+def loads(text: str, path: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        PayloadError: Not JSON, a key twice in one object, or too deep.
+    """
+    try:
+        return _parse(text, path)
+    except json.JSONDecodeError as error:
+        relaxed = _relaxed(text)
+        if relaxed != text:
+            try:
+                return _parse(relaxed, path)
+            except json.JSONDecodeError:
+                pass
+        what = error.msg[:1].lower() + error.msg[1:]
+        raise PayloadError(f"{path}, line {error.lineno}: must be JSON; {what}. Correct it there.") from None
+
+
+def _parse(text: str, path: str) -> Any:
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        taken = dict(items)
+        if len(taken) != len(items):
+            raise _Twice
+        return taken
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except _Twice:
+        line, key = _second(text)
+        rule = f"the key {shown(key)} must not stand twice in one object"
+        raise PayloadError(f"{path}, line {line}: {rule}. Keep one of the two.") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise
+        raise PayloadError(f"{path}: a number must have fewer digits. This is no configuration.") from None
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return value
+    raise _too_deep(path)
+
+
+class _Twice(Exception):  # noqa: N818  never leaves this module
+    """A key stands twice in one object."""
+
+
+def _inside(value: Any) -> list[Any]:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in items if isinstance(item, dict | list)]
+
+
+def _too_deep(path: str) -> PayloadError:
+    return PayloadError(f"{path}: nesting must not be deeper than {MAX_DEPTH}. This is no configuration.")
+
+
+def _relaxed(text: str) -> str:
+    """Return the text without comments and without commas before a closing bracket."""
+    bare = TOKEN.sub(lambda found: _blank(found[0]) if found[0][0] in "/#" else found[0], text)
+    pieces = re.split(r'("(?:[^"\\\n]|\\.)*")', bare)
+    return "".join(piece if piece.startswith('"') else re.sub(r",(\s*[}\]])", r"\1", piece) for piece in pieces)
+
+
+def _blank(comment: str) -> str:
+    return "\n" * comment.count("\n")
+
+
+def _second(text: str) -> tuple[int, str]:
+    """Return line and name of the first key that its object already has."""
+    levels: list[set[str]] = []
+    last: tuple[str, int] | None = None
+    for found in TOKEN.finditer(text):
+        sign = found[0]
+        if sign in "{[":
+            levels.append(set())
+        elif sign in "}]" and levels:
+            levels.pop()
+        elif sign == ":" and last is not None and levels:
+            key = json.loads(last[0], strict=False)
+            if key in levels[-1]:
+                return text.count("\n", 0, last[1]) + 1, key
+            levels[-1].add(key)
+        last = (sign, found.start()) if sign.startswith('"') else None
+    return 1, "?"

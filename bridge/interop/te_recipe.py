@@ -1,0 +1,304 @@
+"""Transformer Engine's recipe objects, as mappings: `{"_target_": "...DelayedScaling", "margin": 0, ...}`.
+
+A recipe says how the matrix multiplications are quantised and nothing else: dtype, masters, loss scale and gradient
+reduction live elsewhere. Its classes are pydantic dataclasses that swallow arguments they do not know without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import close_matches, did_you_mean
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.crossing import Inward, Outward
+from bridge.interop.settings import PayloadError
+
+if TYPE_CHECKING:
+    from bridge.interop.document import Document
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["CLASSES", "SYSTEM", "export", "import_"]
+
+TITLE = "Transformer Engine 2.20"
+MODULE = "transformer_engine.common.recipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeClass:
+    """A row: one class of recipes."""
+
+    name: str
+    scheme: str
+    family: str
+    format: str
+    """Default format."""
+    formats: tuple[str, ...]
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Argument -> our field."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Argument -> the class's own default where it decides."""
+    unsupported: tuple[str, ...] = ()
+    """Arguments that no field of ours has."""
+
+
+ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
+QUANTIZERS = (
+    "fp8_quant_fwd_inp",
+    "fp8_quant_fwd_weight",
+    "fp8_quant_bwd_grad",
+    "fp8_gemm_fprop",
+    "fp8_gemm_dgrad",
+    "fp8_gemm_wgrad",
+)
+CLASSES = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            RecipeClass(
+                name="DelayedScaling",
+                scheme="delayed",
+                family="fp8",
+                format="HYBRID",
+                formats=("HYBRID", "E4M3"),
+                fields={
+                    "margin": "fp8_margin",
+                    "amax_history_len": "fp8_amax_history_len",
+                    "amax_compute_algo": "fp8_amax_compute_algo",
+                    **ATTENTION,
+                },
+                defaults={"margin": 0, "amax_history_len": 1024, "amax_compute_algo": "max"},
+                unsupported=("reduce_amax", "scaling_factor_compute_algo"),
+            ),
+            RecipeClass(
+                name="Float8CurrentScaling",
+                scheme="tensorwise",
+                family="fp8",
+                format="HYBRID",
+                formats=("HYBRID", "E4M3"),
+                fields=ATTENTION,
+                unsupported=(*QUANTIZERS, "use_power_2_scales"),
+            ),
+            RecipeClass(
+                name="Float8BlockScaling",
+                scheme="blockwise",
+                family="fp8",
+                format="E4M3",
+                formats=("E4M3", "HYBRID"),
+                fields=ATTENTION,
+                unsupported=(
+                    *QUANTIZERS,
+                    "use_f32_scales",
+                    "x_block_scaling_dim",
+                    "w_block_scaling_dim",
+                    "grad_block_scaling_dim",
+                ),
+            ),
+            RecipeClass(
+                name="MXFP8BlockScaling",
+                scheme="mxfp8",
+                family="fp8",
+                format="E4M3",
+                formats=("E4M3", "HYBRID"),
+                fields=ATTENTION,
+                unsupported=("margin",),
+            ),
+            RecipeClass(
+                name="NVFP4BlockScaling",
+                scheme="nvfp4",
+                family="fp4",
+                format="E2M1",
+                formats=("E2M1",),
+                fields=ATTENTION,
+                unsupported=(
+                    "disable_rht",
+                    "disable_stochastic_rounding",
+                    "disable_2d_quantization",
+                    "fp8_format",
+                    "fp4_quant_fwd_inp",
+                    "fp4_quant_fwd_weight",
+                    "fp4_quant_bwd_grad",
+                ),
+            ),
+        )
+    }
+)
+"""Source: Transformer Engine 2.20 transformer_engine/common/recipe/__init__.py."""
+
+DEAD = {
+    "interval": "ignored since Transformer Engine 1.8",
+    "override_linear_precision": "gone since Transformer Engine 2.0, and swallowed without a word",
+}
+NEUTRAL: dict[str, Any] = {
+    "reduce_amax": True,
+    "use_power_2_scales": False,
+    "use_f32_scales": False,
+    "disable_rht": False,
+    "disable_stochastic_rounding": False,
+    "disable_2d_quantization": False,
+    "margin": 0,
+    "interval": 1,
+    "x_block_scaling_dim": 1,
+    "w_block_scaling_dim": 2,
+    "grad_block_scaling_dim": 1,
+    "fp8_format": "E4M3",
+}
+NAMES = ("_target_", "recipe", "class", "type", "name")
+
+
+def import_(payload: object, *, mode: str = "bf16") -> Imported:
+    """Return what a Transformer Engine recipe asks for.
+
+    Args:
+        payload: A mapping with the class under `_target_` (or recipe, class, type, name) and its arguments.
+        mode: What the run around it trains in, which the recipe does not say: bf16, fp16 or fp32.
+    """
+    if not isinstance(payload, Mapping):
+        raise PayloadError(
+            f"te-recipe: must be a mapping, got {payload!r:.60}. Give class and arguments of the recipe."
+        )
+    if mode not in ("bf16", "fp16", "fp32"):
+        raise PayloadError(
+            f"mode: must be bf16, fp16 or fp32, got {mode!r}. Say what the run around the recipe trains in."
+        )
+    crossing = Inward(TITLE)
+    row, key = _class(payload)
+    values = {str(name): value for name, value in payload.items() if name != key}
+    if "kwargs" in values and isinstance(values["kwargs"], Mapping):
+        values |= {str(name): value for name, value in values.pop("kwargs").items()}
+    crossing.carry(key, **{f"{row.family}_recipe": row.scheme})
+    fields: dict[str, Any] = (
+        {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
+    )
+    detail = "a recipe does not say what the run around it trains in"
+    crossing.implied("mode", mode, detail, **fields)
+    _format(row, values, crossing)
+    for name, value in values.items():
+        _argument(row, name, value, crossing)
+    for name, value in row.defaults.items():
+        if name not in values:
+            crossing.implied(name, value, **{row.fields[name]: value})
+    return crossing.imported(semantics="fp32" if mode == "fp32" else "megatron_o2")
+
+
+def _class(payload: Mapping[Any, Any]) -> tuple[RecipeClass, str]:
+    for key in NAMES:
+        if isinstance(payload.get(key), str):
+            name = str(payload[key]).rpartition(".")[2]
+            if name in CLASSES:
+                return CLASSES[name], key
+            hint = did_you_mean(close_matches(name, CLASSES)) or f"Classes: {', '.join(CLASSES)}."
+            raise PayloadError(f"{key}: must be a recipe of Transformer Engine, got {payload[key]!r:.80}. {hint}")
+    raise PayloadError(
+        "te-recipe: must name the recipe's class, got none. Add '_target_': 'DelayedScaling' or another."
+    )
+
+
+def _format(row: RecipeClass, values: dict[str, Any], crossing: Inward) -> None:
+    key = f"{row.family}_format"
+    said = values.pop(key, None)
+    if said is None:
+        crossing.implied(key, row.format, **{row.family: row.format.lower()})
+        return
+    text = str(said.get("_target_", said) if isinstance(said, Mapping) else said).rpartition(".")[2].upper()
+    if text == "E5M2":
+        raise PayloadError(f"{key}: Transformer Engine refuses E5M2 in the forward pass, got {said!r}. Use HYBRID.")
+    if text not in row.formats:
+        raise PayloadError(
+            f"{key}: must be {' or '.join(row.formats)} for {row.name}, got {said!r:.40}. Use one of them."
+        )
+    crossing.carry(key, **{row.family: text.lower()})
+
+
+def _argument(row: RecipeClass, name: str, value: Any, crossing: Inward) -> None:
+    if name in row.fields:
+        crossing.carry(name, **{row.fields[name]: value})
+        if name in ("fp8_dpa", "fp8_mha") and row.scheme == "blockwise" and value:
+            raise PayloadError(
+                f"{name}: Transformer Engine refuses it under {row.name}, got {value!r}. Set it to false."
+            )
+        if name == "fp8_mha" and value and row.scheme != "delayed":
+            detail = "Megatron Core passes it on under delayed scaling only"
+            crossing.lose(name, value, "dead knob", detail, "Drop it.")
+    elif name in DEAD:
+        wgrad = list(value)[2:3] == [True] if isinstance(value, list | tuple) else False
+        crossing.lose(
+            name, value, "dead knob", DEAD[name], "Drop it." if not wgrad else "It meant fp8_wgrad=False: drop it."
+        )
+    elif name in row.unsupported:
+        if name in NEUTRAL and value == NEUTRAL[name]:
+            crossing.carry(name)
+        else:
+            detail = "a detail of the quantiser that Megatron Core leaves at its default"
+            crossing.lose(name, value, "unsupported", detail, "Build a recipe of your own (fp8_recipe='custom').")
+    else:
+        detail = f"{row.name} has no such argument and swallows it without a word"
+        crossing.lose(name, value, "dead knob", detail, "Correct the name, or drop it.")
+
+
+def export(config: MixedPrecisionConfig) -> Exported:
+    """Return the recipe's class and arguments; None where nothing runs below half precision."""
+    book = Outward(config, TITLE)
+    family = "fp8" if config.fp8 else "fp4" if config.fp4 else None
+    row = next((row for row in CLASSES.values() if row.family == family and row.scheme == config.scheme), None)
+    detail = "a recipe says how matrix multiplications are quantised and nothing else"
+    for name in (*MODES, *OUTSIDE):
+        if name in MODES or book.values[name] not in (None, False):
+            book.lose_if_stated(name, "unsupported", detail, "Set it where the run is configured.")
+    if row is None:
+        if family is not None:
+            for name in (family, f"{family}_recipe"):
+                book.lose_if_stated(name, "unsupported", "a quantizer factory is code", "Build CustomRecipe in Python.")
+        return book.exported(None)
+    chosen = str(book.values[family or "fp8"]).upper()
+    payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.name}", f"{family}_format": chosen}
+    book.write(f"{family}", f"{family}_format")
+    book.write(f"{family}_recipe", "_target_")
+    for argument, name in row.fields.items():
+        if row.scheme == "blockwise" and book.values[name]:
+            refused = "Transformer Engine refuses FP8 attention under Float8BlockScaling"
+            book.lose(name, "unsupported", refused, "Set it to False.")
+        elif name != "fp8_multi_head_attention" or row.scheme == "delayed":
+            payload[argument] = book.values[name]
+            book.write(name, argument)
+    if not book.values["fp8_wgrad"]:
+        gone = "gone since Transformer Engine 2.0: the weight gradient runs in FP8"
+        book.lose("fp8_wgrad", "dead knob", gone, "Drop it.")
+    return book.exported(payload)
+
+
+MODES = ("fp32", "fp16", "bf16")
+OUTSIDE = ("params_dtype", "pipeline_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
+
+
+def write(payload: Any) -> str:
+    """Return the payload as JSON."""
+    return json.dumps(payload, indent=2) + "\n"
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for a Transformer Engine recipe, or None."""
+    top = document.mapping
+    for key in NAMES:
+        value = top.get(key)
+        if isinstance(value, str) and value.rpartition(".")[2] in CLASSES:
+            return Recognised(certainty=0.97, evidence=f"names the class `{value.rpartition('.')[2]}`")
+    return None
+
+
+SYSTEM = System(
+    name="te-recipe",
+    title="Transformer Engine recipe",
+    version="2.20.2",
+    kinds=("json", "yaml"),
+    import_=import_,
+    export=export,
+    recognise=recognise,
+    write=write,
+    context=(
+        ContextKey(name="mode", meaning="what the run around the recipe trains in: bf16, fp16 or fp32", default="bf16"),
+    ),
+)

@@ -1,0 +1,293 @@
+"""torchao's FP8 and MXFP8 training configs.
+
+    {"float8": {"recipe_name": "tensorwise", "enable_fsdp_float8_all_gather": true}}      Float8LinearConfig
+    {"mxfp8": {"recipe": "mxfp8_rceil"}}                                                  MXFP8TrainingOpConfig
+
+The objects themselves are read too. torchao converts modules of a finished model, so it decides about linear layers and
+nothing else: mode, masters and reduction are the trainer's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.ledger import Arrival, Departure
+from bridge.interop.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_"]
+
+TITLE = "torchao"
+VERSION = "torchao 0.18.0"
+FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+MX_RECIPES = ("mxfp8_rceil", "mxfp8_rceil_wgrad_with_hp", "mxfp8_emulated_rceil")
+OPERANDS = ("input", "weight", "grad_output")
+PAIRS = {
+    "input": "input_for_grad_weight",
+    "weight": "weight_for_grad_input",
+    "grad_output": "grad_output_for_grad_weight",
+}
+USUAL = {
+    "pad_inner_dim": False,
+    "emulate": False,
+    "force_recompute_fp8_weight_in_bwd": False,
+    "round_scales_to_power_of_2": False,
+}
+MEANING = {
+    "pad_inner_dim": "odd shapes are padded to 16; numbers do not change",
+    "emulate": "the same rounding without FP8 hardware",
+    "force_recompute_fp8_weight_in_bwd": "weights are cast again in the backward pass; deprecated",
+    "round_scales_to_power_of_2": "scales are rounded down to powers of two",
+}
+FAST = {"gemm_config_output": True, "gemm_config_grad_input": False, "gemm_config_grad_weight": False}
+"""Fast accumulation per GEMM in the tensorwise recipe, the same as Transformer Engine's."""
+
+
+def import_(payload: object, *, mode: str | None = None) -> Imported:
+    """Return what the config asks for.
+
+    Args:
+        payload: A `Float8LinearConfig` or `MXFP8TrainingOpConfig`, its fields as a mapping, a recipe's name, or a
+            mapping with `float8` or `mxfp8`.
+        mode: bf16, fp16 or fp32: what the trainer runs outside these layers. None: BF16, and reported.
+    """
+    kind, given = _kind(payload)
+    around = Settings({"mode": mode}, TITLE).word("mode", ("bf16", "fp16", "fp32"))
+    book = Arrival(TITLE)
+    book.fields[around or "bf16"] = True
+    if around is None:
+        detail = "torchao converts linear layers and leaves the rest to the trainer; BF16 was assumed"
+        book.lose("mode", None, "implied default", detail, "Say mode=bf16 to be sure.")
+    if payload:
+        (_import_mx if kind == "mxfp8" else _import_float8)(book, given)
+    return book.close("fp32" if around == "fp32" else "megatron_o2")
+
+
+def export(config: MixedPrecisionConfig) -> Exported:
+    """Return the config as data, empty where torchao has nothing for it; `bridge.interop.pytorch` makes the object."""
+    book = Departure(config, TITLE)
+    payload: dict[str, Any] = {}
+    trainer = "is the trainer's business: torchao converts linear layers only"
+    for field in ("fp32", "fp16", "bf16", "params_dtype", "grad_reduce_in_fp32", "autocast_enabled", "autocast_dtype"):
+        if field in config.stated:
+            book.lose(field, "unsupported", trainer, "Convert it for the trainer as well.")
+    if config.fp8_recipe == "mxfp8" and config.fp8 is not None:
+        payload["mxfp8"] = {"recipe": MX_RECIPES[0] if config.fp8_wgrad else MX_RECIPES[1]}
+        for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
+            book.carry(field, "mxfp8.recipe")
+    elif config.fp8_recipe == "tensorwise" and config.fp8 is not None:
+        payload["float8"] = _export_float8(book)
+    elif config.fp8 is not None:
+        detail = f"{VERSION} has no {config.fp8_recipe} scaling, so no FP8 was written"
+        for field in ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_wgrad"):
+            if field == "fp8" or (field in config.stated and book.values[field] not in (False, None)):
+                book.lose(field, "unsupported", detail, "Use tensorwise or MXFP8 scaling.")
+    if config.first_last_layers_bf16 and payload:
+        detail = "which modules are converted is a function of their names, given to the conversion"
+        book.lose("first_last_layers_bf16", "unsupported", detail, "Pass a module_filter_fn that leaves them out.")
+    return book.close(payload)
+
+
+def _export_float8(book: Departure) -> dict[str, Any]:
+    config = book.config
+    float8: dict[str, Any] = {"recipe_name": "tensorwise"}
+    if config.fp8 == "e4m3":
+        float8 = {f"cast_config_{name}": {"scaling_type": "dynamic", "target_dtype": "e4m3"} for name in OPERANDS}
+    book.carry("fp8", "float8")
+    book.carry("fp8_recipe", "float8.recipe_name")
+    float8["enable_fsdp_float8_all_gather"] = config.fp8_param_gather
+    if config.fp8_param_gather:
+        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
+        for field in ("fp8_param_gather", "fp8_param"):
+            book.lose_if_stated(field, "approximated", detail, "Nothing to do; it acts under FSDP2 only.")
+    if not config.fp8_wgrad:
+        for operand in ("input", "grad_output"):
+            float8[f"cast_config_{PAIRS[operand]}"] = {"scaling_type": "disabled"}
+        if float8.pop("recipe_name", None):
+            casts = {f"cast_config_{name}": {"scaling_type": "dynamic"} for name in OPERANDS}
+            float8 = casts | float8
+        book.carry("fp8_wgrad", "float8.cast_config_input_for_grad_weight")
+    return float8
+
+
+def _kind(payload: object) -> tuple[str, Settings]:
+    """Return "float8" or "mxfp8", and its settings."""
+    name = type(payload).__name__
+    if dataclasses.is_dataclass(payload) and not isinstance(payload, type):
+        return ("mxfp8" if name.startswith("MX") else "float8"), Settings(_plain(payload), TITLE, name)
+    if isinstance(payload, str):
+        kind = "mxfp8" if payload.startswith("mx") else "float8"
+        return kind, Settings({"recipe" if kind == "mxfp8" else "recipe_name": payload}, TITLE, kind)
+    top = Settings(payload, TITLE)
+    for kind in ("float8", "mxfp8"):
+        if kind in top:
+            return kind, top.section(kind)
+    mx = any(key in top for key in ("recipe", "wgrad_with_hp", "scale_calculation_mode"))
+    return ("mxfp8" if mx else "float8"), top
+
+
+def _plain(value: Any) -> Any:
+    """Return a config object as plain data: enums by value, dtypes by our names."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if type(value).__name__ == "dtype":
+        text = str(value).removeprefix("torch.")
+        return next((short for short in ("e4m3", "e5m2") if short in text), text)
+    return value
+
+
+def _import_mx(book: Arrival, given: Settings) -> None:
+    recipe = given.word("recipe", MX_RECIPES)
+    high = bool(given.switch("wgrad_with_hp")) or recipe == MX_RECIPES[1]
+    book.fields |= {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_wgrad": not high}
+    name = given.name("recipe" if recipe else "wgrad_with_hp")
+    book.carry(name, fp8="e4m3", fp8_recipe="mxfp8", fp8_wgrad=not high)
+    if high:
+        detail = "Transformer Engine 2.0 and later cannot run the weight gradient in BF16"
+        book.lose(name, recipe or True, "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
+    if recipe == MX_RECIPES[2]:
+        detail = "the same rounding without MXFP8 hardware"
+        book.lose(given.name("recipe"), recipe, "unsupported", detail, "Choose the emulated backend of a run instead.")
+    for key, value in given.values.items():
+        usual = {"scale_calculation_mode": "rceil", "out_dtype": "bfloat16", "kernel_preference": "auto"}.get(
+            key, False
+        )
+        if key in ("recipe", "wgrad_with_hp") or value is None:
+            continue
+        if str(value).lower() == str(usual).lower():
+            book.carry(given.name(key))
+        else:
+            book.lose(given.name(key), value, "unsupported", "a choice of kernels or shapes", "Check it by hand.")
+
+
+def _import_float8(book: Arrival, given: Settings) -> None:
+    recipe = given.word("recipe_name", FLOAT8_RECIPES)
+    casts = _casts(given, recipe)
+    high_wgrad = casts["grad_weight"] == "disabled" or recipe == FLOAT8_RECIPES[2]
+    row = casts["granularity"] != "tensorwise"
+    off = casts["output"] == "disabled"
+    names = [key for key in given.values if key.startswith("cast_config") or key == "recipe_name"]
+    gather = given.switch("enable_fsdp_float8_all_gather")
+    if gather and row:
+        raise given.wrong("enable_fsdp_float8_all_gather", "needs tensorwise scaling of weights", True, "Turn it off")
+    if row or off:
+        what = "torchao scales each row by itself, with powers of two; Megatron has no such scheme"
+        detail = "no GEMM runs in FP8" if off else f"{what}, so no FP8 was carried"
+        for name in names or ["recipe_name"]:
+            value = given.values.get(name)
+            remedy = "Choose tensorwise or blockwise scaling by hand."
+            book.lose(given.name(name), value, "unsupported", detail, remedy)
+        if gather is not None:
+            book.carry(given.name("enable_fsdp_float8_all_gather"))
+    else:
+        fields: dict[str, Any] = {
+            "fp8": "e4m3" if casts["gradient"] == "e4m3" else "hybrid",
+            "fp8_recipe": "tensorwise",
+        }
+        book.fields |= fields
+        for name in names:
+            book.carry(given.name(name), **fields)
+        if not names:
+            book.lose(given.name("recipe_name"), "tensorwise", "implied default", f"in {VERSION}", "Write it down.")
+        if high_wgrad:
+            book.fields["fp8_wgrad"] = False
+            detail = "Transformer Engine 2.0 and later cannot run the weight gradient in BF16"
+            name = given.name("cast_config_input_for_grad_weight")
+            book.lose(name, "disabled", "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
+        if gather is not None:
+            book.carry(given.name("enable_fsdp_float8_all_gather"), fp8_param_gather=gather)
+        if gather:
+            detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
+            name = given.name("enable_fsdp_float8_all_gather")
+            book.lose(name, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
+    _details(book, given, power_of_two=row)
+
+
+def _casts(given: Settings, recipe: str | None) -> dict[str, str]:
+    """Return granularity, gradient format, and whether each GEMM runs in FP8; what torchao asserts is checked."""
+    rows: dict[str, Settings] = {}
+    for operand, second in PAIRS.items():
+        rows[operand] = given.section(f"cast_config_{operand}")
+        written = given.values.get(f"cast_config_{second}") is not None
+        rows[second] = given.section(f"cast_config_{second}") if written else rows[operand]
+    kinds = {name: row.word("scaling_type", ("dynamic", "disabled")) or "dynamic" for name, row in rows.items()}
+    sizes = {
+        name: row.word("scaling_granularity", ("tensorwise", "axiswise")) or "tensorwise" for name, row in rows.items()
+    }
+    types = {name: row.word("target_dtype", ("e4m3", "e5m2")) for name, row in rows.items()}
+    gemms = {"output": ("input", "weight"), "grad_input": ("grad_output", "weight_for_grad_input")}
+    gemms["grad_weight"] = ("input_for_grad_weight", "grad_output_for_grad_weight")
+    found = {}
+    for gemm, (left, right) in gemms.items():
+        if kinds[left] != kinds[right]:
+            rule = f"must be switched off for both operands of {gemm} or for neither"
+            raise given.wrong(f"cast_config_{left}", rule, kinds[left], "Use one scaling_type for both")
+        found[gemm] = kinds[left]
+    whole = all(size == "tensorwise" for name, size in sizes.items() if kinds[name] == "dynamic")
+    row_recipe = recipe in FLOAT8_RECIPES[1:]
+    found["granularity"] = "tensorwise" if whole and not row_recipe else "axiswise"
+    found["gradient"] = types["grad_output"] or "e5m2"
+    if "e5m2" in (types["input"], types["weight"]):
+        rule = "E5M2 in the forward pass trains nothing"
+        raise given.wrong("cast_config_input", rule, "e5m2", "Use e4m3 for input and weight")
+    return found
+
+
+def _details(book: Arrival, given: Settings, *, power_of_two: bool) -> None:
+    for key, usual in USUAL.items():
+        value = given.switch(key)
+        if value is None:
+            continue
+        if value == usual or (key == "round_scales_to_power_of_2" and power_of_two):
+            book.carry(given.name(key))
+        else:
+            book.lose(given.name(key), value, "unsupported", MEANING[key], "Check it by hand.")
+    for key, fast in FAST.items():
+        written = given.section(key).switch("use_fast_accum")
+        if written is None or written == fast:
+            if written is not None:
+                book.carry(given.name(key))
+            continue
+        detail = "Megatron accumulates the forward GEMM fast and both others fully"
+        book.lose(given.name(key), written, "unsupported", detail, "Accept it.")
+    if given.given("module_filter_fn"):
+        detail = "a function that chooses modules cannot be carried"
+        shown = "a function" if callable(given["module_filter_fn"]) else given["module_filter_fn"]
+        book.lose(given.name("module_filter_fn"), shown, "unsupported", detail, "State first_last_layers_bf16.")
+
+
+def _recognise(document: Any) -> Recognised | None:
+    content = document.mapping
+    for key, inner in (("float8", "recipe_name"), ("mxfp8", "recipe")):
+        block = content.get(key)
+        if isinstance(block, Mapping) and len(content) <= 2 and (inner in block or "cast_config_input" in block):
+            return Recognised(certainty=0.8, evidence=f"has `{key}.{inner}` and nothing about training")
+    if any(key.startswith("cast_config_") for key in content if isinstance(key, str)):
+        return Recognised(certainty=0.9, evidence="has `cast_config_*`, fields of torchao's Float8LinearConfig")
+    return None
+
+
+def _write(payload: Any) -> str:
+    return json.dumps(payload, indent=2) + "\n"
+
+
+SYSTEM = System(
+    name="torchao",
+    title=TITLE,
+    version=VERSION,
+    kinds=("json", "yaml"),
+    import_=import_,
+    export=export,
+    recognise=_recognise,
+    write=_write,
+    context=(ContextKey(name="mode", meaning="bf16, fp16 or fp32: what the trainer runs outside the linear layers"),),
+)

@@ -1,0 +1,288 @@
+"""torchtitan: the TOML of 0.2 and earlier, and the config classes of 0.3 as data.
+
+    {"training": {"dtype": ..., "mixed_precision_param": ..., "mixed_precision_reduce": "float32"},
+     "quantize": {"linear": {"float8": {...}, "mx": {...}}}}                                       TOML, until 0.2
+    {"training": {...}, "converters": [{"MXFP8LinearConverter": {"fqns": []}}]}                    0.3
+
+Parameters are FP32 shards that are gathered in BF16, unless `training.dtype` makes everything BF16.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.ledger import Arrival, Departure, semantics_of
+from bridge.interop.settings import PayloadError, Settings
+
+if TYPE_CHECKING:
+    from bridge.precision.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_"]
+
+TITLE = "torchtitan"
+VERSION = "torchtitan 0.3.0"
+ROWWISE = ("rowwise", "rowwise_with_gw_hp")
+CONVERTERS = (
+    "Float8LinearConverter",
+    "Float8GroupedExpertsConverter",
+    "MXFP8LinearConverter",
+    "MXFP8GroupedExpertsConverter",
+    "NVFP4LinearConverter",
+)
+ROW_DETAIL = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was carried"
+ROW_REMEDY = "Choose tensorwise or blockwise scaling by hand."
+
+
+def import_(payload: object, *, sharded: object = True) -> Imported:
+    """Return what a torchtitan configuration asks for.
+
+    Args:
+        payload: The parsed configuration, in either shape.
+        sharded: FSDP is on. False: one device or plain data parallelism, where torchtitan uses autocast instead.
+    """
+    top = Settings(payload, TITLE)
+    fsdp = Settings({"sharded": sharded}, TITLE, lenient=True).switch("sharded")
+    training = top.section("training")
+    book = Arrival(TITLE)
+    whole = training.word("dtype", ("bfloat16", "float32"))
+    compute = training.word("mixed_precision_param", ("bfloat16", "float32"))
+    if training.word("mixed_precision_reduce", ("float32", "bfloat16")) == "bfloat16":
+        rule = f"must be float32 ({VERSION} declares nothing else, and checks nothing)"
+        raise training.wrong("mixed_precision_reduce", rule, "bfloat16", "Write float32")
+    semantics = _mode(book, training, whole, compute, fsdp=fsdp is not False)
+    if training.given("mixed_precision_reduce"):
+        fields = {} if semantics in ("true", "fp32") else {"grad_reduce_in_fp32": True}
+        book.carry(training.name("mixed_precision_reduce"), **fields)
+    for name, block in _quantisers(top):
+        _quantiser(book, name, block)
+    return book.close(semantics)
+
+
+def export(config: MixedPrecisionConfig) -> Exported:
+    """Return the training section, and converters for MXFP8 or NVFP4."""
+    book = Departure(config, TITLE)
+    semantics, mode = semantics_of(config), config.mode
+    training = {"dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}
+    payload: dict[str, Any] = {"training": training}
+    setting = "training.mixed_precision_param"
+    compute = book.values["autocast_dtype"] or mode if semantics == "amp_o1" else mode
+    book.arrives_as = "fp32" if compute == "fp32" else "bf16"
+    if compute == "fp16":
+        detail = "there is no FP16; BF16 was written"
+        for field in (mode, "params_dtype", "autocast_dtype"):
+            book.lose(field, "unsupported", detail, "Use a BF16 recipe.") if field in config.stated else None
+    elif semantics == "amp_o1":
+        detail = "FP32 weights are gathered in BF16 under FSDP, and only cast per operator without it"
+        for field in (mode, "autocast_enabled", "autocast_dtype", "params_dtype"):
+            book.lose_if_stated(field, "approximated", detail, "Nothing to do: the matmuls are the same.")
+    else:
+        training["mixed_precision_param"] = "float32" if mode == "fp32" else "bfloat16"
+        book.carry(mode, setting, "training.dtype")
+        if book.values["params_dtype"] in (None, mode):
+            book.carry("params_dtype", setting)
+    if mode != "fp32" and config.grad_reduce_in_fp32:
+        book.carry("grad_reduce_in_fp32", "training.mixed_precision_reduce")
+    elif mode != "fp32":
+        book.lose("grad_reduce_in_fp32", "unsupported", "gradients are reduced in float32 only", "Expect FP32.")
+    converter = _export_quantiser(book)
+    if converter is not None:
+        payload["converters"] = [converter]
+    for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
+        if config.fp16 and field in config.stated and book.values[field] is not None:
+            book.lose(field, "unsupported", "there is no loss scale", "Use a BF16 recipe.")
+    return book.close(payload)
+
+
+def _mode(book: Arrival, training: Settings, whole: str | None, compute: str | None, *, fsdp: bool) -> str:
+    name, param = training.name("dtype"), training.name("mixed_precision_param")
+    if whole == "bfloat16":
+        book.carry(name, bf16=True, params_dtype="bf16", grad_reduce_in_fp32=False)
+        detail = "parameters, gradients and optimizer state are BF16, without FP32 masters"
+        book.lose(name, whole, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+        if compute is not None:
+            book.carry(param)
+        return "true"
+    if whole is not None:
+        book.carry(name)
+    if compute is None:
+        detail = f"bfloat16 in {VERSION}"
+        book.lose(param, "bfloat16", "implied default", detail, "Write it down to be sure.")
+    if compute == "float32":
+        book.carry(param, fp32=True)
+        return "fp32"
+    fields: dict[str, Any] = {"bf16": True, "params_dtype": "bf16"}
+    if not fsdp:
+        fields = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
+    book.fields |= fields
+    if compute is not None:
+        book.carry(param, **fields)
+    if not fsdp:
+        return "amp_o1"
+    book.fields["grad_reduce_in_fp32"] = True
+    if not training.given("mixed_precision_reduce"):
+        detail = f"float32 in {VERSION}, and nothing else"
+        book.lose(training.name("mixed_precision_reduce"), "float32", "implied default", detail, "Write it down.")
+    return "fsdp_policy"
+
+
+def _quantisers(top: Settings) -> list[tuple[str, Settings]]:
+    """Return the quantisation blocks of every era, by their name."""
+    found = [(name, top.section(name)) for name in ("float8", "mx") if top.given(name)]
+    quantize = top.section("quantize")
+    for part in quantize.values:
+        block = quantize.section(part)
+        found += [(name, block.section(name)) for name in block.values if name in ("float8", "mx")]
+    given = top.values.get("converters")
+    if given is not None and not isinstance(given, list | tuple):
+        raise top.wrong("converters", "must be a list", given, "List one mapping per converter")
+    for converter in given or ():
+        item = Settings(converter, TITLE, "converters")
+        for name in item.values:
+            if name not in CONVERTERS:
+                raise item.wrong(name, "must be a quantisation converter of torchtitan's", name, f"Use {CONVERTERS[2]}")
+            found.append((name, item.section(name)))
+    return found
+
+
+def _quantiser(book: Arrival, name: str, block: Settings) -> None:
+    carried: dict[str, Any] = {}
+    recipe = block.text("recipe_name")
+    if name in ("Float8LinearConverter", "Float8GroupedExpertsConverter", "float8"):
+        emulate = block.switch("emulate")
+        default = "rowwise" if name != "float8" else "tensorwise"
+        if recipe is None:
+            detail = f"{default} in {VERSION if name != 'float8' else 'torchtitan 0.2'}"
+            book.lose(block.name("recipe_name"), default, "implied default", detail, "Write it down to be sure.")
+        if emulate and name == "Float8LinearConverter":
+            detail = "emulate discards recipe_name and builds torchao's tensorwise config"
+            book.lose(block.name("emulate"), True, "semantics", detail, "Use the emulated backend of a run instead.")
+            recipe = "tensorwise"
+        if (recipe or default) == "tensorwise":
+            carried = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+        elif (recipe or default) in ROWWISE:
+            book.lose(block.name("recipe_name"), recipe or default, "unsupported", ROW_DETAIL, ROW_REMEDY)
+        else:
+            raise block.wrong(
+                "recipe_name", "must be tensorwise, rowwise or rowwise_with_gw_hp", recipe, "Use tensorwise"
+            )
+    elif name == "NVFP4LinearConverter":
+        carried = {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
+    else:
+        if recipe is not None and not recipe.startswith("mxfp8"):
+            raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
+        carried = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
+    low = {"fp8", "fp4"} & set(carried)
+    if low and any(book.fields.get(other) for other in {"fp8", "fp4"} - low):
+        raise block.wrong("", "FP8 and FP4 cannot be combined in one recipe", name, "Keep one of the converters")
+    book.fields |= carried
+    if carried:
+        book.carry(block.name("recipe_name") if recipe else block.path, **carried)
+    _filters(book, name, block)
+
+
+def _filters(book: Arrival, name: str, block: Settings) -> None:
+    notes = {
+        "filter_fqns": "modules of these names are left out",
+        "fqns": "only modules of these names are converted",
+        "precompute_float8_dynamic_scale_for_fsdp": "all scales in one reduction; numbers do not change",
+        "mxfp8_dim1_cast_kernel_choice": "a choice of kernels",
+        "model_compile_enabled": "compiled kernels may round elsewhere",
+        "pad_token_groups_for_grouped_mm": "groups of tokens are padded",
+    }
+    if "Experts" in name:
+        detail = "experts only; a recipe covers every linear layer"
+        book.lose(block.path, name, "approximated", detail, "Keep the layers you mean out by hand.")
+    for key, value in block.values.items():
+        if key == "enable_fsdp_float8_all_gather":
+            gather = block.switch(key)
+            low = book.fields.get("fp8") is not None
+            book.carry(block.name(key), **({"fp8_param_gather": bool(gather)} if low else {}))
+            if gather:
+                detail = "weights are gathered as FP8 and stored in high precision"
+                book.lose(block.name(key), True, "approximated", detail, "Turn fp8_param_gather off if not meant.")
+        elif key not in ("recipe_name", "emulate"):
+            detail = notes.get(key, "a setting of the converter")
+            if value in ([], False, None):
+                book.carry(block.name(key))
+            else:
+                book.lose(
+                    block.name(key), value, "unsupported", detail, "State first_last_layers_bf16, or do it by hand."
+                )
+        elif key == "emulate" and (value is False or name != "Float8LinearConverter"):
+            book.carry(block.name(key))
+
+
+def _export_quantiser(book: Departure) -> dict[str, Any] | None:
+    config = book.config
+    if config.fp8 is None and config.fp4 is None:
+        return None
+    if config.fp8 is not None and config.fp8_recipe == "mxfp8" and config.mode == "bf16":
+        name, fields = "MXFP8LinearConverter", ("fp8", "fp8_recipe")
+    elif config.fp4 is not None and config.fp4_recipe == "nvfp4" and config.mode == "bf16":
+        name, fields = "NVFP4LinearConverter", ("fp4", "fp4_recipe")
+    else:
+        family = "fp8" if config.fp8 else "fp4"
+        detail = (
+            f"{VERSION} has rowwise FP8, MXFP8 and NVFP4 over BF16, and no {config.scheme} scaling; none was written"
+        )
+        for field in (family, f"{family}_recipe"):
+            book.lose(field, "unsupported", detail, "Use bf16_with_mxfp8_mixed, or train in BF16.")
+        return None
+    for field in fields:
+        book.carry(field, f"converters.{name}")
+    if config.first_last_layers_bf16:
+        detail = "modules are chosen by name, and an empty list means all of them"
+        book.lose("first_last_layers_bf16", "unsupported", detail, "List the fqns of the layers to convert.")
+    if not config.fp8_wgrad and config.fp8:
+        book.lose("fp8_wgrad", "unsupported", "every GEMM runs in MXFP8", "Use torchao's own config.")
+    return {name: {"fqns": []}}
+
+
+def _read(document: Any) -> Any:
+    """Return the parsed configuration, of TOML too."""
+    if not str(document.path).endswith(".toml"):
+        return document.mapping
+    try:
+        return tomllib.loads(document.text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise PayloadError(f"{document.path}: must be TOML; {error}. Correct it there.") from None
+
+
+def _recognise(document: Any) -> Recognised | None:
+    try:
+        content = _read(document)
+    except PayloadError:
+        return None
+    if str(document.path).endswith(".toml") and ("training" in content and ("job" in content or "quantize" in content)):
+        return Recognised(
+            certainty=0.85, evidence="is TOML with `[training]` and `[job]` or `[quantize]`, as torchtitan 0.2 reads"
+        )
+    training = content.get("training")
+    if not isinstance(training, Mapping):
+        return None
+    own = [key for key in ("mixed_precision_param", "mixed_precision_reduce", "local_batch_size") if key in training]
+    if own:
+        return Recognised(certainty=0.9, evidence=f"has `training.{own[0]}`, which torchtitan reads")
+    return None
+
+
+def _write(payload: Any) -> str:
+    return json.dumps(payload, indent=2) + "\n"
+
+
+SYSTEM = System(
+    name="torchtitan",
+    title=TITLE,
+    version=VERSION,
+    kinds=("json", "yaml", "text"),
+    import_=import_,
+    export=export,
+    recognise=_recognise,
+    write=_write,
+    read=_read,
+    context=(ContextKey(name="sharded", meaning="false without FSDP, where torchtitan uses autocast", default=True),),
+)

@@ -1,0 +1,172 @@
+"""Accelerate: YAML, arguments, environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bridge.errors import BridgeError
+from bridge.interop import accelerate
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import REGISTRY
+from tests.interop.crossings import check_nothing_dropped, reasons
+
+SAMPLE = Path(__file__).parent / "samples" / "accelerate" / "fp8.yaml"
+
+
+def te(**settings: Any) -> dict[str, Any]:
+    return {"mixed_precision": "fp8", "fp8_config": {"backend": "TE", **settings}}
+
+
+def test_a_file_of_the_questionnaire_is_read_whole() -> None:
+    payload = yaml.safe_load(SAMPLE.read_text())
+    imported = accelerate.import_(payload)
+    config = imported.config
+    assert (config.fp8, config.fp8_recipe, config.fp8_amax_history_len) == ("e4m3", "delayed", 1024)
+    assert reasons(imported, "fp8_config.amax_history_length") == ["dead knob"]
+    assert reasons(imported, "fp8_config.amax_compute_algorithm") == ["dead knob"]
+    check_nothing_dropped({"fp8_config": payload["fp8_config"]}, imported)
+
+
+@pytest.mark.parametrize(("written", "reason"), [(None, "implied default"), ("most_recent", "semantics")])
+def test_most_recent_means_max(written: str | None, reason: str) -> None:
+    imported = accelerate.import_(te(amax_compute_algo=written))
+    assert imported.config.fp8_amax_compute_algo == "max"
+    assert reasons(imported, "fp8_config.amax_compute_algo") == [reason]
+    config = REGISTRY.get("bf16_with_fp8_delayed_scaling_mixed").state(fp8_amax_compute_algo="most_recent")
+    assert reasons(accelerate.export(config), "fp8_amax_compute_algo") == ["approximated"]
+
+
+def test_pure_e5m2_is_refused() -> None:
+    with pytest.raises(BridgeError, match="must be HYBRID or E4M3"):
+        accelerate.import_(te(fp8_format="E5M2"))
+
+
+def test_mxfp8_through_its_one_switch() -> None:
+    config = accelerate.import_(te(use_mxfp8_block_scaling=True)).config
+    assert (config.fp8, config.fp8_recipe) == ("e4m3", "mxfp8")
+    hybrid = accelerate.import_(te(use_mxfp8_block_scaling=True, fp8_format="HYBRID", amax_history_len=4))
+    assert hybrid.config.fp8 == "e4m3"
+    assert reasons(hybrid, "fp8_config.fp8_format") == ["semantics"]
+    assert reasons(hybrid, "fp8_config.amax_history_len") == ["dead knob"]
+
+
+@pytest.mark.parametrize("value", [[False, False, True], "(false, false, true)", "false,false,true"])
+def test_a_high_precision_wgrad_is_carried_and_known_to_be_dead(value: Any) -> None:
+    imported = accelerate.import_(te(override_linear_precision=value))
+    assert imported.config.fp8_wgrad is False
+    assert reasons(imported, "fp8_config.override_linear_precision") == ["dead knob"]
+
+
+def test_interval_is_dead() -> None:
+    assert reasons(accelerate.import_(te(interval=1)), "fp8_config.interval") == ["dead knob"]
+
+
+@pytest.mark.parametrize("recipe", ["bf16_with_fp8_subchannel_scaling_mixed", "nvfp4"])
+def test_schemes_without_a_back_end_are_not_written(recipe: str) -> None:
+    exported = accelerate.export(REGISTRY.get(recipe))
+    assert exported.payload == {"mixed_precision": "bf16"}
+    assert "unsupported" in reasons(exported, "fp8") + reasons(exported, "fp4")
+
+
+def test_fp8_falls_back_to_fp16_below_ada() -> None:
+    imported = accelerate.import_({"mixed_precision": "fp8"}, gpu="a100")
+    assert (imported.config.mode, imported.config.fp8) == ("fp16", None)
+    assert "semantics" in reasons(imported, "mixed_precision")
+    assert accelerate.import_({"mixed_precision": "fp8"}, gpu="l4").config.fp8 == "hybrid"
+
+
+def test_torchao_is_the_default_back_end_and_gathers_in_fp8() -> None:
+    imported = accelerate.import_({"mixed_precision": "fp8"})
+    assert (imported.config.fp8_recipe, imported.config.fp8_param_gather) == ("tensorwise", True)
+    assert reasons(imported, "fp8_config.backend") == ["implied default"]
+    assert "approximated" in reasons(imported, "fp8_config.module_filter_func")
+    off = {"mixed_precision": "fp8", "fp8_config": {"backend": "AO", "enable_fsdp_float8_all_gather": False}}
+    assert accelerate.import_(off).config.fp8_param_gather is False
+
+
+def test_ms_amp_carries_bf16_and_says_so() -> None:
+    imported = accelerate.import_({"mixed_precision": "fp8", "fp8_config": {"backend": "MSAMP", "opt_level": "O1"}})
+    assert imported.config.fp8 is None
+    assert reasons(imported, "fp8_config.opt_level") == ["unsupported"]
+
+
+def test_fsdp_reduces_in_the_compute_dtype_unless_a_policy_says_otherwise() -> None:
+    imported = accelerate.import_({"mixed_precision": "bf16", "distributed_type": "FSDP", "fsdp_config": {}})
+    assert (imported.semantics, imported.config.grad_reduce_in_fp32) == ("fsdp_policy", False)
+    policy = {"param_dtype": "bf16", "reduce_dtype": "float32", "output_dtype": "bf16"}
+    payload = {"mixed_precision": "bf16", "fsdp_config": {"mixed_precision_policy": policy}}
+    imported = accelerate.import_(payload)
+    assert imported.config.grad_reduce_in_fp32 is True
+    assert imported.recipe == "bf16_mixed"
+    assert reasons(imported, "fsdp_config.mixed_precision_policy.output_dtype") == ["unsupported"]
+
+
+def test_deepspeed_makes_it_o2() -> None:
+    payload = {"mixed_precision": "bf16", "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
+    imported = accelerate.import_(payload)
+    assert (imported.semantics, imported.config.mode) == ("megatron_o2", "bf16")
+    assert reasons(imported, "deepspeed_config.deepspeed_config_file") == ["unsupported"]
+
+
+def test_fp16_on_a_cpu_is_fp32_and_said_so() -> None:
+    assert "semantics" in reasons(accelerate.import_({"mixed_precision": "fp16", "use_cpu": True}), "use_cpu")
+
+
+def test_a_compile_back_end_turns_tf32_on_in_fp32() -> None:
+    payload = {"mixed_precision": "no", "dynamo_config": {"dynamo_backend": "INDUCTOR"}}
+    assert accelerate.import_(payload).config.tf32 is True
+    assert accelerate.import_({**payload, "mixed_precision": "bf16"}).config.tf32 is None
+
+
+def test_growth_and_backoff_are_built_in_elsewhere() -> None:
+    scaler = {"init_scale": 1024.0, "growth_interval": 100, "growth_factor": 4.0, "backoff_factor": 0.5}
+    imported = accelerate.import_({"mixed_precision": "fp16", "GradScalerKwargs": scaler})
+    assert (imported.config.initial_loss_scale, imported.config.loss_scale_window) == (1024, 100)
+    assert reasons(imported, "GradScalerKwargs.growth_factor") == ["unsupported"]
+    assert "GradScalerKwargs.backoff_factor" in imported.carried
+
+
+def test_a_handler_without_fp8_is_refused() -> None:
+    with pytest.raises(BridgeError, match="TERecipeKwargs: needs mixed_precision=fp8"):
+        accelerate.import_({"mixed_precision": "bf16", "TERecipeKwargs": {"margin": 0}})
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({"mixed_precision": "fp32"}, "mixed_precision: must be 'no', 'fp16', 'bf16' or 'fp8', got 'fp32'"),
+        ({"mixed_precision": 16}, "mixed_precision: must be a string, got 16"),
+        ({"mixed_precision": "fp8", "fp8_config": {"backend": "X"}}, r"fp8_config\.backend: must be AO, TE or MSAMP"),
+        (te(override_linear_precision=[1]), "must be three of true and false"),
+    ],
+)
+def test_nonsense_is_one_sentence(payload: Any, message: str) -> None:
+    with pytest.raises(BridgeError, match=message):
+        accelerate.import_(payload)
+
+
+def test_the_environment_is_read_by_its_own_names() -> None:
+    imported = accelerate.import_(
+        {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE", "ACCELERATE_FP8_AMAX_HISTORY_LEN": "32"}
+    )
+    assert imported.config.fp8_amax_history_len == 32
+
+
+def test_only_the_arguments_form_can_say_the_scale() -> None:
+    config = MixedPrecisionConfig.from_dict(
+        {
+            "fp16": True,
+            "params_dtype": "fp32",
+            "autocast_enabled": True,
+            "autocast_dtype": "fp16",
+            "initial_loss_scale": 8,
+        }
+    )
+    assert reasons(accelerate.export(config), "initial_loss_scale") == ["unsupported"]
+    exported = accelerate.export(config, form="arguments")
+    assert exported.payload["GradScalerKwargs"]["init_scale"] == 8.0
+    assert "initial_loss_scale" in exported.carried

@@ -1,0 +1,147 @@
+"""Axolotl's YAML: detection for a stated GPU, what its schema refuses, and what no setting says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.errors import BridgeError
+from bridge.interop import axolotl
+from bridge.interop.document import Document
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import REGISTRY
+from tests.interop.crossings import check_import, reasons
+
+SAMPLES = Path(__file__).parent / "samples" / "axolotl"
+
+
+def sample(name: str) -> Any:
+    return Document.load(SAMPLES / name).content
+
+
+@pytest.mark.parametrize(
+    ("payload", "gpu", "mode"),
+    [
+        ({"bf16": "auto"}, "h100", "bf16"),
+        ({"bf16": "auto"}, "v100", "bf16"),  # torch counts emulation
+        ({"bf16": "auto"}, "cpu", "fp16"),  # what Axolotl falls back to without BF16
+        ({"bf16": "auto", "fp16": False}, "cpu", "fp32"),
+        ({"bf16": "auto", "float16": True}, "cpu", "fp16"),
+        ({"bf16": "auto", "fp16": True}, "h100", "fp16"),
+        ({"bf16": True, "fp16": True}, "h100", "bf16"),
+        ({"bf16": False, "fp16": True}, "h100", "fp16"),
+        ({"bf16": False}, "h100", "fp32"),
+        ({"bf16": None}, "h100", "fp32"),  # written and empty is not the default
+        ({}, "h100", "bf16"),  # not written is "auto"
+        ({"bfloat16": True, "bf16": False}, "h100", "bf16"),
+        ({"bf16": False, "load_in_8bit": True}, "h100", "fp16"),
+    ],
+)
+def test_the_detection_is_replayed(payload: dict[str, Any], gpu: str, mode: str) -> None:
+    assert axolotl.import_(payload, gpu=gpu).config.mode == mode
+
+
+def test_auto_without_a_gpu_is_a_reported_guess() -> None:
+    imported = axolotl.import_({"bf16": "auto", "adapter": "lora"})
+    assert imported.config.mode == "bf16"
+    assert reasons(imported, "bf16") == ["implied default"]
+    assert "bf16" not in imported.carried
+
+
+def test_emulated_bf16_is_pointed_out() -> None:
+    payload = {"bf16": "auto", "adapter": "lora"}
+    assert reasons(axolotl.import_(payload, gpu="v100"), "bf16") == ["semantics"]
+    assert reasons(axolotl.import_(payload, gpu="a100"), "bf16") == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "gpu", "message"),
+    [
+        ({"bf16": "full"}, None, "Axolotl: bf16: is in Axolotl's documentation, and its schema refuses it"),
+        ({"fp16": "auto"}, None, "Axolotl: fp16: must be true or false, got 'auto'"),
+        ({"fp8": True}, "rtx4090", r"fp8: needs compute capability 9\.0 or later"),
+        ({"fp8": True}, "a100", r"fp8: needs compute capability 9\.0 or later"),
+        ({"fp8": True, "fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": "2"}, None, "needs fsdp_version: 2"),
+        ({"fp8": True, "fp8_enable_fsdp_float8_all_gather": True}, None, "needs fsdp_version: 2"),
+        ({"fp8_config": {"recipe": "rowwise"}}, None, "fp8_config: needs fp8: true"),
+        ({"fp8": True, "fp8_config": {"margin": 1}}, None, "has `recipe` and nothing else"),
+        ({"fp32_norms": True}, None, "fp32_norms: needs an fsdp_config block"),
+        ({"fp32_norms": True, "fsdp_config": {"x": 1}, "fsdp_version": 1}, None, "fp32_norms: needs fsdp_version: 2"),
+        ({"bf16": True}, "h1000", "gpu: must be a card or its compute capability"),
+    ],
+)
+def test_what_axolotl_refuses_is_refused(payload: dict[str, Any], gpu: str | None, message: str) -> None:
+    with pytest.raises(BridgeError, match=message):
+        axolotl.import_(payload, gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    ("around", "semantics"),
+    [
+        ({}, "true"),
+        ({"adapter": "lora"}, "amp_o1"),
+        ({"adapter": "lora", "peft_autocast_adapter_dtype": False}, "true"),
+        ({"deepspeed": "deepspeed_configs/zero3_bf16.json"}, "megatron_o2"),
+        ({"fsdp": ["full_shard", "auto_wrap"]}, "fsdp_policy"),
+        ({"fsdp_config": {"offload_params": True}}, "fsdp_policy"),
+    ],
+)
+def test_one_switch_means_four_things(around: dict[str, Any], semantics: str) -> None:
+    assert axolotl.import_({"bf16": True, **around}).semantics == semantics
+
+
+def test_bfloat16_is_not_without_amp() -> None:
+    assert reasons(axolotl.import_({"bf16": False, "bfloat16": True}), "bfloat16") == ["semantics"]
+
+
+def test_a_qlora_file_is_read_whole() -> None:
+    imported = axolotl.import_(sample("qlora.yml"), gpu="a100")
+    check_import(imported)
+    assert (imported.config.mode, imported.config.tf32, imported.semantics) == ("bf16", False, "amp_o1")
+    assert reasons(imported, "load_in_4bit") == ["unsupported"]
+
+
+def test_the_documented_fp8_sample_names_what_stops_it() -> None:
+    imported = axolotl.import_(sample("fp8_fsdp2.yaml"), gpu="h100")
+    config = imported.config
+    assert (config.fp8, config.fp8_recipe, config.fp8_param_gather, config.tf32) == ("hybrid", "tensorwise", True, True)
+    assert reasons(imported, "fsdp_config.cpu_ram_efficient_loading") == ["unsupported"]
+    assert reasons(imported, "fsdp_config.mixed_precision_policy") == ["dead knob"]
+    assert reasons(imported, "fp8_enable_fsdp_float8_all_gather") == ["approximated"]
+    assert reasons(imported, "torch_compile") == ["unsupported"]
+
+
+def test_rowwise_is_reported_and_not_called_tensorwise() -> None:
+    imported = axolotl.import_({"bf16": True, "fp8": True, "fp8_config": {"recipe": "rowwise"}})
+    assert imported.config.fp8 is None
+    assert reasons(imported, "fp8_config.recipe") == ["unsupported"]
+
+
+def test_an_unknown_name_that_looks_like_precision_is_not_dropped() -> None:
+    assert reasons(axolotl.import_({"float8": True}), "float8") == ["dead knob"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "ao_adamw_4bit", "ao_adamw_fp8", "q_galore_adamw8bit"])
+def test_optimizer_state_in_few_bits_is_reported(optimizer: str) -> None:
+    assert reasons(axolotl.import_({"optimizer": optimizer}), "optimizer") == ["unsupported"]
+
+
+def test_tf32_is_auto_unless_written() -> None:
+    assert axolotl.import_({}, gpu="a100").config.tf32 is True
+    assert axolotl.import_({}, gpu="v100").config.tf32 is False
+    assert axolotl.import_({}).config.tf32 is None
+    assert reasons(axolotl.import_({}), "tf32") == ["implied default"]
+
+
+def test_every_default_of_auto_is_written_out() -> None:
+    payload = axolotl.export(MixedPrecisionConfig(fp32=True)).payload
+    assert payload == {"bf16": False, "fp16": False, "tf32": False}
+
+
+@pytest.mark.parametrize("recipe", ["bf16_with_fp8_delayed_scaling_mixed", "bf16_with_mxfp8_mixed", "nvfp4"])
+def test_schemes_it_does_not_have_are_not_called_fp8(recipe: str) -> None:
+    exported = axolotl.export(REGISTRY.get(recipe))
+    assert "fp8" not in exported.payload
+    assert {"unsupported"} == set(reasons(exported, "fp8") + reasons(exported, "fp4"))

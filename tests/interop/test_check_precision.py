@@ -1,0 +1,106 @@
+"""What `check_precision` sees of real models and real steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bridge.errors import PrecisionTypeError
+from bridge.interop.check_precision import check_precision
+from bridge.interop.pytorch import autocast_for
+from bridge.precision.registry import REGISTRY
+
+
+def built(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)).to(dtype)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def step_of(model: nn.Module, optimizer: Any, name: str | None = None) -> Callable[[], None]:
+    def step() -> None:
+        x = torch.randn(4, 8, dtype=next(model.parameters()).dtype)
+        if name is None:
+            loss = model(x).float().sum()
+        else:
+            with autocast_for(REGISTRY.get(name), "cpu"):
+                loss = model(x).float().sum()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def test_nothing_runs_without_a_step() -> None:
+    report = check_precision(*built())
+    assert report.parameters == {"float32": 8 * 16 + 16 + 2 * 16 + 16 * 4 + 4}
+    assert (report.gradients, report.optimizer_state, report.activations, report.matmuls) == ({}, {}, {}, {})
+
+
+def test_autocast_shows_in_the_matmuls_and_not_in_the_parameters() -> None:
+    model, optimizer = built()
+    report = check_precision(model, optimizer, step_of(model, optimizer, "bf16_mixed"))
+    assert set(report.parameters) == set(report.gradients) == set(report.optimizer_state) == {"float32"}
+    assert set(report.matmuls) == {"bfloat16"}
+    assert report.modules == {"0": "bfloat16", "1": "bfloat16", "2": "bfloat16"}  # on CUDA, the norm would be in FP32
+    assert report.disagreements(REGISTRY.get("bf16_mixed")) == []
+
+
+def test_a_forgotten_autocast_is_a_disagreement() -> None:
+    model, optimizer = built()
+    report = check_precision(model, optimizer, step_of(model, optimizer))
+    (found,) = report.disagreements(REGISTRY.get("bf16_mixed"))
+    assert found.startswith("No matmul ran in bfloat16: float32: ")
+    assert report.disagreements(REGISTRY.get("fp32")) == []
+
+
+def test_half_precision_throughout_loses_small_updates() -> None:
+    model, optimizer = built(torch.bfloat16)
+    report = check_precision(model, optimizer, step_of(model, optimizer))
+    assert set(report.optimizer_state) == {"bfloat16"}
+    found = report.disagreements(REGISTRY.get("bf16_mixed"))
+    assert [sentence.partition(":")[0] for sentence in found] == [
+        "Neither weights nor optimizer state are FP32",
+        "Gradients are bfloat16, and grad_reduce_in_fp32 asks for float32.",
+    ]
+
+
+def test_attention_is_a_matmul() -> None:
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 4, 8)
+    report = check_precision(model, None, lambda: model(x, x, x)[0].sum().backward())
+    assert report.matmuls["float32"] >= 3
+
+
+def test_the_report_reads_as_a_table() -> None:
+    model, optimizer = built()
+    text = str(check_precision(model, optimizer, step_of(model, optimizer, "bf16_mixed")))
+    assert text.splitlines()[0] == "parameters       float32: 244 values"
+    assert text.splitlines()[-1].startswith("matmuls          bfloat16: ")
+
+
+def test_a_step_that_fails_leaves_no_hook_behind() -> None:
+    model, optimizer = built()
+
+    def broken() -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        check_precision(model, optimizer, broken)
+    assert all(not module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model",), "model: must be a torch.nn.Module, got str"),
+        ((nn.Linear(1, 1), 3), "optimizer: must have a state, got int"),
+        ((nn.Linear(1, 1), None, 3), "step: must be a function, got int"),
+    ],
+)
+def test_other_things_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(PrecisionTypeError, match=message):
+        check_precision(*arguments)

@@ -1,0 +1,171 @@
+"""`precision-bridge convert`, as people call it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bridge.cli.main import main
+from bridge.interop.document import Document
+from bridge.interop.systems import MODULES
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def convert(capsys, *words: object) -> tuple[int, str, str]:
+    code = main(["convert", *map(str, words)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def as_json(capsys, *words: object) -> Any:
+    code, out, err = convert(capsys, *words, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_has_source_semantics_config_payload_and_losses(capsys) -> None:
+    told = as_json(capsys, SAMPLES / "gpt_arrays.sh", "--to", "megatron-bridge")
+    assert {"source", "semantics", "config", "payload", "losses"} <= set(told)
+    assert told["source"]["system"] == "megatron-lm"
+    assert told["source"]["recipe"] == "bf16_with_fp8_delayed_scaling_mixed"
+    assert told["source"]["evidence"].startswith("has --fp8-format")
+    assert told["semantics"] == "megatron_o2"
+    assert told["config"]["fp8_recipe"] == "delayed"
+    assert told["payload"]["mixed_precision"]["fp8_recipe"] == "delayed"
+    assert {"field", "value", "reason", "detail", "remedy", "on"} == set(told["losses"][0])
+
+
+def test_several_runs_are_all_in_the_json(capsys) -> None:
+    told = as_json(capsys, SAMPLES / "several.sh", "--to", "recipe")
+    assert [run["source"]["recipe"] for run in told["runs"]][:3] == ["fp16_mixed", "bf16_mixed", "fp16_mixed"]
+    assert told["config"] == told["runs"][0]["config"]
+
+
+def test_the_payload_is_on_stdout_and_the_report_on_stderr(capsys) -> None:
+    code, out, err = convert(capsys, SAMPLES / "conf_only.sh", "--to", "nemo1")
+    assert code == 0
+    assert yaml.safe_load(out)["model"]["megatron_amp_O2"] is True
+    assert err.splitlines()[:4] == [
+        f"{SAMPLES / 'conf_only.sh'}: Megatron-LM; it has --accumulate-allreduce-grads-in-fp32, --num-layers, which "
+        "Megatron-LM's parser reads.",
+        "run: arguments in MODEL_ARGS",
+        "recipe: bf16_mixed (bf16=True, params_dtype=bf16, pipeline_dtype=bf16, grad_reduce_in_fp32=True)",
+        "semantics: megatron_o2: half-precision weights everywhere, FP32 master weights in the optimizer",
+    ]
+
+
+@pytest.mark.parametrize("to", [*MODULES, "recipe"])
+def test_every_system_can_be_written_or_says_that_it_cannot(to: str, capsys) -> None:
+    code, out, err = convert(capsys, SAMPLES / "model_config.yaml", "--to", to)
+    assert code in (0, 2)
+    if code == 2:
+        assert err.startswith("--to: ")
+    else:
+        assert "Traceback" not in err
+        assert out
+
+
+def test_out_writes_the_payload_and_it_reads_back(tmp_path: Path, capsys) -> None:
+    code, out, err = convert(capsys, SAMPLES / "moe_args.yaml", "--to", "megatron-lm", "--out", tmp_path / "args.sh")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == f"wrote {tmp_path / 'args.sh'}"
+    assert as_json(capsys, tmp_path / "args.sh", "--to", "recipe")["source"]["recipe"] == "bf16_with_mxfp8_mixed"
+
+
+def test_context_says_what_the_file_cannot(capsys, tmp_path: Path) -> None:
+    file = tmp_path / "override.yaml"
+    file.write_text("model:\n  mcore_gpt: true\n  transformer_engine: true\n  fp8: true\n  megatron_amp_O2: true\n")
+    told = as_json(
+        capsys, file, "--to", "megatron-lm", "--from", "nemo1", "--context", "nemo_version=2.0", "te_version=1.13"
+    )
+    assert told["config"]["fp8_amax_history_len"] == 1024
+    code, _, err = convert(capsys, file, "--to", "recipe", "--from", "nemo1", "--context", "nemo_versoin=2.0")
+    assert (code, err) == (2, "--context: 'nemo_versoin' is no key of nemo1. Did you mean 'nemo_version'?\n")
+    code, _, err = convert(capsys, file, "--to", "recipe", "--context", "2.0")
+    assert (code, err) == (2, "--context: must be KEY=VALUE, got '2.0'. Write nemo_version=1.23, say.\n")
+
+
+def test_variables_decide_branches(capsys) -> None:
+    told = as_json(
+        capsys, SAMPLES / "branches.sh", "--to", "recipe", "--context", "variables=USE_FP8=0 PRECISION=fp16 1=0"
+    )
+    assert "runs" not in told
+    assert told["config"]["fp16"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["missing.sh", "--to", "recipe"],
+            "missing.sh: cannot be read: No such file or directory. Give the path of a file.\n",
+        ),
+        (
+            ["bad.yaml", "--to", "recipe"],
+            "bad.yaml, line 2: the key 'a' must not stand twice in one mapping. Keep one of the two.\n",
+        ),
+        (
+            ["ok.yaml", "--to", "megatorn-lm"],
+            "no system is called 'megatorn-lm'. Did you mean 'megatron-lm' or 'megatron-bridge'?\n",
+        ),
+        (
+            ["ok.yaml", "--to", "recipe", "--out", "no/such/place"],
+            "--out: 'no/such/place' cannot be written: No such file or directory. Choose another path.\n",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(words, message: str, capsys, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text("a: 1\na: 2\n")
+    Path("ok.yaml").write_text("mixed_precision: bf16_mixed\n")
+    assert convert(capsys, *words) == (2, "", message)
+
+
+def test_documents_of_one_file_are_runs(capsys, tmp_path: Path) -> None:
+    (tmp_path / "runs.yaml").write_text("mixed_precision: bf16_mixed\n---\nmixed_precision: fp16_mixed\n")
+    told = as_json(capsys, tmp_path / "runs.yaml", "--to", "deepspeed")
+    assert [run["source"]["run"] for run in told["runs"]] == ["document 1", "document 2"]
+    assert [run["payload"]["fp16"]["enabled"] for run in told["runs"]] == [False, True]
+
+
+def test_convert_imports_no_framework_and_is_quick(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom bridge.cli.main import main\n"
+        f"main(['convert', {str(SAMPLES / 'gpt_arrays.sh')!r}, '--to', 'megatron-bridge', '--json'])\n"
+        "frameworks = ('torch', 'megatron', 'transformers', 'numpy', 'omegaconf')\n"
+        "print([name for name in frameworks if name in sys.modules], time.process_time(), file=sys.stderr)\n"
+    )
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    seconds = []
+    for _ in range(4):  # the first compiles
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        imported, _, spent = done.stderr.strip().rpartition(" ")
+        assert imported == "[]"
+        seconds.append(float(spent))
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize(
+    "sample", sorted(path.name for path in SAMPLES.iterdir() if path.is_file() and path.stem != "te_precision")
+)
+def test_every_sample_converts(sample: str, capsys) -> None:
+    told = as_json(capsys, SAMPLES / sample, "--to", "recipe")
+    assert told["config"]
+    assert Document.of_text(yaml.safe_dump(told["config"]), "r.yaml").content == told["config"]
+
+
+def test_the_session_in_the_documentation_is_a_real_one(capsys, tmp_path: Path, monkeypatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/convert.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(page.partition("```sh\n")[2].partition("```")[0])
+    session = page.partition("```console\n")[2].partition("```")[0]
+    command, _, shown = session.partition("\n")
+    code, out, err = convert(capsys, *command.removeprefix("$ precision-bridge convert ").split())
+    assert (code, err + out) == (0, shown)

@@ -1,0 +1,189 @@
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge.interop.document import MAX_BYTES, Document
+from bridge.interop.settings import PayloadError
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "\n".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 8)}]" for level in range(1, 12)
+)
+
+
+def yaml_of(text: str):
+    return Document.of_text(text, "team.yaml").content
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "bf16: true\nfp8: null\nbf16: false",
+            "team.yaml, line 3: the key 'bf16' must not stand twice in one mapping. Keep one of the two.",
+        ),
+        (
+            "a:\n  b: 1\n  b: 2",
+            "team.yaml, line 3: the key 'b' must not stand twice in one mapping. Keep one of the two.",
+        ),
+        (
+            "a: !!python/object/apply:os.system [touch ran]",
+            "team.yaml, line 1: must be plain data, and the tag '!!python/object/apply:os.system' "
+            "is not: it is refused and "
+            "nothing was run. Write the value without the tag.",
+        ),
+        (
+            "a: !secret x",
+            "team.yaml, line 1: must be plain data, and the tag '!secret' is not: it is refused and "
+            "nothing was run. Write the value without the tag.",
+        ),
+        (
+            BOMB,
+            "team.yaml, line 6: must not hold more than 200000 values, aliases written out. Anchors "
+            "that multiply are refused.",
+        ),
+        ("[" * 5000, "team.yaml, line 1: nesting must not be deeper than 64. This is no configuration."),
+        ("a: [1, 2", "team.yaml, line 2: must be YAML; did not find expected ',' or ']'. Correct it there."),
+        ("a: *b", "team.yaml, line 1: the alias *b must follow its anchor. Define the anchor first."),
+        ("&a [*a]", "team.yaml, line 1: the alias *a must follow its anchor. Define the anchor first."),
+        ("? [a]\n: 1", "team.yaml, line 1: a key must be a word. Quote it, or write `key: value`."),
+        ("a: " + "9" * 9000, "team.yaml, line 1: a number must have fewer digits. This is no configuration."),
+        ("\t- a", "team.yaml, line 1: must be YAML; found character that cannot start any token. Correct it there."),
+    ],
+)
+def test_bad_yaml_is_one_sentence_with_its_line(text: str, message: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PayloadError) as caught:
+        yaml_of(text)
+    assert str(caught.value) == message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"fp16": {"enabled": true,\n"enabled": false}}',
+            "ds.json, line 2: the key 'enabled' must not stand twice in one object. Keep one of the two.",
+        ),
+        ('{"a": 1', "ds.json, line 1: must be JSON; expecting ',' delimiter. Correct it there."),
+        ("[" * 100_000, "ds.json: nesting must not be deeper than 64. This is no configuration."),
+        ('{"a": ' * 100 + "1" + "}" * 100, "ds.json: nesting must not be deeper than 64. This is no configuration."),
+        ('{"a": ' + "9" * 9000 + "}", "ds.json: a number must have fewer digits. This is no configuration."),
+    ],
+)
+def test_bad_json_is_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        _ = Document.of_text(text, "ds.json").content
+    assert str(caught.value) == message
+
+
+def test_what_people_write_is_read_as_their_tools_read_it() -> None:
+    text = "a: 1e-5\nb: 010\nc: 1_000\nd: .5\ne: -.inf\nf: 04:30:00\ng: 2026-01-01\nh: ~\ni:\n"
+    text += "j: 0x1F\nk: '1'\nl: on\nm: 1.e-5"
+    assert yaml_of(text) == {
+        "a": 1e-5,
+        "b": 8,
+        "c": 1000,
+        "d": 0.5,
+        "e": float("-inf"),
+        "f": "04:30:00",
+        "g": "2026-01-01",
+        "h": None,
+        "i": None,
+        "j": 31,
+        "k": "1",
+        "l": True,
+        "m": 1e-5,
+    }
+    assert yaml_of("base: &b {x: 1, y: 2}\nrun:\n  <<: *b\n  y: 3") == {
+        "base": {"x": 1, "y": 2},
+        "run": {"x": 1, "y": 3},
+    }
+    assert yaml_of("a: &x [1]\nb: *x") == {"a": [1], "b": [1]}
+
+
+def test_json_with_comments_and_trailing_commas_is_taken() -> None:
+    text = '{\n  // half\n  "fp16": {"enabled": true,}, # on\n  "url": "http://x//y", /* off */ "l": [1, 2,],\n}'
+    assert Document.of_text(text, "ds.json").content == {"fp16": {"enabled": True}, "url": "http://x//y", "l": [1, 2]}
+
+
+def test_windows_line_ends_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfbf16: true\r\nfp8: hybrid\r\n")
+    assert Document.load(tmp_path / "a.yaml").content == {"bf16": True, "fp8": "hybrid"}
+    (tmp_path / "b.sh").write_bytes(b"torchrun pretrain_gpt.py \\\r\n  --bf16 \\\r\n  --num-layers 2\r\n")
+    from bridge.interop.shell import launches
+
+    (launch,) = launches(Document.load(tmp_path / "b.sh").text)
+    assert launch.arguments == ("--bf16", "--num-layers", "2")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"a: 1\nb: \xe9t\xe9", "x.yaml, line 2: must be UTF-8 text, and byte 8 is not. Save it as UTF-8."),
+        (b"a: \0", "x.yaml, line 1: must be text, and holds a NUL. Give a text file."),
+        (
+            b"x" * (MAX_BYTES + 1),
+            "x.yaml: a configuration must not be larger than 512 KiB. Give the part of it that sets the precision.",
+        ),
+    ],
+)
+def test_what_is_no_text_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        Document.of_bytes(data, "x.yaml")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("path", ["missing.yaml", ".", "nul\0byte"])
+def test_what_cannot_be_read_is_refused(path: str) -> None:
+    with pytest.raises(PayloadError, match="Give the path of a file"):
+        Document.load(path)
+
+
+def test_several_yaml_documents_are_several_parts() -> None:
+    document = Document.of_text("---\nbf16: true\n---\n---\nfp16: true\n", "runs.yaml")
+    assert document.contents == ({"bf16": True}, None, {"fp16": True})
+    assert [part.content for part in document.parts] == [{"bf16": True}, {"fp16": True}]
+    assert [part.part for part in document.parts] == [1, 2]
+    assert Document.of_text("a: 1", "one.yaml").parts[0].part is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("run.sh", "", "shell"),
+        ("run.slurm", "", "shell"),
+        (".env", "A=1", "env"),
+        (".env.local", "A=1", "env"),
+        ("launch", "#!/usr/bin/env bash\nls", "shell"),
+        ("launch", "#SBATCH -N 1\nsrun python x.py", "shell"),
+        ("launch", "ARGS=(\n --bf16\n)\n", "shell"),
+        ("tool", "#!/usr/bin/env python3\n", "python"),
+        ("config", '{"a": 1}', "json"),
+        ("config", "a: 1\nb:\n  - c\n", "yaml"),
+        ("settings", "export A=1\nB=2", "env"),
+        ("notes", "some words\nand more", "text"),
+    ],
+)
+def test_the_kind_is_told_by_name_or_contents(name: str, text: str, kind: str) -> None:
+    assert Document.of_text(text, name).kind == kind
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(f"key{i}: [1, 2.5, abc, {{a: b}}]" for i in range(14000)),
+        BOMB,
+        "- " * 200_000,
+        "{" * 400_000,
+        "a: 'x\n" * 80_000,
+    ],
+    ids=["long", "bomb", "dashes", "braces", "quotes"],
+)
+def test_a_large_file_is_done_in_less_than_two_seconds(text: str) -> None:
+    begun = time.process_time()
+    with contextlib.suppress(PayloadError):
+        _ = Document.of_text(text, "x.yaml").content
+    assert time.process_time() - begun < 2

@@ -1,0 +1,221 @@
+"""For each of these systems: nothing is dropped, what is carried returns, and no payload breaks an import."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import REGISTRY
+from tests.interop.crossings import (
+    check_export,
+    check_import,
+    check_nothing_dropped,
+    check_return,
+    configs,
+    payloads,
+    survives,
+)
+
+NAMES = ("accelerate", "axolotl", "deepspeed", "fsdp", "huggingface", "lightning", "pytorch", "torchao", "torchtitan")
+MODULES = {name: importlib.import_module(f"bridge.interop.{name}") for name in NAMES}
+KEYS = {
+    "accelerate": "mixed_precision fp8_config backend fp8_format margin amax_history_len amax_compute_algo "
+    "override_linear_precision use_mxfp8_block_scaling fsdp_config mixed_precision_policy deepspeed_config "
+    "distributed_type use_cpu dynamo_config GradScalerKwargs init_scale growth_interval AutocastKwargs "
+    "ACCELERATE_FP8_BACKEND ACCELERATE_MIXED_PRECISION kwargs_handlers fsdp_plugin TERecipeKwargs opt_level "
+    "enable_fsdp_float8_all_gather reduce_dtype",
+    "axolotl": "bf16 fp16 fp8 fp8_config recipe fp8_enable_fsdp_float8_all_gather fsdp_version fsdp_config tf32 "
+    "bfloat16 float16 float32 adapter load_in_8bit optimizer deepspeed fsdp torch_compile attn_implementation "
+    "fp32_norms mixed_precision_policy float8 cpu_ram_efficient_loading",
+    "deepspeed": "fp16 bf16 bfloat16 enabled loss_scale initial_scale_power loss_scale_window hysteresis "
+    "min_loss_scale torch_autocast dtype data_types grad_accum_dtype communication_data_type param_dtype amp fp8 "
+    "zero_optimization zero_quantized_weights auto_cast consecutive_hysteresis bf16_master_weights_and_grads "
+    "lower_precision_safe_modules",
+    "fsdp": "param_dtype reduce_dtype buffer_dtype output_dtype cast_forward_inputs keep_low_precision_grads x",
+    "huggingface": "bf16 fp16 bf16_full_eval fp16_full_eval tf32 torch_compile use_cpu fp16_opt_level deepspeed optim",
+    "lightning": "precision plugins class_path init_args trainer strategy accelerator weights_dtype recipe fp8_format "
+    "margin amax_history_len scaler init_scale growth_interval",
+    "pytorch": "autocast dtype enabled device_type grad_scaler init_scale growth_interval hysteresis min_scale "
+    "constant tf32 fsdp param_dtype reduce_dtype float8 mxfp8 recipe recipe_name backoff_factor",
+    "torchao": "float8 mxfp8 recipe recipe_name cast_config_input cast_config_weight scaling_type scaling_granularity "
+    "target_dtype cast_config_input_for_grad_weight enable_fsdp_float8_all_gather emulate gemm_config_output "
+    "use_fast_accum wgrad_with_hp module_filter_fn",
+    "torchtitan": "training dtype mixed_precision_param mixed_precision_reduce quantize linear float8 mx recipe_name "
+    "converters Float8LinearConverter MXFP8LinearConverter NVFP4LinearConverter fqns emulate filter_fqns",
+}
+
+
+@pytest.fixture(params=NAMES)
+def system(request: pytest.FixtureRequest) -> ModuleType:
+    return MODULES[request.param]
+
+
+@settings(max_examples=60, deadline=None)
+@given(config=configs())
+@pytest.mark.parametrize("name", NAMES)
+def test_stated_fields_are_carried_or_reported_and_what_is_carried_returns(
+    name: str, config: MixedPrecisionConfig
+) -> None:
+    module = MODULES[name]
+    exported = module.export(config)
+    check_export(config, exported)
+    imported = module.import_(exported.payload)
+    check_import(imported)
+    check_return(config, exported, imported)
+
+
+SWITCH = st.booleans() | st.none()
+SETTINGS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "axolotl": st.fixed_dictionaries(
+        {},
+        optional={
+            "bf16": SWITCH | st.just("auto"),
+            "tf32": SWITCH | st.just("auto"),
+            "fp8_config": st.sampled_from([None, {"recipe": "rowwise"}, {"recipe": "tensorwise"}]),
+            "optimizer": st.sampled_from(["adamw_bnb_8bit", "ao_adamw_fp8"]),
+            "attn_implementation": st.just("fp8"),
+            "torch_compile": SWITCH | st.just("auto"),
+            "deepspeed": st.just("zero3.json"),
+            "fp8_enable_fsdp_float8_all_gather": st.just(False),
+            "quantization": st.just({"weight_dtype": "int4"}),
+            **dict.fromkeys(("fp16", "fp8", "bfloat16", "float16", "float32", "load_in_4bit", "gptq"), SWITCH),
+            **dict.fromkeys(("load_in_8bit", "embeddings_skip_upcast", "float8", "loss_scale_fp16"), SWITCH),
+        },
+    ),
+    "deepspeed": st.fixed_dictionaries(
+        {},
+        optional={
+            "fp16": st.fixed_dictionaries(
+                {"enabled": st.booleans() | st.just("auto")},
+                optional={
+                    "loss_scale": st.sampled_from([0, 128.0, "auto"]),
+                    "initial_scale_power": st.integers(0, 32),
+                    "loss_scale_window": st.integers(1, 2000),
+                    "hysteresis": st.integers(1, 4),
+                    "min_loss_scale": st.integers(1, 4),
+                    "auto_cast": st.booleans(),
+                    "consecutive_hysteresis": st.booleans(),
+                    "fp16_master_weights_and_grads": st.booleans(),
+                },
+            ),
+            "bf16": st.fixed_dictionaries(
+                {"enabled": st.booleans() | st.just("auto")},
+                optional={
+                    "immediate_grad_update": st.booleans(),
+                    "check_grad_overflow": st.booleans(),
+                    "bf16_master_weights_and_grads": st.booleans(),
+                    "bf16_optimizer_states": st.booleans(),
+                },
+            ),
+            "torch_autocast": st.fixed_dictionaries(
+                {"enabled": st.booleans()},
+                optional={
+                    "dtype": st.sampled_from(["bfloat16", "fp16"]),
+                    "lower_precision_safe_modules": st.just(["a.B"]),
+                },
+            ),
+            "data_types": st.fixed_dictionaries(
+                {}, optional={"grad_accum_dtype": st.sampled_from(["fp32", "bf16", "fp16"])}
+            ),
+            "communication_data_type": st.sampled_from(["fp32", "bf16", "fp16", None]),
+            "fp8": st.just({"enabled": True}),
+        },
+    ),
+    "accelerate": st.fixed_dictionaries(
+        {"mixed_precision": st.sampled_from(["no", "fp16", "bf16", "fp8"])},
+        optional={
+            "fp8_config": st.fixed_dictionaries(
+                {},
+                optional={
+                    "backend": st.sampled_from(["TE", "AO", "MSAMP"]),
+                    "fp8_format": st.sampled_from(["HYBRID", "E4M3"]),
+                    "margin": st.integers(0, 2),
+                    "interval": st.just(1),
+                    "amax_history_len": st.integers(1, 1024),
+                    "amax_history_length": st.just(3),
+                    "amax_compute_algo": st.sampled_from(["max", "most_recent"]),
+                    "override_linear_precision": st.sampled_from([[False] * 3, [False, False, True]]),
+                    "use_mxfp8_block_scaling": st.booleans(),
+                    "use_autocast_during_eval": st.booleans(),
+                    "opt_level": st.sampled_from(["O1", "O2"]),
+                    "enable_fsdp_float8_all_gather": st.booleans(),
+                    "pad_inner_dim": st.booleans(),
+                },
+            ),
+            "downcast_bf16": st.sampled_from(["no", "yes"]),
+        },
+    ),
+    "torchao": st.fixed_dictionaries(
+        {"recipe_name": st.sampled_from(["tensorwise", "rowwise", "rowwise_with_gw_hp"])},
+        optional={
+            "enable_fsdp_float8_all_gather": st.booleans(),
+            "emulate": st.booleans(),
+            "pad_inner_dim": st.booleans(),
+            "round_scales_to_power_of_2": st.booleans(),
+            "force_recompute_fp8_weight_in_bwd": st.booleans(),
+        },
+    ),
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_no_setting_is_dropped(name: str, data: st.DataObject) -> None:
+    payload = data.draw(SETTINGS[name])
+    whole = {"float8": payload} if name == "torchao" else payload
+    try:
+        imported = MODULES[name].import_(whole)
+    except BridgeError:
+        return  # two modes at once, and the like
+    check_nothing_dropped(whole, imported)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("name", NAMES)
+def test_no_payload_breaks_an_import(name: str, data: st.DataObject) -> None:
+    survives(MODULES[name].import_, data.draw(payloads(KEYS[name].split())))
+
+
+@pytest.mark.parametrize("recipe", [row.name for row in REGISTRY.recipes() if "misnamed" not in row.tags])
+def test_every_recipe_leaves_and_returns(system: ModuleType, recipe: str) -> None:
+    config = REGISTRY.get(recipe)
+    exported = system.export(config)
+    check_export(config, exported)
+    text = system.SYSTEM.write(exported.payload)
+    again = json.loads(text) if system.SYSTEM.kinds[0] == "json" else yaml.safe_load(text)
+    check_return(config, exported, system.import_(again))
+
+
+@pytest.mark.parametrize("bad", [None, "bf16_mixed", 3, {}])
+def test_what_is_no_config_is_refused(system: ModuleType, bad: Any) -> None:
+    with pytest.raises(PrecisionTypeError, match="must be a MixedPrecisionConfig"):
+        system.export(bad)
+
+
+def test_a_config_that_can_never_be_right_is_refused(system: ModuleType) -> None:
+    with pytest.raises(PrecisionConfigError, match="only one mode can be on"):
+        system.export(MixedPrecisionConfig(bf16=True, fp16=True))
+
+
+def test_importing_the_systems_imports_no_framework() -> None:
+    code = (
+        "import sys\n"
+        f"for name in {NAMES}: __import__(f'bridge.interop.{{name}}')\n"
+        "print([m for m in ('torch', 'transformers', 'accelerate', 'lightning', 'torchao', 'deepspeed', 'megatron')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,114 @@
+"""Lightning: precision strings, plugins and LightningCLI files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bridge.errors import BridgeError
+from bridge.interop import lightning
+from bridge.precision.registry import REGISTRY
+from tests.interop.crossings import reasons
+
+SAMPLE = Path(__file__).parent / "samples" / "lightning" / "cli.yaml"
+TE = "lightning.pytorch.plugins.TransformerEnginePrecision"
+
+
+def te(**arguments: Any) -> dict[str, Any]:
+    return {"class_path": TE, "init_args": {"weights_dtype": "torch.bfloat16", **arguments}}
+
+
+@pytest.mark.parametrize(
+    ("word", "mode", "semantics"),
+    [
+        (None, "fp32", "fp32"),
+        (32, "fp32", "fp32"),
+        ("32-true", "fp32", "fp32"),
+        (16, "fp16", "amp_o1"),
+        ("16-mixed", "fp16", "amp_o1"),
+        ("bf16-true", "bf16", "true"),
+        ("16-true", "fp16", "true"),
+        ("64-true", "fp32", "fp32"),
+        ("transformer-engine", "bf16", "true"),
+        ("transformer-engine-float16", "fp16", "true"),
+    ],
+)
+def test_every_string(word: Any, mode: str, semantics: str) -> None:
+    imported = lightning.import_(word)
+    assert (imported.config.mode, imported.semantics) == (mode, semantics)
+
+
+@pytest.mark.parametrize("word", ["bf16", "bf16-mixed"])
+def test_bf16_mixed_is_autocast_here_and_o2_in_nemo(word: str) -> None:
+    imported = lightning.import_(word)
+    assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
+
+
+@pytest.mark.parametrize("word", ["fp8", "fp16-mixed", "BF16-mixed", "tf32", "", True])
+def test_other_strings_are_refused(word: Any) -> None:
+    with pytest.raises(BridgeError):
+        lightning.import_(word)
+
+
+def test_fp16_becomes_bf16_on_a_cpu() -> None:
+    imported = lightning.import_({"precision": "16-mixed", "accelerator": "cpu"})
+    assert imported.recipe == "bf16_autocast_mixed"
+    assert reasons(imported, "precision") == ["semantics"]
+
+
+def test_a_file_under_fsdp_reduces_in_bf16() -> None:
+    imported = lightning.import_(yaml.safe_load(SAMPLE.read_text()))
+    assert (imported.semantics, imported.config.grad_reduce_in_fp32) == ("fsdp_policy", False)
+    assert reasons(imported, "trainer.precision.reduce_dtype") == ["implied default"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({"precision": "transformer-engine", "strategy": "fsdp"}, "under the fsdp strategy"),
+        ({"precision": "16-mixed", "strategy": "model_parallel"}, "under the modelparallel strategy"),
+        ({"precision": "bf16-mixed", "plugins": [te()]}, "must not stand beside a precision plugin"),
+        (te(recipe={"fp8_format": "hybrid"}), "must be 'HYBRID' or 'E4M3', got 'hybrid'. Did you mean 'HYBRID'?"),
+        ({"class_path": TE, "init_args": {}}, "weights_dtype: must be given"),
+        (te(recipe=3), "must be None, a mapping or a DelayedScaling"),
+        ({"class_path": "x.FSDPPrecision", "init_args": {"precision": "16-mixed", "scaler": {}}}, "always raises"),
+    ],
+)
+def test_what_lightning_refuses_is_refused(payload: Any, message: str) -> None:
+    with pytest.raises(BridgeError) as caught:
+        lightning.import_(payload)
+    assert message in str(caught.value)
+
+
+def test_the_te_plugin_without_a_recipe_is_transformer_engines_default() -> None:
+    config = lightning.import_(te()).config
+    assert (config.fp8, config.fp8_recipe) == ("hybrid", "delayed")
+    assert (config.fp8_amax_history_len, config.fp8_amax_compute_algo, config.fp8_margin) == (1024, "max", 0)
+
+
+def test_unknown_keys_of_a_recipe_are_dead() -> None:
+    imported = lightning.import_(te(recipe={"interval": 1, "margin": 2}))
+    assert imported.config.fp8_margin == 2
+    assert "dead knob" in {loss.reason for loss in imported.losses if loss.field.endswith("recipe.interval")}
+
+
+def test_delayed_scaling_leaves_as_a_plugin_and_other_schemes_do_not() -> None:
+    payload = lightning.export(REGISTRY.get("bf16_with_fp8_delayed_scaling_mixed")).payload
+    assert payload["plugins"][0]["init_args"]["recipe"]["fp8_format"] == "HYBRID"
+    exported = lightning.export(REGISTRY.get("bf16_with_fp8_current_scaling_mixed"))
+    assert exported.payload == {"precision": "bf16-mixed"}
+    assert reasons(exported, "fp8") == ["unsupported"]
+
+
+def test_under_fsdp_megatrons_bf16_is_carried() -> None:
+    exported = lightning.export(REGISTRY.get("bf16_mixed"), strategy="fsdp")
+    assert "bf16" in exported.carried
+    assert reasons(exported, "grad_reduce_in_fp32") == ["unsupported"]
+
+
+def test_deepspeeds_scale_is_lightnings_own() -> None:
+    imported = lightning.import_({"precision": "16-mixed", "strategy": "deepspeed_stage_2"})
+    assert (imported.semantics, imported.config.initial_loss_scale) == ("megatron_o2", 65536)

@@ -1,0 +1,208 @@
+"""NeMo 1.x: the gate, the flipped defaults, O1 and O2."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from bridge.interop import nemo1
+from bridge.interop.document import Document
+from bridge.interop.settings import PayloadError
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import REGISTRY
+from tests.interop.crossings import check_export, check_return, configs, reasons
+
+SAMPLES = Path(__file__).parent / "samples"
+FP8 = {"transformer_engine": True, "fp8": True, "fp8_hybrid": True}
+
+
+def read(precision: Any = "bf16", context: dict | None = None, **model: Any):
+    return nemo1.import_(
+        {"trainer": {"precision": precision}, "model": {"megatron_amp_O2": True, **model}}, **(context or {})
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(config=configs())
+def test_what_is_exported_is_carried_or_reported_and_returns(config: MixedPrecisionConfig) -> None:
+    exported = nemo1.export(config)
+    check_export(config, exported)
+    check_return(config, exported, nemo1.import_(exported.payload))
+
+
+@pytest.mark.parametrize(
+    "name", ["fp32", "bf16_mixed", "fp16_mixed", "bf16_autocast_mixed", "bf16_with_fp8_delayed_scaling_mixed"]
+)
+def test_what_nemo_can_say_returns_by_name_through_omegaconf(name: str) -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    text = nemo1.write(nemo1.export(REGISTRY.get(name)).payload)
+    read_back = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(text), resolve=True)
+    assert nemo1.import_(read_back).recipe == name
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"),
+    [
+        (16, "fp16"),
+        ("16", "fp16"),
+        ("16-mixed", "fp16"),
+        ("bf16", "bf16"),
+        ("bf16-mixed", "bf16"),
+        (32, "fp32"),
+        ("32-true", "fp32"),
+        (16.0, "fp16"),
+    ],
+)
+def test_precisions_are_those_nemo_takes(said: Any, mode: str) -> None:
+    assert read(said).config.mode == mode
+
+
+@pytest.mark.parametrize("said", ["bf16-true", "64", "fp8", True])
+def test_other_precisions_raise_as_in_nemo(said: Any) -> None:
+    with pytest.raises(PayloadError, match="trainer.precision: NeMo takes"):
+        read(said)
+
+
+def test_o1_keeps_fp32_weights_under_autocast() -> None:
+    imported = read("bf16", megatron_amp_O2=False)
+    assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
+    assert read("bf16").semantics == "megatron_o2"
+    half = read(16, megatron_amp_O2=False)
+    assert (half.semantics, half.config.to_dict()["params_dtype"], half.config.autocast_enabled) == (
+        "amp_o1",
+        "fp32",
+        True,
+    )
+
+
+def test_torch_fsdp_switches_o2_off() -> None:
+    imported = read("bf16", fsdp=True)
+    assert imported.semantics == "amp_o1"
+    assert reasons(imported, "model.megatron_amp_O2") == ["dead knob"]
+
+
+def test_fp16_with_o2_needs_a_distributed_optimizer() -> None:
+    assert reasons(read(16, optim={"name": "fused_adam"}), "model.megatron_amp_O2") == ["semantics"]
+    assert reasons(read(16, optim={"name": "distributed_fused_adam"}), "model.megatron_amp_O2") == []
+
+
+def test_everything_fp8_is_ignored_without_transformer_engine() -> None:
+    imported = read(**{**FP8, "transformer_engine": False}, fp8_params=True)
+    assert imported.config.fp8 is None
+    assert reasons(imported, "model.fp8") == reasons(imported, "model.fp8_params") == ["dead knob"]
+
+
+def test_the_boolean_fp8_becomes_a_format() -> None:
+    assert read(**FP8).config.fp8 == "hybrid"
+    both = read(**FP8, fp8_e4m3=True)
+    assert both.config.fp8 == "e4m3"
+    assert reasons(both, "model.fp8_hybrid") == ["dead knob"]
+
+
+def test_fp8_without_a_format_raises_as_in_nemo() -> None:
+    with pytest.raises(PayloadError) as caught:
+        read(transformer_engine=True, fp8=True)
+    assert str(caught.value) == (
+        "model.fp8: NeMo raises on fp8 with neither fp8_e4m3 nor fp8_hybrid, got True. "
+        "Set model.fp8_hybrid=True, or give nemo_version if this file overrides a shipped one."
+    )
+
+
+def test_the_scheme_is_delayed_unless_the_key_is_there() -> None:
+    imported = read(**FP8)
+    assert imported.config.fp8_recipe == "delayed"
+    assert reasons(imported, "model.fp8_recipe") == ["implied default"]
+    assert read(**FP8, fp8_recipe="tensorwise").config.fp8_recipe == "tensorwise"
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "amax"),
+    [
+        ({"mcore_gpt": True}, None, (1, "most_recent")),
+        ({"mcore_gpt": False}, None, (1024, "max")),
+        ({}, "1.20", (1, "most_recent")),
+        ({}, "1.21", (1, "most_recent")),
+        ({}, "1.22", (1024, "max")),
+        ({}, "v2.0.0", (1024, "max")),
+        ({"fp8_amax_history_len": 16, "fp8_amax_compute_algo": "max"}, "1.20", (16, "max")),
+    ],
+)
+def test_absent_amax_settings_depend_on_path_and_release(model: dict, version: str | None, amax: tuple) -> None:
+    imported = read(context={"nemo_version": version}, **FP8, **model)
+    assert (imported.config.fp8_amax_history_len, imported.config.fp8_amax_compute_algo) == amax
+    expected = [] if "fp8_amax_history_len" in model else ["implied default"]
+    assert reasons(imported, "model.fp8_amax_history_len") == expected
+
+
+def test_the_release_decides_format_precision_and_o2_of_an_overriding_file() -> None:
+    override = {"model": {"transformer_engine": True, "fp8": True}}
+    new = nemo1.import_(override, nemo_version="2.0")
+    assert (new.config.fp8, new.config.mode, new.semantics) == ("hybrid", "bf16", "megatron_o2")
+    assert "NeMo 1.x (2.0)" in next(loss.detail for loss in new.losses if loss.field == "model.fp8_hybrid")
+    assert nemo1.import_({"model": {}}, nemo_version="1.21").config.mode == "fp16"
+    with pytest.raises(PayloadError, match="neither fp8_e4m3 nor fp8_hybrid"):
+        nemo1.import_(override, nemo_version="1.21")
+
+
+def test_amax_reduction_off_is_reported_and_on_is_not() -> None:
+    assert reasons(read(**FP8, reduce_amax=False), "model.reduce_amax") == ["unsupported"]
+    assert reasons(read(**FP8, reduce_amax=True), "model.reduce_amax") == []
+
+
+def test_weights_in_fp8_are_the_gather() -> None:
+    assert read(**FP8, fp8_params=True).config.fp8_param_gather is True
+    exported = nemo1.export(REGISTRY.get("bf16_with_fp8_current_scaling_mixed"))
+    assert reasons(exported, "fp8_param_gather") == ["semantics"]
+    assert reasons(read(**FP8, fp8_param=True), "model.fp8_param") == ["semantics"]
+
+
+def test_the_scaler_is_carried_and_lost_under_megatron_cores_optimizer() -> None:
+    scaler = {"native_amp_init_scale": 65536, "native_amp_growth_interval": 500, "hysteresis": 3}
+    config = read(16, **scaler).config
+    assert (config.initial_loss_scale, config.loss_scale_window, config.hysteresis) == (65536, 500, 3)
+    lost = read(16, **scaler, optim={"name": "mcore_distributed_optim"})
+    assert reasons(lost, "model.native_amp_init_scale") == ["dead knob"]
+    assert reasons(read(16), "model.native_amp_init_scale") == ["implied default"]
+
+
+def test_gradients_are_synchronised_in_what_is_said() -> None:
+    assert read("bf16", optim={"grad_sync_dtype": "bf16"}).config.grad_reduce_in_fp32 is False
+    assert read("bf16", optim={"grad_sync_dtype": "fp32"}).config.grad_reduce_in_fp32 is True
+    assert reasons(read("bf16"), "model.optim.grad_sync_dtype") == ["implied default"]
+    assert reasons(read("bf16", fsdp_grad_reduce_dtype="bf16"), "model.fsdp_grad_reduce_dtype") == ["dead knob"]
+
+
+def test_references_are_followed() -> None:
+    payload = {
+        "trainer": {"precision": "bf16"},
+        "model": {"precision": "${trainer.precision}", "megatron_amp_O2": True},
+    }
+    assert nemo1.import_({**payload, "trainer": {}} | {"trainer": {"precision": "bf16"}}).recipe == "bf16_mixed"
+    payload["trainer"] = {"precision": "${precision}"}
+    payload["precision"] = 16
+    assert nemo1.import_(payload).config.fp16
+    payload["precision"] = "${precision}"
+    with pytest.raises(PayloadError, match="leads nowhere"):
+        nemo1.import_(payload)
+
+
+def test_the_shipped_files_are_read() -> None:
+    new = nemo1.import_(Document.load(SAMPLES / "megatron_gpt_config_new.yaml").content)
+    assert new.recipe == "bf16_with_fp8_delayed_scaling_mixed"
+    assert {loss.field for loss in new.losses} == {
+        "model.fp8_recipe",
+        "model.grad_allreduce_chunk_size_mb",
+        "model.grad_div_ar_fusion",
+        "model.fp8_interval",
+    }
+    old = nemo1.import_(Document.load(SAMPLES / "megatron_gpt_config_old.yaml").content)
+    assert (old.semantics, old.config.mode, old.config.fp8) == ("amp_o1", "fp16", None)
+
+
+def test_every_setting_of_the_shipped_files_that_bears_on_precision_is_accounted_for() -> None:
+    content = Document.load(SAMPLES / "megatron_gpt_config_new.yaml").content
+    imported = nemo1.import_(content)
+    known = {*imported.carried, *(loss.field for loss in imported.losses)}
+    beside = {"micro_batch_size", "mcore_gpt", "data", "optim"}
+    assert {f"model.{key}" for key in content["model"] if key not in beside} <= known

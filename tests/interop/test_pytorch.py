@@ -1,0 +1,242 @@
+"""Recipes in plain PyTorch, run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from bridge.errors import BridgeError, PrecisionTypeError
+from bridge.interop import fsdp, pytorch
+from bridge.interop.loss_scaler import LossScaler
+from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.registry import REGISTRY
+from tests.interop.crossings import check_return, configs, reasons
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small are slower on several threads, far slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+RECIPES = [row.name for row in REGISTRY.recipes() if "misnamed" not in row.tags]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains_a_small_model(name: str) -> None:
+    config = REGISTRY.get(name)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+    replaced = pytorch.emulate_linears(model, config, skip=("2",))
+    assert replaced == (["0"] if config.scheme else [])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
+    scaler = pytorch.grad_scaler_for(config, "cpu")
+    x = torch.randn(64, 32)
+    y = x.sum(1, keepdim=True) / 4
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        with pytorch.autocast_for(config, "cpu"):
+            loss = nn.functional.mse_loss(model(x).float(), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 10
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("name", "enabled", "dtype"),
+    [("fp32", False, None), ("bf16_mixed", True, torch.bfloat16), ("fp16_mixed", True, torch.float16)],
+)
+def test_autocast_casts_to_the_mode(name: str, enabled: bool, dtype: torch.dtype | None) -> None:
+    with pytorch.autocast_for(REGISTRY.get(name), "cpu"):
+        assert torch.is_autocast_enabled("cpu") is enabled
+        out = nn.Linear(4, 4)(torch.ones(2, 4))
+    assert out.dtype == (dtype or torch.float32)
+
+
+def megatron_rule(overflows: list[bool], scale: float, window: int, hysteresis: int, least: float) -> list[float]:
+    """The published rule of Megatron's DynamicGradScaler, written out again."""
+    good, left, seen = 0, hysteresis, []
+    for overflow in overflows:
+        if overflow:
+            good, left = 0, left - 1
+            if left <= 0:
+                scale = max(scale * 0.5, least)
+        else:
+            good += 1
+            if good == window:
+                good, left, scale = 0, hysteresis, scale * 2
+        seen.append(scale)
+    return seen
+
+
+@pytest.mark.parametrize(("window", "hysteresis", "least"), [(2, 2, 1.0), (3, 1, 4.0), (1, 3, 0.25)])
+def test_the_scaler_follows_megatrons_rule(window: int, hysteresis: int, least: float) -> None:
+    config = MixedPrecisionConfig(
+        fp16=True, initial_loss_scale=16.0, loss_scale_window=window, hysteresis=hysteresis, min_loss_scale=least
+    )
+    scaler = pytorch.grad_scaler_for(config, "cpu")
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    overflows = [False, True, True, False, False, True, False, False, True, True, True, False, False, False]
+    seen = []
+    for index, overflow in enumerate(overflows):
+        if index == 7:  # a checkpoint in between changes nothing
+            again = pytorch.grad_scaler_for(config, "cpu")
+            again.load_state_dict(scaler.state_dict())
+            scaler = again
+        scaler.scale(weight.sum()).backward()
+        weight.grad = torch.tensor([float("inf")]) if overflow else weight.grad
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append(scaler.get_scale())
+    assert seen == megatron_rule(overflows, 16.0, window, hysteresis, least)
+
+
+def test_a_stated_scale_is_constant_and_still_skips_overflows() -> None:
+    scaler = pytorch.grad_scaler_for(MixedPrecisionConfig(bf16=True, loss_scale=128.0), "cpu")
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.scale(weight.sum()).backward()
+    weight.grad = torch.tensor([float("nan")])
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 128.0
+    assert weight.item() == 1.0
+
+
+def test_nothing_is_scaled_without_fp16() -> None:
+    for name in ("fp32", "bf16_mixed", "bf16_autocast_mixed"):
+        assert not pytorch.grad_scaler_for(REGISTRY.get(name), "cpu").is_enabled()
+    assert isinstance(pytorch.grad_scaler_for(REGISTRY.get("fp16_mixed"), "cpu"), LossScaler)
+
+
+NEW = "torch.backends.fp32_precision = 'tf32'"
+OLD = "torch.set_float32_matmul_precision('high')"
+
+
+@pytest.mark.parametrize(
+    ("before", "tf32", "answer"),
+    [("", True, "tf32"), ("", None, None), (NEW, False, "ieee"), (NEW, True, "tf32"), (OLD, False, "ieee")],
+)
+def test_tf32_is_set_after_either_interface_and_both_can_be_read(
+    before: str, tf32: bool | None, answer: str | None
+) -> None:
+    code = (
+        f"import torch\n{before}\n"
+        "from bridge.interop.pytorch import apply_tf32\n"
+        "from bridge.precision.config import MixedPrecisionConfig\n"
+        f"answer = apply_tf32(MixedPrecisionConfig(bf16=True, tf32={tf32}))\n"
+        "read = torch.get_float32_matmul_precision() if answer else None\n"
+        "print(answer, read, torch.backends.cuda.matmul.fp32_precision)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    words = done.stdout.split()
+    assert words[0] == str(answer)
+    if answer is not None:
+        assert words[1:] == [{"tf32": "high", "ieee": "highest"}[answer], answer]
+
+
+def test_torch_leaves_tf32_off_for_matmuls_unless_told() -> None:
+    code = "import torch; print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["highest", "True"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(config=configs())
+def test_the_objects_return(config: MixedPrecisionConfig) -> None:
+    exported = pytorch.export(config)
+    payload: dict[str, Any] = dict(exported.payload)
+    payload["autocast"] = pytorch.autocast_for(config, "cpu")
+    payload["grad_scaler"] = pytorch.grad_scaler_for(config, "cpu")
+    check_return(config, exported, pytorch.import_(payload))
+
+
+def test_fp16_without_a_scale_is_pointed_out() -> None:
+    assert reasons(pytorch.import_({"autocast": {"dtype": "fp16"}}), "grad_scaler") == ["semantics"]
+
+
+def test_a_scaler_around_bf16_is_dead() -> None:
+    imported = pytorch.import_({"autocast": {"dtype": "bf16"}, "grad_scaler": torch.amp.GradScaler("cpu")})
+    assert reasons(imported, "grad_scaler") == ["dead knob"]
+    assert imported.recipe == "bf16_autocast_mixed"
+
+
+@pytest.mark.parametrize(("device", "mode"), [("cpu", "fp32"), ("cuda", "fp16")])
+def test_autocast_without_a_dtype_is_another_one_per_device(device: str, mode: str) -> None:
+    imported = pytorch.import_({"autocast": {"device_type": device, "enabled": True}})
+    assert imported.config.mode == mode
+    assert reasons(imported, "autocast.dtype") == ["implied default"]
+
+
+def test_autocast_to_fp8_is_refused() -> None:
+    with pytest.raises(BridgeError, match="must be bfloat16 or float16"):
+        pytorch.import_({"autocast": {"dtype": torch.float8_e4m3fn}})
+
+
+@settings(max_examples=30, deadline=None)
+@given(config=configs())
+@pytest.mark.parametrize("version", [1, 2])
+def test_policies_return(version: int, config: MixedPrecisionConfig) -> None:
+    exported = fsdp.export(config)
+    policy = pytorch.fsdp_policy_for(config, version=version)
+    check_return(config, exported, fsdp.import_(policy))
+
+
+def test_a_policy_writes_both_dtypes_out() -> None:
+    policy = pytorch.fsdp_policy_for(REGISTRY.get("bf16_mixed"))
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    low = pytorch.fsdp_policy_for(REGISTRY.get("fp16_mixed"), version=1)
+    assert (low.param_dtype, low.reduce_dtype) == (torch.float16, torch.float16)
+    with pytest.raises(PrecisionTypeError, match="version: must be 1 or 2, got 3"):
+        pytorch.fsdp_policy_for(REGISTRY.get("bf16_mixed"), version=3)
+
+
+def test_an_unwritten_reduce_dtype_is_bf16_reduction() -> None:
+    imported = fsdp.import_({"param_dtype": "bf16"})
+    assert imported.config.grad_reduce_in_fp32 is False
+    assert reasons(imported, "reduce_dtype") == ["implied default"]
+    assert reasons(fsdp.import_({}), "param_dtype") == ["implied default"]
+
+
+def test_a_dtype_that_fsdp_would_take_without_a_check_is_refused() -> None:
+    with pytest.raises(BridgeError, match="param_dtype: must be float32, bfloat16, float16 or None, got 'brain'"):
+        fsdp.import_({"param_dtype": "brain"})
+
+
+def test_fully_shard_runs_with_the_policy() -> None:
+    code = """
+import torch, torch.distributed as dist, tempfile
+from torch.distributed.fsdp import fully_shard
+from bridge import get_mixed_precision_config
+from bridge.interop.pytorch import fsdp_policy_for
+store = tempfile.mktemp()
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+from torch.distributed.device_mesh import init_device_mesh
+policy = fsdp_policy_for(get_mixed_precision_config("bf16_mixed"))
+fully_shard(model, mp_policy=policy, mesh=init_device_mesh("cpu", (1,)))
+seen = []
+model[0].register_forward_hook(lambda m, i, o: seen.append((m.weight.dtype, o.dtype)))
+model(torch.randn(4, 8)).sum().backward()
+print(seen, next(model.parameters()).dtype, next(model.parameters()).grad.dtype)
+dist.destroy_process_group()
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[(torch.bfloat16, torch.bfloat16)] torch.float32 torch.float32"

@@ -1,0 +1,123 @@
+"""Transformer Engine's recipes as mappings, against its own classes where they are installed."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from bridge.interop import te_recipe
+from bridge.interop.document import Document
+from bridge.interop.settings import PayloadError
+from bridge.precision.config import MixedPrecisionConfig
+from tests.interop.crossings import check_export, check_return, configs, reasons
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+@settings(max_examples=150, deadline=None)
+@given(config=configs())
+def test_what_is_exported_is_carried_or_reported_and_returns(config: MixedPrecisionConfig) -> None:
+    exported = te_recipe.export(config)
+    check_export(config, exported)
+    if exported.payload is not None:
+        check_return(config, exported, te_recipe.import_(exported.payload))
+
+
+@pytest.fixture(scope="module")
+def classes():
+    """The recipe module by its path: importing the package needs CUDA."""
+    found = importlib.util.find_spec("transformer_engine")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the files of transformer_engine")
+    pytest.importorskip("pydantic")
+    path = Path(found.submodule_search_locations[0]) / "common" / "recipe" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("te_recipe_classes", path)
+    module = sys.modules["te_recipe_classes"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("row", te_recipe.CLASSES.values(), ids=lambda row: row.name)
+def test_rows_are_transformer_engines_classes(classes, row) -> None:
+    made = getattr(classes, row.name)()
+    for argument, default in row.defaults.items():
+        assert getattr(made, argument) == default
+    assert getattr(made, f"{row.family}_format").name == row.format
+    for argument in row.fields:
+        assert hasattr(made, argument)
+
+
+def test_the_classes_own_defaults_are_implied() -> None:
+    imported = te_recipe.import_({"_target_": "DelayedScaling"})
+    config = imported.config
+    assert (config.fp8, config.fp8_amax_history_len, config.fp8_amax_compute_algo) == ("hybrid", 1024, "max")
+    assert {loss.field for loss in imported.losses} == {
+        "mode",
+        "fp8_format",
+        "margin",
+        "amax_history_len",
+        "amax_compute_algo",
+    }
+    assert te_recipe.import_({"recipe": "Float8BlockScaling"}).config.fp8 == "e4m3"
+
+
+def test_the_run_around_it_is_the_contexts() -> None:
+    assert te_recipe.import_({"recipe": "MXFP8BlockScaling"}, mode="fp16").config.fp16 is True
+    with pytest.raises(PayloadError, match="mode: must be bf16, fp16 or fp32"):
+        te_recipe.import_({"recipe": "MXFP8BlockScaling"}, mode="fp64")
+
+
+def test_swallowed_arguments_are_dead_knobs() -> None:
+    imported = te_recipe.import_(Document.load(SAMPLES / "te_delayed.json").content)
+    for field in ("interval", "override_linear_precision", "amax_compute_algorithm"):
+        assert reasons(imported, field) == ["dead knob"]
+    assert imported.config.fp8_amax_history_len == 16
+    assert imported.config.fp8_dot_product_attention is True
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (
+            {"_target_": "DelayedScalling"},
+            "_target_: must be a recipe of Transformer Engine, got 'DelayedScalling'. Did you mean 'DelayedScaling'?",
+        ),
+        (
+            {"margin": 0},
+            "te-recipe: must name the recipe's class, got none. Add '_target_': 'DelayedScaling' or another.",
+        ),
+        (
+            {"recipe": "DelayedScaling", "fp8_format": "E5M2"},
+            "fp8_format: Transformer Engine refuses E5M2 in the forward pass, got 'E5M2'. Use HYBRID.",
+        ),
+        (
+            {"recipe": "NVFP4BlockScaling", "fp4_format": "E4M3"},
+            "fp4_format: must be E2M1 for NVFP4BlockScaling, got 'E4M3'. Use one of them.",
+        ),
+        (
+            {"recipe": "Float8BlockScaling", "fp8_dpa": True},
+            "fp8_dpa: Transformer Engine refuses it under Float8BlockScaling, got True. Set it to false.",
+        ),
+        ([], "te-recipe: must be a mapping, got []. Give class and arguments of the recipe."),
+    ],
+)
+def test_what_transformer_engine_refuses_is_refused(payload, message: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        te_recipe.import_(payload)
+    assert str(caught.value) == message
+
+
+def test_a_run_without_low_precision_has_no_recipe() -> None:
+    exported = te_recipe.export(MixedPrecisionConfig(bf16=True))
+    assert exported.payload is None
+    assert reasons(exported, "bf16") == ["unsupported"]
+
+
+def test_fp8_attention_does_not_go_with_blocks() -> None:
+    exported = te_recipe.export(
+        MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="blockwise", fp8_dot_product_attention=True)
+    )
+    assert "fp8_dpa" not in exported.payload
+    assert reasons(exported, "fp8_dot_product_attention") == ["unsupported"]

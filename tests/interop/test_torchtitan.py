@@ -1,0 +1,103 @@
+"""torchtitan, both eras."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.errors import BridgeError
+from bridge.interop import torchtitan
+from bridge.interop.document import Document
+from bridge.precision.registry import REGISTRY
+from tests.interop.crossings import check_nothing_dropped, reasons
+
+SAMPLE = Path(__file__).parent / "samples" / "torchtitan" / "llama3.toml"
+
+
+def test_a_toml_of_the_second_era_is_tensorwise_by_default() -> None:
+    document = Document.of_text(SAMPLE.read_text(), "llama3.toml", kind="text")
+    assert torchtitan.SYSTEM.recognise(document) is not None
+    assert torchtitan.SYSTEM.read is not None
+    payload = torchtitan.SYSTEM.read(document)
+    imported = torchtitan.import_(payload)
+    config = imported.config
+    assert (config.mode, config.fp8_recipe, config.fp8_param_gather) == ("bf16", "tensorwise", True)
+    check_nothing_dropped({"quantize": payload["quantize"]}, imported)
+    assert reasons(imported, "quantize.linear.float8.filter_fqns") == ["unsupported"]
+
+
+def test_the_third_era_dropped_tensorwise() -> None:
+    imported = torchtitan.import_({"converters": [{"Float8LinearConverter": {}}]})
+    assert imported.config.fp8 is None
+    assert "unsupported" in reasons(imported, "converters.Float8LinearConverter.recipe_name")
+    exported = torchtitan.export(REGISTRY.get("bf16_with_fp8_current_scaling_mixed"))
+    assert "converters" not in exported.payload
+    assert reasons(exported, "fp8") == ["unsupported"]
+
+
+def test_emulate_discards_the_recipe() -> None:
+    block = {"Float8LinearConverter": {"emulate": True, "recipe_name": "rowwise"}}
+    imported = torchtitan.import_({"converters": [block]})
+    assert imported.config.fp8_recipe == "tensorwise"
+    assert reasons(imported, "converters.Float8LinearConverter.emulate") == ["semantics"]
+
+
+@pytest.mark.parametrize(
+    ("training", "sharded", "semantics", "mode"),
+    [
+        ({"dtype": "bfloat16"}, True, "true", "bf16"),
+        ({"mixed_precision_param": "bfloat16"}, True, "fsdp_policy", "bf16"),
+        ({"mixed_precision_param": "bfloat16"}, False, "amp_o1", "fp32"),
+        ({"mixed_precision_param": "float32"}, True, "fp32", "fp32"),
+        ({}, True, "fsdp_policy", "bf16"),
+    ],
+)
+def test_four_meanings(training: dict[str, Any], sharded: bool, semantics: str, mode: str) -> None:
+    imported = torchtitan.import_({"training": training}, sharded=sharded)
+    assert (imported.semantics, imported.config.mode) == (semantics, mode)
+
+
+def test_gradients_are_reduced_in_fp32_only() -> None:
+    with pytest.raises(BridgeError, match="mixed_precision_reduce: must be float32"):
+        torchtitan.import_({"training": {"mixed_precision_reduce": "bfloat16"}})
+    config = REGISTRY.get("bf16_mixed").state(grad_reduce_in_fp32=False)
+    assert reasons(torchtitan.export(config), "grad_reduce_in_fp32") == ["unsupported"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "converter"), [("bf16_with_mxfp8_mixed", "MXFP8LinearConverter"), ("nvfp4", "NVFP4LinearConverter")]
+)
+def test_mx_and_nvfp4_have_a_form(recipe: str, converter: str) -> None:
+    exported = torchtitan.export(REGISTRY.get(recipe))
+    assert exported.payload["converters"] == [{converter: {"fqns": []}}]
+    assert torchtitan.import_(exported.payload).config.scheme == REGISTRY.get(recipe).scheme
+
+
+def test_fp16_has_none() -> None:
+    assert reasons(torchtitan.export(REGISTRY.get("fp16_mixed")), "fp16") == ["unsupported"]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"training": {"dtype": "float16"}},
+        {"converters": [{"Nothing": {}}]},
+        {"converters": {}},
+        {"converters": [{"MXFP8LinearConverter": {}}, {"NVFP4LinearConverter": {}}]},
+        {"float8": {"recipe_name": "delayed"}},
+    ],
+    ids=str,
+)
+def test_nonsense_is_one_sentence(payload: Any) -> None:
+    with pytest.raises(BridgeError) as caught:
+        torchtitan.import_(payload)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_toml_is_one_sentence() -> None:
+    document = Document.of_text("[training\n", "x.toml", kind="text")
+    assert torchtitan.SYSTEM.read is not None
+    with pytest.raises(BridgeError, match=r"x\.toml: must be TOML"):
+        torchtitan.SYSTEM.read(document)
