@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ def main() -> None:
         words, common = words[: words.index("--")], words[words.index("--") + 1 :]
     chosen = parser.parse_args(words)
     folders = {
-        recipe: (chosen.out / recipe.replace(" ", "+").replace("/", "_").replace("mixed_precision.", "")).resolve()
+        recipe: (chosen.out / re.sub(r"[^A-Za-z0-9_.]+", "-", recipe.replace("mixed_precision.", ""))).resolve()
         for recipe in chosen.recipes
     }
     rows: list[dict[str, object]] = []

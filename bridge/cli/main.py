@@ -8,12 +8,40 @@ import sys
 import warnings
 from typing import NoReturn
 
-from bridge.cli import diff, explain, recipes, show
+from bridge.cli import (
+    align,
+    check,
+    convert,
+    diff,
+    explain,
+    memory,
+    plan,
+    quantisation_error,
+    recipes,
+    show,
+    sources,
+    support_matrix,
+    twin,
+)
 from bridge.errors import BridgeError, close_matches, did_you_mean
 
 __all__ = ["main"]
 
-COMMANDS = (recipes, show, diff, explain)
+COMMANDS = (
+    recipes,
+    show,
+    diff,
+    explain,
+    check,
+    support_matrix,
+    quantisation_error,
+    convert,
+    sources,
+    plan,
+    memory,
+    align,
+    twin,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or 2 for what cannot be answered as asked."""
+    """Run one command and return its exit code: its own, or 2 for what cannot be answered as asked."""
     parser = _Parser(
         prog="precision-bridge",
         description="Named mixed-precision recipes for Megatron Core: what they are and what they do.",
@@ -46,13 +74,14 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
-        chosen.run(chosen)
+        code: int | None = chosen.run(chosen)
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
+    return code or 0
 
 
 def _version() -> str:

@@ -39,12 +39,11 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Measure and print."""
-    from rich.console import Console  # with the rest, heavy
-
     from bridge.cli.run_values import as_overrides
     from bridge.front import compose
     from bridge.front.values import config_folder
     from bridge.report.quantisation import plot_quantisation, quantisation_table, write_quantisation
+    from bridge.report.wide import wide_console  # rich is heavy
     from bridge.training.quantisation import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
@@ -61,7 +60,7 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print(json.dumps([_finite(dataclasses.asdict(row)) for row in rows], indent=2))
         return
-    console = Console(width=max(100, Console().width))
+    console = wide_console(100)
     console.print(quantisation_table(rows, title=chosen.name))
     if chosen.out is not None:
         console.print(f"Heat map and rows: {chosen.out}", highlight=False)

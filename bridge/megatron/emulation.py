@@ -77,8 +77,11 @@ def requantise_stored_weights(optimizer: Any) -> None:
     """
     for part in parts(optimizer):
         if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
-            weights, masters, starts = part._get_fp8_params_and_shard_fp32_from_fp8()
-            quantize_shards(weights, masters, starts, part.data_parallel_group)
+            shards = [part._get_fp8_params_and_shard_fp32_from_fp8()]
+            if hasattr(part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"):  # from 0.17.1, which keeps them apart
+                shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
+            for weights, masters, starts in shards:
+                quantize_shards(weights, masters, starts, part.data_parallel_group)
             continue
         groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)
         for weights, masters in groups:

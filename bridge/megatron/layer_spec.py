@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from functools import partial
 from typing import Any
 
 from megatron.core.fp8_utils import is_first_last_bf16_layer
@@ -37,6 +38,14 @@ class SequenceParallelNorm:
         return norm
 
 
+def _with_submodules(spec: Any, **replaced: Any) -> Any:
+    """Return a module's spec with other submodules; from megatron-core 0.19 it may be a `partial` of the class."""
+    if isinstance(spec, partial):
+        submodules = dataclasses.replace(spec.keywords["submodules"], **replaced)
+        return partial(spec.func, *spec.args, **{**spec.keywords, "submodules": submodules})
+    return dataclasses.replace(spec, submodules=dataclasses.replace(spec.submodules, **replaced))
+
+
 def _local_layer_spec(config: Any, *, emulated: bool) -> Any:
     """Return Megatron's local layer, with norms that work under sequence parallelism and fused attention.
 
@@ -53,7 +62,7 @@ def _local_layer_spec(config: Any, *, emulated: bool) -> Any:
     if emulated:
         replaced |= {"linear_qkv": EmulatedColumnParallelLinear, "linear_proj": EmulatedRowParallelLinear}
         linears = {"linear_fc1": EmulatedColumnParallelLinear, "linear_fc2": EmulatedRowParallelLinear}
-        mlp = dataclasses.replace(mlp, submodules=dataclasses.replace(mlp.submodules, **linears))
+        mlp = _with_submodules(mlp, **linears)
     attention = dataclasses.replace(attention, submodules=dataclasses.replace(attention.submodules, **replaced))
     submodules = dataclasses.replace(
         spec.submodules,

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from megatron.core import fp8_utils
+from megatron.core import fp4_utils, fp8_utils
 from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
 from megatron.core.optimizer import distrib_optimizer
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from bridge.numerics import DelayedScaling
 
-__all__ = ["GatheredAsIs", "StoredWeight", "megatron_stores", "quantize_shards", "store_weight"]
+__all__ = ["GatheredAsIs", "PackedWeight", "StoredWeight", "megatron_stores", "quantize_shards", "store_weight"]
 
 
 class _Store:
@@ -148,6 +148,18 @@ class GatheredAsIs(StoredWeight):
     """
 
 
+class PackedWeight(StoredWeight):
+    """A stored FP4 weight, two codes to a byte, under the attribute by which megatron-core 0.19 moves such codes."""
+
+    @property
+    def _rowwise_data(self) -> torch.Tensor | None:
+        return self.stored.codes
+
+    @_rowwise_data.setter
+    def _rowwise_data(self, codes: torch.Tensor) -> None:
+        self._store.quantised = replace(self.stored, codes=codes)
+
+
 def _tensors(held: Quantised) -> dict[str, torch.Tensor]:
     names = ("codes", "scale_inv", "codes_t", "scale_inv_t", "amax", "amax_t")
     return {name: getattr(held, name) for name in names if getattr(held, name) is not None}
@@ -186,7 +198,8 @@ def store_weight(
     weight = module.weight
     x_NK = weight.detach()
     store = _Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype)
-    parameter = torch.nn.Parameter((GatheredAsIs if as_is else StoredWeight)(store), requires_grad=weight.requires_grad)
+    kind = GatheredAsIs if as_is else PackedWeight if spec.format == "e2m1" else StoredWeight
+    parameter = torch.nn.Parameter(kind(store), requires_grad=weight.requires_grad)
     for name, value in vars(weight).items():
         setattr(parameter, name, value)
     module.weight = parameter
@@ -243,11 +256,16 @@ def megatron_stores() -> Iterator[None]:
     as_is = getattr(fp8_utils, "MXFP8Tensor", None)
     change(fp8_utils, "MXFP8Tensor", GatheredAsIs if as_is is None else (as_is, GatheredAsIs))
     change(fp8_utils, "HAVE_TE_MXFP8TENSOR", True)
+    if hasattr(fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS"):  # from 0.17.1
+        packed = fp4_utils.FP4_TENSOR_CLASS
+        change(fp4_utils, "FP4_TENSOR_CLASS", PackedWeight if packed is None else (packed, PackedWeight))
+        change(fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS", True)
     for module in (fp8_utils, distrib_optimizer, distributed_data_parallel, param_and_grad_buffer):
         for name, ours in (
             ("dequantize_fp8_tensor", StoredWeight.dequantize),
             ("modify_underlying_storage", _place),
             ("quantize_param_shard", quantize_shards),
+            ("quantize_nvfp4_param_shard", quantize_shards),
         ):
             if hasattr(module, name):
                 change(module, name, also(ours, getattr(module, name)))

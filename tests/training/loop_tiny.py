@@ -71,7 +71,9 @@ def tiny(
 def low_precision(scheme: str, stored: bool) -> tuple[dict, dict, dict]:
     """Return what a scaling scheme sets in model, optimizer and ddp."""
     if scheme == "nvfp4":
-        return {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param": stored}, {}, {}
+        gathered = hasattr(DistributedDataParallelConfig, "fp4_param_gather")  # from megatron-core 0.17.1
+        ddp = {"fp4_param_gather": stored} if gathered else {}
+        return {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp4_param": stored}, {}, ddp
     fields = {"fp8": "hybrid", "fp8_recipe": scheme, "fp8_param": stored}
     if scheme == "delayed":
         fields |= {"fp8_amax_history_len": 4, "fp8_amax_compute_algo": "max"}
