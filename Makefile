@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
 
-.PHONY: setup train test test-all test-next fmt lint docs bench clean
+.PHONY: setup train test test-all test-interop test-next fmt lint docs bench clean
 
 setup: $(VENV)/.ready
 
@@ -13,7 +13,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q torch==2.13.0
-	$(RUN) -m pip install -q -e '.[dev,docs]'
+	$(RUN) -m pip install -q -e '.[dev,docs,interop]'
 	$(RUN) -m pip install -q --upgrade --target $(VENV)/te transformer-engine==2.20.2 'pydantic>=2' && touch $@
 
 train: setup
@@ -24,6 +24,12 @@ test: setup
 
 test-all: setup
 	$(RUN) -m pytest -m 'not gpu' $(ARGS)
+
+# Axolotl and torchtitan pin other versions of the libraries that the bridges are tested against, so they come alone.
+test-interop: setup
+	$(RUN) -m pip install -q pillow addict art colorama tyro torchdata spmd_types==0.2.3 torch_checkpointing
+	$(RUN) -m pip install -q --no-deps axolotl==0.19.0 torchtitan==0.3.0
+	$(RUN) -m pytest tests/interop $(ARGS)
 
 # The newest megatron-core needs Python 3.12 and, there, a torch from the package index: a large download.
 test-next:

@@ -12,6 +12,7 @@ BridgeError                      exit code 2: what was asked for cannot be done 
 │   └── SyncCheckError           the result would not pass Megatron's validation or our post-conditions
 ├── RunConfigError               a key or value of the run's configuration; carries close matches
 ├── CheckError                   what is known to go wrong with a run, found before it was built
+├── PayloadError                 (ValueError)      another system's configuration that cannot be read as such
 ├── BackendUnavailableError      this machine cannot run what the recipe asks for
 ├── DataError                    training data that cannot be used
 ├── CheckpointError              a checkpoint that cannot be written or resumed from
@@ -36,6 +37,7 @@ __all__ = [
     "DataError",
     "DuplicateRecipeError",
     "Finding",
+    "PayloadError",
     "PrecisionConfigError",
     "PrecisionTypeError",
     "RecipeSourceError",
@@ -159,6 +161,10 @@ class RunConfigError(BridgeError):
     def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
         self.matches = tuple(matches)
         super().__init__(message)
+
+
+class PayloadError(BridgeError, ValueError):
+    """A configuration of another system that this system would not take, or that is none of its own."""
 
 
 class BackendUnavailableError(BridgeError):

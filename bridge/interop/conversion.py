@@ -7,9 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import close_matches, did_you_mean
+from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.detect import detect
-from bridge.interop.settings import PayloadError
 from bridge.interop.systems import system
 
 if TYPE_CHECKING:

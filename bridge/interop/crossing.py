@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionConfigError, PrecisionTypeError
+from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.interop.ledger import Arrival, Departure
-from bridge.interop.settings import PayloadError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.validity import legal_format_for_scheme
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.errors import listed
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError, listed
 from bridge.interop.systems import MODULES, all_systems, system
 
 if TYPE_CHECKING:

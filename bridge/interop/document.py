@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bridge.errors import PayloadError
 from bridge.interop import strict_json, strict_yaml
-from bridge.interop.settings import PayloadError
 
 __all__ = ["KINDS", "MAX_BYTES", "Document"]
 

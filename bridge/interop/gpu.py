@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bridge.errors import close_matches, did_you_mean
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError, close_matches, did_you_mean
 
 __all__ = ["CAPABILITIES", "capability"]
 

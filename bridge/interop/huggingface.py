@@ -10,11 +10,12 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields, depart_as_amp
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.ledger import Arrival, Departure
 from bridge.interop.scaler import assume_torch_scaler, lose_scaler
-from bridge.interop.settings import SWITCHES, PayloadError, Settings, shown
+from bridge.interop.settings import SWITCHES, Settings, shown
 
 if TYPE_CHECKING:
     from bridge.precision.config import MixedPrecisionConfig

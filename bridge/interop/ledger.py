@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.errors import PrecisionTypeError
+from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import Exported, Imported, Loss
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
-from bridge.interop.settings import PayloadError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import PayloadError
 from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, bears_on_precision, dest
-from bridge.interop.settings import PayloadError
 from bridge.interop.shell_values import is_unknown
 
 if TYPE_CHECKING:

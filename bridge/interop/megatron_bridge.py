@@ -14,12 +14,11 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BridgeWarning
+from bridge.errors import BridgeWarning, PayloadError
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.crossing import Inward, Outward
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
-from bridge.interop.settings import PayloadError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
 from bridge.precision.registry import REGISTRY

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bridge.errors import PayloadError
 from bridge.interop import megatron_effects
 from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recognised, System
 from bridge.interop.crossing import Inward
@@ -19,7 +20,6 @@ from bridge.interop.megatron_arguments import Arguments, Written, runs_of
 from bridge.interop.megatron_effects import LATE, SAY_IT
 from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.interop.megatron_list import argument_list
-from bridge.interop.settings import PayloadError
 from bridge.interop.shell import launches
 
 if TYPE_CHECKING:

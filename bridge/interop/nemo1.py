@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.crossing import Inward
@@ -22,7 +23,6 @@ from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
 from bridge.interop.nemo1_export import exported
 from bridge.interop.nemo1_file import File, switch
 from bridge.interop.nemo1_fp8 import SETTINGS, low_precision
-from bridge.interop.settings import PayloadError
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document

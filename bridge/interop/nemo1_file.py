@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError
 
 __all__ = ["File", "switch"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bridge.errors import PayloadError
 from bridge.interop.nemo1_file import switch
-from bridge.interop.settings import PayloadError
 
 if TYPE_CHECKING:
     from bridge.interop.crossing import Inward

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import PayloadError
 from bridge.interop.contract import Exported, Imported, Recognised, System
 from bridge.interop.crossing import Inward, Outward
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, calls_of
-from bridge.interop.settings import PayloadError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
 from bridge.precision.registry import REGISTRY

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import runs_of
 from bridge.interop.detect import candidates
 from bridge.interop.document import MAX_BYTES, Document
-from bridge.interop.settings import PayloadError
 from bridge.interop.shell_values import is_unknown
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError
 
 __all__ = ["Call", "calls_of"]
 

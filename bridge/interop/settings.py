@@ -6,19 +6,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.errors import BridgeError, close_matches, did_you_mean, listed
+from bridge.errors import PayloadError, close_matches, did_you_mean, listed
 
-__all__ = ["PayloadError", "Settings", "shown"]
+__all__ = ["Settings", "shown"]
 
 LARGEST = sys.float_info.max
 SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
     **dict.fromkeys(("false", "no", "off", "0", "f", "n"), False),
 }
-
-
-class PayloadError(BridgeError, ValueError):
-    """A configuration of another system that this system would not take, or that is none of its own."""
 
 
 class Settings:

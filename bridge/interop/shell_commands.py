@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from bridge.errors import PayloadError
 from bridge.interop.launch import COMMAND_WORDS, found_launch, nested_script
-from bridge.interop.settings import PayloadError
 from bridge.interop.shell_syntax import parse
 from bridge.interop.shell_ways import PRECISION_WORDS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError
 from bridge.interop.shell_tokens import Token
 from bridge.interop.shell_tree import (
     AndOr,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError
 from bridge.interop.shell_brackets import closing
 from bridge.interop.shell_tokens import Part, Token, Word
 

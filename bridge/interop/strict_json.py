@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from bridge.interop.settings import PayloadError, shown
+from bridge.errors import PayloadError
+from bridge.interop.settings import shown
 from bridge.interop.strict_yaml import MAX_DEPTH
 
 __all__ = ["loads"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from bridge.errors import close_matches, did_you_mean
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError, close_matches, did_you_mean
 
 if TYPE_CHECKING:
     from bridge.interop.contract import System
@@ -29,6 +28,7 @@ MODULES = MappingProxyType(
         "torchao": "bridge.interop.torchao",
         "torchtitan": "bridge.interop.torchtitan",
         "pytorch": "bridge.interop.pytorch",
+        "fsdp": "bridge.interop.fsdp",
     }
 )
 """Name of a system -> the module that ends with its `SYSTEM`."""
@@ -48,6 +48,7 @@ KINDS = MappingProxyType(
         "torchao": ("json", "yaml"),
         "torchtitan": ("json", "yaml", "text"),
         "pytorch": ("json",),
+        "fsdp": ("json", "yaml"),
     }
 )
 """Name of a system -> its `SYSTEM.kinds`, so that a document is shown only to systems that could have written it."""

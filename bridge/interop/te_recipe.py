@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import close_matches, did_you_mean
+from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.crossing import Inward, Outward
-from bridge.interop.settings import PayloadError
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document

@@ -14,9 +14,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import PayloadError
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.ledger import Arrival, Departure, semantics_of
-from bridge.interop.settings import PayloadError, Settings
+from bridge.interop.settings import Settings
 
 if TYPE_CHECKING:
     from bridge.precision.config import MixedPrecisionConfig

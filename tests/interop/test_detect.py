@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bridge.errors import PayloadError
 from bridge.interop.contract import Recognised
 from bridge.interop.detect import detect
 from bridge.interop.document import Document
-from bridge.interop.settings import PayloadError
 from bridge.interop.systems import KINDS, MODULES, all_systems, system
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.errors import PayloadError
 from bridge.interop.document import MAX_BYTES, Document
-from bridge.interop.settings import PayloadError
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 8)}]" for level in range(1, 12)

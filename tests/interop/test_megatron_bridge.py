@@ -6,10 +6,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from bridge.errors import UnknownRecipeError
+from bridge.errors import PayloadError, UnknownRecipeError
 from bridge.interop import megatron_bridge
 from bridge.interop.document import Document
-from bridge.interop.settings import PayloadError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import REGISTRY
 from tests.interop.crossings import check_export, check_return, configs, reasons

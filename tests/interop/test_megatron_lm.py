@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from bridge.errors import PrecisionConfigError, PrecisionTypeError
+from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.interop import megatron_lm
 from bridge.interop.document import Document
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_flags import FLAGS, OTHER_SETTINGS
-from bridge.interop.settings import PayloadError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import REGISTRY
 from tests.interop.crossings import check_export, check_return, configs, reasons

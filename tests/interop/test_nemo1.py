@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from bridge.errors import PayloadError
 from bridge.interop import nemo1
 from bridge.interop.document import Document
-from bridge.interop.settings import PayloadError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import REGISTRY
 from tests.interop.crossings import check_export, check_return, configs, reasons

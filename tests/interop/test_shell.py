@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.interop.settings import PayloadError
+from bridge.errors import PayloadError
 from bridge.interop.shell import launches
 
 BASH = shutil.which("bash")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
+from bridge.errors import PayloadError
 from bridge.interop.project import ORDER, survey
-from bridge.interop.settings import PayloadError
 
 SAMPLES = Path(__file__).parent / "samples"
 ACCELERATE = (
