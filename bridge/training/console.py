@@ -133,7 +133,7 @@ def display(*, total: int, start: int, progress: bool, console: Console | None =
 
 
 def show_summary(
-    summary: RunSummary, quantisation: Sequence[QuantisationRow] = (), console: Console | None = None
+    summary: RunSummary, console: Console | None = None, *, quantisation: Sequence[QuantisationRow] = ()
 ) -> None:
     """Print the closing tables."""
     console = console or Console()

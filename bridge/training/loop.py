@@ -72,7 +72,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
             if quantisation:
                 write_quantisation(run_dir / "quantisation.csv", quantisation)
                 plot_quantisation(run_dir / "quantisation.png", quantisation, title=summary.precision)
-            show_summary(summary, quantisation)
+            show_summary(summary, quantisation=quantisation)
     return summary
 
 

@@ -52,7 +52,8 @@ def test_asking_for_transformer_engine_where_it_cannot_run_is_one_sentence(tmp_p
     done = train(tmp_path, "mixed_precision=fp8_delayed", "precision_backend=te")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("precision_backend: Transformer Engine cannot run here, got 'te'. Missing: ")
-    assert last.endswith("Use auto or emulated, or run this where it works.")
+    assert done.stderr.splitlines()[-1] == (
+        "  PB612 target.gpu: precision_backend=te cannot run there; missing: a CUDA device and transformer_engine, got "
+        "'no GPU'. Use a machine that has it; or use precision_backend=auto or emulated."
+    )
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -62,6 +62,14 @@ def _unknown_versions(s: Setup) -> Any:
     return bool(floors) and {"value": str(s.target), "floors": " and ".join(floors)}
 
 
+def _missing_for_te(s: Setup) -> Any:
+    gpu = s.target.gpu
+    if s.backend != "te" or gpu is None or gpu.is_gpu:
+        return None
+    missing = ["a CUDA device", *(["transformer_engine"] if s.target.has_te is False else [])]
+    return {"value": gpu.title, "missing": " and ".join(missing)}
+
+
 RULES = (
     Rule(
         id="PB601",
@@ -205,11 +213,9 @@ RULES = (
         severity="error",
         title="Transformer Engine without a GPU",
         path="target.gpu",
-        predicate=lambda s: (
-            s.backend == "te" and s.target.gpu is not None and not s.target.gpu.is_gpu and {"value": s.target.gpu.title}
-        ),
-        message="Transformer Engine needs a CUDA device",
-        remedies=("use a machine with a GPU", "use the emulated backend"),
+        predicate=_missing_for_te,
+        message="precision_backend=te cannot run there; missing: {missing}",
+        remedies=("use a machine that has it", "use precision_backend=auto or emulated"),
         source="Transformer Engine 2.20",
         gate="is_low",
     ),
