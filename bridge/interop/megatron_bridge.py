@@ -286,8 +286,10 @@ def recognise(document: Document) -> Recognised | None:
         return Recognised(certainty=0.7, evidence="has sections with targets, as its run configs do")
     known = [name for name in OWN if name in top]
     if len(known) > 1 and len(known) * 2 >= len(top):
+        whole = len(known) == len(top)  # `bf16` and `fp8` beside other keys are other systems' words too
         return Recognised(
-            certainty=0.6, evidence=f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class"
+            certainty=0.6 if whole else 0.4,
+            evidence=f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class",
         )
     return None
 
