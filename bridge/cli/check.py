@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionConfigError, RunConfigError, close_matches, did_you_mean
+from bridge.precision.auto import is_auto
 
 if TYPE_CHECKING:
     import argparse
@@ -75,18 +76,22 @@ def _reason(word: str) -> tuple[str, str]:
 
 def _checked(chosen: argparse.Namespace, silenced: Mapping[str, str]) -> Report:
     """Read the run that is meant, as scripts/train.py would, and check it. Imports Hydra, not Megatron or torch."""
+    from bridge.cli.run_values import as_overrides
     from bridge.front.container import precision_of
     from bridge.front.problems import Problems
     from bridge.preflight.run_check import check_run, target_of
 
-    words, request = _without_auto(chosen.overrides)
+    words, request = _without_auto(as_overrides(chosen.overrides))
     target = target_of(chosen.target) if chosen.target else None
     whole, origins, choice = _composed(chosen, words)
     problems = Problems(origins)
     precision = precision_of(whole, choice, problems, origins)
     problems.raise_any()
+    request = request or (choice if is_auto(choice) else None)
+    stated = dict(whole.get("mixed_precision") or {}) if request else None
     return check_run(
         {**whole, "mixed_precision": request or precision},
+        stated=stated,
         target=target,
         silenced=silenced,
         backend=chosen.backend,

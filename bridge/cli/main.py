@@ -71,7 +71,11 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
-    chosen = parser.parse_args(arguments)
+    chosen, more = parser.parse_known_args(arguments)
+    if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:  # overrides may stand behind an option too
+        chosen.overrides = [*chosen.overrides, *more]
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         code: int | None = chosen.run(chosen)

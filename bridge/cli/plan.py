@@ -86,5 +86,9 @@ def _draw(plan: PrecisionPlan, path: Path) -> None:
         raise RunConfigError(f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them.")
     from bridge.report.plan_picture import draw_plan  # matplotlib takes a second to import
 
-    draw_plan(plan, path)
+    try:
+        draw_plan(plan, path)
+    except OSError as error:
+        why = (error.strerror or "an error").lower()
+        raise RunConfigError(f"--picture: cannot be written ({why}), got {str(path)!r}. Give another file.") from None
     print(f"{path}: {len(plan.layers)} rows.")

@@ -50,7 +50,11 @@ def run(chosen: argparse.Namespace) -> None:
         print(text, end="")
         return
     path = Path(chosen.output)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        why = (error.strerror or "an error").lower()
+        raise RunConfigError(f"--output: cannot be written ({why}), got {str(path)!r}. Give another file.") from None
     from bridge.front.values import load_values
 
     twin = load_values((), None, path)

@@ -13,7 +13,7 @@ from bridge.front.errors import COMPOSITION_ERRORS, told
 from bridge.front.origin import COMMAND_LINE, Origins
 from bridge.front.plain import refuse_targets
 from bridge.front.problems import Problems
-from bridge.front.sections import KEYS
+from bridge.front.sections import KEYS, OWNERS, SECTIONS
 from bridge.precision.auto import is_auto
 from bridge.precision.registry import REGISTRY
 from bridge.precision.sources import load_recipes_from
@@ -29,6 +29,7 @@ __all__ = ["read_config_file"]
 PRECISION = "mixed_precision"
 RECIPES = "recipes_from"
 KNOWN = tuple(dict.fromkeys((*KEYS, "target")))
+MAPPINGS = (*OWNERS, *SECTIONS)
 
 
 def read_config_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Origins, str | None]:
@@ -137,7 +138,9 @@ def _sections(path: Path) -> dict[str, Any]:
     except OSError as error:
         reason = (error.strerror or "unreadable").lower()
         raise RunConfigError(f"--config: cannot be read ({reason}), got {str(path)!r}. Give a YAML file.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise RunConfigError(f"--config: is no text in UTF-8, got {str(path)!r}. Give a YAML file.") from error
+    except yaml.YAMLError as error:
         raise told(error) from error
     if not isinstance(whole, dict):
         what = f"must hold sections such as model and mixed_precision, got {type(whole).__name__}"
@@ -149,6 +152,8 @@ def _sections(path: Path) -> dict[str, Any]:
     for key, value in whole.items():
         if key not in KNOWN:
             problems.unknown(str(key), value, "no such section", KNOWN)
+        elif key in MAPPINGS and not isinstance(value, dict | None):
+            problems.add(key, f"must be a mapping of fields, got {value!r}. Write FIELD: VALUE below it.", value)
     problems.raise_any()
     return whole
 

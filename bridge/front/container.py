@@ -41,11 +41,9 @@ def container(config: Config, *, origins: Origins | None = None, choice: str | N
     origins = origins or Origins()
     problems = Problems(origins)
     values = plain(config, origins)
-    chosen = None
-    if is_auto(choice):
-        chosen, values = _choose(values, str(choice))
-        choice = str(chosen["recipe"])
-    precision = precision_of(values, choice, problems, origins)
+    chosen = _choose(values, str(choice)) if is_auto(choice) else None
+    name = choice if chosen is None else str(chosen["recipe"])
+    precision = precision_of(values, name, problems, origins, is_chosen=chosen is not None)
     sections = _sections(values, SECTIONS, problems)
     beside = _beside(values, problems)
     arguments = _sections(values, owners, problems, functions)
@@ -58,15 +56,13 @@ def container(config: Config, *, origins: Origins | None = None, choice: str | N
     return ConfigContainer(**made, **ours, **beside, mixed_precision=precision, precision_choice=chosen)
 
 
-def _choose(values: Mapping[str, Any], request: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what ``mixed_precision=auto`` comes to on this machine or the declared one, and the values with it."""
+def _choose(values: Mapping[str, Any], request: str) -> dict[str, Any]:
+    """Return what ``mixed_precision=auto`` comes to on this machine or the declared one."""
     from bridge.preflight.auto import count_parameters, resolve_auto  # reads shapes, for a rare request
     from bridge.preflight.run_check import target_of
 
     target = target_of(_beside(values, Problems(Origins())).get("target") or "auto")
-    made = resolve_auto(request, target=target, parameters=count_parameters(values.get("model") or {}))
-    fields = {**REGISTRY.get(made.recipe).to_dict(), **(values.get("mixed_precision") or {})}
-    return made.to_dict(), {**values, "mixed_precision": fields}
+    return resolve_auto(request, target=target, parameters=count_parameters(values.get("model") or {})).to_dict()
 
 
 def _beside(values: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
@@ -137,17 +133,22 @@ def _made(name: str, owner: type[Any], arguments: dict[str, Any]) -> Any:
 
 
 def precision_of(
-    values: Mapping[str, Any], choice: str | None, problems: Problems, origins: Origins
+    values: Mapping[str, Any], choice: str | None, problems: Problems, origins: Origins, *, is_chosen: bool = False
 ) -> MixedPrecisionConfig | None:
-    """Return the precision with each statement's source; None where no option is chosen and nothing is stated."""
+    """Return the precision with each statement's source; None where no option is chosen and nothing is stated.
+
+    With `is_chosen` the values hold what was stated beside a choice, and the recipe's own statements stand besides.
+    """
     given = values.get("mixed_precision")
     if isinstance(given, str):
         return REGISTRY.get(given)
     if not given and choice is None:
         return None
     config = REGISTRY.get(choice) if choice is not None and choice in REGISTRY else MixedPrecisionConfig()
-    for name in config.stated:
+    for name in () if is_chosen else config.stated:  # what of the recipe still stands is in the values
         delattr(config, name)
+    if is_chosen and given is None:
+        given = {}
     if not isinstance(given, dict):
         problems.add("mixed_precision", f"must be a recipe's name or a mapping of fields, got {given!r}", given)
         return None

@@ -47,6 +47,7 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     """Return every field of every section as plain data: dtypes as tokens, functions and enums by name."""
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     precision = sections.pop("mixed_precision")
+    sections.pop("precision_choice")  # how it was chosen is in findings.json; this file says what to run
     stated = precision.to_dict() if hasattr(precision, "to_dict") else precision
     return {"mixed_precision": stated, **{name: _plain(section) for name, section in sections.items()}}
 

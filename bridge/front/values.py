@@ -23,6 +23,9 @@ from bridge.front.search import Search
 from bridge.precision.auto import is_auto
 from bridge.precision.registry import REGISTRY
 from bridge.preflight.auto import count_parameters, resolve_auto
+from bridge.preflight.field_names import NAMES
+from bridge.preflight.rules.names import nearest_fields
+from bridge.preflight.section import read_section
 from bridge.preflight.target import parse_target
 
 if TYPE_CHECKING:
@@ -127,6 +130,11 @@ def _values(whole: Mapping[str, Any], origins: Origins, choice: str | None, *, t
     for key, section in sections.items():
         if not isinstance(section, Mapping):
             problems.add(key, f"must be a mapping of fields, got {section!r}. Write {key}.FIELD=VALUE.", section)
+            continue
+        for field_name in read_section(key, section).unknown if key in NAMES else ():
+            near = nearest_fields(key, field_name)
+            if near:  # what a provider has of its own looks like none of Megatron's
+                problems.unknown(f"{key}.{field_name}", section[field_name], "no such field", near)
     problems.raise_any()
     if precision is not None:
         precision.finalize()

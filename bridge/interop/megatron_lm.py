@@ -205,7 +205,7 @@ def recognise(document: Document) -> Recognised | None:
             return Recognised(
                 certainty=certainty, evidence=f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
             )
-        if document.kind == "shell" and re.search(r"\s--(bf16|fp16)\b(?! +(?:[Tt]rue|[Ff]alse))", document.text):
+        if document.kind == "shell" and re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text):
             return Recognised(
                 certainty=0.35, evidence="is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
             )

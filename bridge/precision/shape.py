@@ -25,6 +25,10 @@ HYBRID_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """A letter of `hybrid_override_pattern` -> what that layer is; each letter is a layer of its own."""
 
 
+MOST_LAYERS = 10_000
+"""More is a slip of the finger, and would take minutes to be listed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
     """The mixture of experts of each layer that has one."""
@@ -145,6 +149,9 @@ class _Reader:
 
     def shape(self) -> ModelShape:
         layers = self.whole("num_layers", 0, least=1)
+        if layers > MOST_LAYERS:
+            self._refuse("num_layers", f"must be at most {MOST_LAYERS}", layers, "Use fewer")
+            layers = 1
         hidden = self.whole("hidden_size", 0, least=1)
         pattern = self.text("hybrid_override_pattern", "")
         heads = self.whole("num_attention_heads", 0, least=0 if "*" not in pattern and pattern else 1)

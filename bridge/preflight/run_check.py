@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
+from bridge.precision.registry import get_mixed_precision_config
 from bridge.preflight.check import Report, check
 from bridge.preflight.setup import ROLES, Setup
 from bridge.preflight.target import Target, parse_target
@@ -32,6 +33,7 @@ def check_run(
     silenced: Mapping[str, str] | None = None,
     backend: str | None = None,
     origins: Callable[[str], str] | None = None,
+    stated: Mapping[str, Any] | None = None,
 ) -> Report:
     """Check a run before anything of it is built.
 
@@ -42,6 +44,7 @@ def check_run(
         silenced: Id of a rule -> why it is silenced.
         backend: te or emulated: what will run low-precision GEMMs.
         origins: Path of a setting -> who set it.
+        stated: Fields stated beside a request for a choice, over those of the chosen recipe.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -50,6 +53,8 @@ def check_run(
     sections = {name: _section(run, name) for name in (*ROLES, *_BESIDE)}
     place = target_of(target if target is not None else sections["target"])
     precision, choice = resolve_precision(sections["mixed_precision"], sections["model"], place)
+    if choice is not None and stated:
+        precision = get_mixed_precision_config(precision).state("command line", **stated)
     setup = Setup(
         precision,
         **{role: sections[role] for role in ROLES},
@@ -62,11 +67,15 @@ def check_run(
     return check(setup, {**_reasons(sections["silence"]), **(silenced or {})})
 
 
-def target_of(given: Target | str | None) -> Target:
+def target_of(given: Target | str | Sequence[str] | None) -> Target:
     """Return the target that was declared; undeclared, what is known without one: the megatron-core installed here."""
     if given is None:
         return Target(mcore=installed("mcore"))
-    return given if isinstance(given, Target) else parse_target(str(given))
+    if isinstance(given, Target):
+        return given
+    if isinstance(given, str):
+        return parse_target(given)
+    return parse_target(",".join(map(str, given)))  # target=[h100x8,te2.8], which Hydra takes without quotes
 
 
 def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:

@@ -81,7 +81,7 @@ def parse_target(text: str) -> Target:
     Raises:
         RunConfigError: A word that is neither; the nearest are named.
     """
-    words = [word for word in re.split(r"[,\s]+", text.strip().lower()) if word]
+    words = [word for word in re.split(r"[,\s]+", text.strip().strip("[]").lower()) if word]
     if not words:
         raise RunConfigError(f"target: must name a GPU or a version, got {text!r}. Write {EXAMPLE}, say.")
     target = Target()

@@ -18,7 +18,7 @@ from bridge.megatron import checkpoint as checkpoints
 from bridge.megatron.audit import GemmRecord, of_all_stages, told, watch_gemms
 from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.census import take_census, watch_activations
-from bridge.megatron.process import apply_tf32, training_process
+from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.te_environment import read_environment
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
@@ -114,6 +114,7 @@ def _train(run: Run, metrics: Metrics, shown: Display, request: StopRequest) -> 
         run.stopped_early = result.stop and not run.is_done
         ends = run.is_done or run.stopped_early
         if ends or result.skipped or _is_due(run, run.config.logging.log_interval):
+            return_free_memory()
             record = run.record(result)
             metrics.add(record)
             shown.logged(record)
@@ -143,7 +144,7 @@ def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: St
         if first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
             seen = stack.enter_context(watch_gemms(run.trainer.model))
-        elif (run.iteration + 1) % (run.config.logging.quantisation_interval or math.inf) == 0:
+        elif _is_measured(run):
             stack.enter_context(run.telemetry.measuring(run.iteration + 1))
         result = run.trainer.step(source, stop=request.asked)
     run.count(result, time.perf_counter() - began)
@@ -151,6 +152,12 @@ def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: St
         run.gemms = of_all_stages(seen)
         _require_low_precision(run)
     return result
+
+
+def _is_measured(run: Run) -> bool:
+    """Return whether the coming step is one in which quantisation is measured: one of each interval, and the last."""
+    interval, step = run.config.logging.quantisation_interval, run.iteration + 1
+    return bool(interval) and (step % interval == 0 or step == run.config.train.train_iters)
 
 
 def _require_low_precision(run: Run) -> None:

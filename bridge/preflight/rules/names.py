@@ -13,7 +13,7 @@ from bridge.preflight.settle import READING
 if TYPE_CHECKING:
     from bridge.preflight.setup import Setup
 
-__all__ = ["NAME_TOKENS", "RULES"]
+__all__ = ["NAME_TOKENS", "RULES", "nearest_fields"]
 
 NAME_TOKENS = {
     "current_scaling": "tensorwise",
@@ -54,14 +54,14 @@ def _misspelt(s: Setup) -> list[dict[str, Any]]:
         found.append({"path": f"mixed_precision.{name}", "value": name, "hint": hint})
     for role in NAMES:
         for name in s.sections[role].unknown:
-            nearest = _nearest(role, name)
+            nearest = nearest_fields(role, name)
             if nearest:
                 found.append({"path": f"{role}.{name}", "value": name, "hint": did_you_mean(nearest)})
     return found
 
 
 @functools.lru_cache(maxsize=1024)
-def _nearest(role: str, name: str) -> tuple[str, ...]:
+def nearest_fields(role: str, name: str) -> tuple[str, ...]:
     """Return the fields that `name` may be a misspelling of: a provider's own field looks like none of them."""
     return tuple(near for near in close_matches(name, NAMES[role]) if _distance(near, name) <= 2)
 
