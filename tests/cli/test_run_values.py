@@ -1,0 +1,87 @@
+"""Commands about a run take what the training script takes, and what it leaves behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.front import compose
+from bridge.front.record import record
+
+COMMAND = str(Path(sys.executable).parent / "precision-bridge")
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+
+
+def told(*arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "memory"])
+def test_the_config_of_a_run_folder_can_be_read(command: str, tmp_path: Path) -> None:
+    config = compose(["mixed_precision=auto:fp8", "target=[h100x8,te2.9]", "model=gpt_tiny"], config_path=CONF)
+    record(tmp_path, config, None)
+    code, out, err = told(command, "--config", str(tmp_path / "config.yaml"))
+    assert (code, err) == (0, "")
+    assert "fp8" in out.lower() or "tensorwise" in out
+
+
+def test_check_sees_what_is_stated_beside_auto() -> None:
+    words = ["mixed_precision=auto:fp8", "mixed_precision.fp8_margin=2", "target=[h100x8,te2.9,cuda12.9]", "--json"]
+    code, out, _ = told("check", *words)
+    assert code == 0
+    assert "PB210" in {finding["id"] for finding in json.loads(out)["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["plan", "fp8_current", "model.num_layer=4"],
+            "model.num_layer: no such field, got 4 (command line). Did you mean 'num_layers'?\n",
+        ),
+        (
+            ["memory", "fp8_current", "model.hidden_siz=5"],
+            "model.hidden_siz: no such field, got 5 (command line). Did you mean 'hidden_size'?\n",
+        ),
+        (
+            ["plan", "fp8_current", "model.num_layers=1000000"],
+            "model.num_layers: must be at most 10000, got 1000000. Use fewer.\n",
+        ),
+        (
+            ["plan", "fp8_current", "--picture", "/nowhere/at/all.png"],
+            "--picture: cannot be written (no such file or directory), got '/nowhere/at/all.png'. Give another file.\n",
+        ),
+        (
+            ["twin", "fp8_current", "--base", "bf16_mixed", "--output", "/nowhere/twin.yaml"],
+            "--output: cannot be written (no such file or directory), got '/nowhere/twin.yaml'. Give another file.\n",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(words: list[str], sentence: str) -> None:
+    assert told(*words) == (2, "", sentence)
+
+
+def test_a_section_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: 3\n")
+    code, _, err = told("check", "--config", str(tmp_path / "run.yaml"))
+    assert code == 2
+    assert err == "model: must be a mapping of fields, got 3 (run.yaml). Write FIELD: VALUE below it.\n"
+
+
+def test_overrides_may_stand_behind_an_option() -> None:
+    words = ["model.tensor_model_parallel_size=2", "--target", "h100x2"]
+    before, after = told("memory", "fp8_current", *words), told("memory", "fp8_current", *words[1:], words[0])
+    assert before == after
+    assert before[0] == 0
+
+
+def test_a_choice_keeps_the_recipes_name_and_what_was_stated_beside_it() -> None:
+    words = ["mixed_precision=auto:fp8", "target=[h100x8,te2.9]", "mixed_precision.fp8_param_gather=false"]
+    config = compose([*words, "model=gpt_tiny"], config_path=CONF)
+    assert config.mixed_precision.label == "bf16_with_fp8_current_scaling_mixed, fp8_param_gather=False"
+    assert config.precision_choice["request"] == "auto:fp8"
+    assert config.precision_choice["recipe"] == "bf16_with_fp8_current_scaling_mixed"
