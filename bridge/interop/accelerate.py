@@ -229,10 +229,20 @@ def _fsdp(book: Arrival, top: Settings, base: str) -> None:
     reduce_dtype = str(values.get("reduce_dtype") or values.get("param_dtype")).removeprefix("torch.")
     in_fp32 = reduce_dtype in ("fp32", "float32")
     book.carry(block.name(key), grad_reduce_in_fp32=in_fp32)
+    computes = values.get("param_dtype")
+    if computes is not None and _short_dtype(computes) != base:
+        detail = f"the policy computes in another dtype than mixed_precision, which is {base}"
+        book.lose(f"{block.name(key)}.param_dtype", computes, "semantics", detail, "Give both the same dtype.")
     for part in ("buffer_dtype", "output_dtype", "cast_forward_inputs", "keep_low_precision_grads"):
         if values.get(part) is not None:
             detail = "no such choice in a recipe"
             book.lose(f"{block.name(key)}.{part}", values[part], "unsupported", detail, "Check it by hand.")
+
+
+def _short_dtype(dtype: object) -> str:
+    """Return a dtype's short name, from any of its spellings."""
+    name = str(dtype).removeprefix("torch.")
+    return {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}.get(name, name)
 
 
 def _deepspeed(book: Arrival, top: Settings, base: str) -> None:

@@ -66,6 +66,9 @@ def import_(payload: object, *, auto: str | None = None) -> Imported:
         raise top.wrong("amp", f"must not be there: {VERSION} removed Apex", top["amp"], remedy)
     bf16_name = "bf16" if top.given("bf16") else "bfloat16"
     fp16, bf16 = top.section("fp16"), top.section(bf16_name)
+    if bf16_name == "bf16" and top.given("bfloat16"):
+        detail = "the old name of the block, not read where there is a `bf16` block"
+        book.lose("bfloat16", top["bfloat16"], "dead knob", detail, "Drop it.")
     on = {
         "fp16": _enabled(book, fp16, "fp16", above),
         "bf16": _enabled(book, bf16, "bf16", above),

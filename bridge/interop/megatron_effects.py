@@ -146,8 +146,12 @@ def sharding(run: Arguments, crossing: Inward, *, modern: bool) -> None:
 
 def environment(variables: Mapping[str, str], crossing: Inward) -> None:
     """Carry TF32, which the environment decides, and report other variables that bear on precision."""
+    forbidden = variables.get("NVIDIA_TF32_OVERRIDE") == "0"
     for name, value in variables.items():
-        if name == "NVIDIA_TF32_OVERRIDE" and value == "0":
+        if name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value == "1" and forbidden:
+            detail = "NVIDIA_TF32_OVERRIDE=0 turns TF32 off in the libraries below"
+            crossing.lose(name, value, "dead knob", detail, "Drop one of the two.")
+        elif name == "NVIDIA_TF32_OVERRIDE" and value == "0":
             crossing.carry(name, tf32=False)
         elif name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value in ("0", "1"):
             crossing.carry(name, tf32=value == "1")
