@@ -13,7 +13,7 @@ from bridge.precision.auto import is_auto
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from bridge.front.origin import Origins
     from bridge.preflight.check import Report
@@ -81,13 +81,13 @@ def _checked(chosen: argparse.Namespace, silenced: Mapping[str, str]) -> Report:
     from bridge.front.problems import Problems
     from bridge.preflight.run_check import check_run, target_of
 
-    words, request = _without_auto(as_overrides(chosen.overrides))
+    words = as_overrides(chosen.overrides)
     target = target_of(chosen.target) if chosen.target else None
     whole, origins, choice = _composed(chosen, words)
     problems = Problems(origins)
     precision = precision_of(whole, choice, problems, origins)
     problems.raise_any()
-    request = request or (choice if is_auto(choice) else None)
+    request = choice if is_auto(choice) else None
     stated = dict(whole.get("mixed_precision") or {}) if request else None
     return check_run(
         {**whole, "mixed_precision": request or precision},
@@ -131,18 +131,6 @@ def _folder(given: str | None) -> Path:
         hint = did_you_mean(close_matches(given, beside)) or "Give the folder that holds config.yaml."
         raise RunConfigError(f"--config-path: there is no such folder, got {given!r}. {hint}")
     return folder.resolve()
-
-
-def _without_auto(overrides: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the overrides without a request for a choice, and the request; Hydra knows recipes only."""
-    kept, request = [], None
-    for word in overrides:
-        name, _, value = word.partition("=")
-        if name == "mixed_precision" and value.partition(":")[0].lower() == "auto":
-            request = value
-        else:
-            kept.append(word)
-    return kept, request
 
 
 def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:

@@ -153,7 +153,7 @@ def _sections(path: Path) -> dict[str, Any]:
         if key not in KNOWN:
             problems.unknown(str(key), value, "no such section", KNOWN)
         elif key in MAPPINGS and not isinstance(value, dict | None):
-            problems.add(key, f"must be a mapping of fields, got {value!r}. Write FIELD: VALUE below it.", value)
+            problems.add(key, f"must be a mapping of fields, got {value!r}. Write {key}.FIELD=VALUE.", value)
     problems.raise_any()
     return whole
 

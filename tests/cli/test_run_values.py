@@ -69,7 +69,7 @@ def test_a_section_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("model: 3\n")
     code, _, err = told("check", "--config", str(tmp_path / "run.yaml"))
     assert code == 2
-    assert err == "model: must be a mapping of fields, got 3 (run.yaml). Write FIELD: VALUE below it.\n"
+    assert err == "model: must be a mapping of fields, got 3 (run.yaml). Write model.FIELD=VALUE.\n"
 
 
 def test_overrides_may_stand_behind_an_option() -> None:
