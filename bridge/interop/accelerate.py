@@ -16,6 +16,7 @@ from bridge.interop.gpu import capability
 from bridge.interop.ledger import Arrival, Departure
 from bridge.interop.scaler import assume_torch_scaler, lose_scaler
 from bridge.interop.settings import Settings
+from bridge.precision.dtypes import SPELLINGS
 
 if TYPE_CHECKING:
     from bridge.precision.config import MixedPrecisionConfig
@@ -230,19 +231,13 @@ def _fsdp(book: Arrival, top: Settings, base: str) -> None:
     in_fp32 = reduce_dtype in ("fp32", "float32")
     book.carry(block.name(key), grad_reduce_in_fp32=in_fp32)
     computes = values.get("param_dtype")
-    if computes is not None and _short_dtype(computes) != base:
+    if computes is not None and SPELLINGS.get(str(computes).lower().removeprefix("torch.")) != base:
         detail = f"the policy computes in another dtype than mixed_precision, which is {base}"
         book.lose(f"{block.name(key)}.param_dtype", computes, "semantics", detail, "Give both the same dtype.")
     for part in ("buffer_dtype", "output_dtype", "cast_forward_inputs", "keep_low_precision_grads"):
         if values.get(part) is not None:
             detail = "no such choice in a recipe"
             book.lose(f"{block.name(key)}.{part}", values[part], "unsupported", detail, "Check it by hand.")
-
-
-def _short_dtype(dtype: object) -> str:
-    """Return a dtype's short name, from any of its spellings."""
-    name = str(dtype).removeprefix("torch.")
-    return {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}.get(name, name)
 
 
 def _deepspeed(book: Arrival, top: Settings, base: str) -> None:
