@@ -63,6 +63,8 @@ class Launch:
     """The program, or the variables that hold the arguments."""
     arguments: tuple[str, ...]
     """What the program is given; unknown pieces are marked."""
+    runner: tuple[str, ...] = ()
+    """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun --nproc_per_node 8`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables the script sets for it."""
     decisions: tuple[str, ...] = ()
@@ -82,8 +84,8 @@ class Launch:
         return "; ".join((f"line {self.line}, {name}", *self.decisions))
 
 
-def found_launch(words: list[str]) -> tuple[str, list[str]] | None:
-    """Return the program and its arguments where a command starts a Python program, else None."""
+def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
+    """Return runner, program and arguments where a command starts a Python program, else None."""
     if not words or words[0] in QUIET:
         return None
     known = any(RUNNERS.search(word) for word in words[:40]) or "xargs" in words[:1]
@@ -91,14 +93,14 @@ def found_launch(words: list[str]) -> tuple[str, list[str]] | None:
         if word.startswith("-") and word != "-m":
             continue
         if word.endswith(".py") or (word.endswith(".py'") and known):
-            return word, words[place + 1 :]
+            return words[:place], word, words[place + 1 :]
         if word == "-m" and known and place + 1 < len(words):
             module = words[place + 1]
             if not module.startswith(("torch.distributed", "accelerate.commands", "pip", "deepspeed.launcher")):
-                return module, words[place + 2 :]
+                return words[:place], module, words[place + 2 :]
     if MEGATRON_FLAGS & set(words):
         first = next((place for place, word in enumerate(words) if word.startswith("--")), 0)
-        return words[0], words[first:]
+        return [], words[0], words[first:]
     return None
 
 

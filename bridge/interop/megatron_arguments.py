@@ -14,9 +14,10 @@ from bridge.interop.shell_values import is_unknown
 if TYPE_CHECKING:
     from bridge.interop.launch import Launch
 
-__all__ = ["Arguments", "Written", "runs_of"]
+__all__ = ["Arguments", "Written", "argument_groups", "runs_of"]
 
 HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
+GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
 PARALLELISM = frozenset({"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"})
 TAKES_A_LIST = re.compile(r"path|_blend|split|_files?$|dirs?$")
 
@@ -144,12 +145,17 @@ def _takes_value(name: str) -> bool:
     return row is None or row.default is not False
 
 
-def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
-    groups = [
+def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
+    """Return the mappings of arguments in a mapping: those named in capitals, MODEL_ARGS say, and those of flags."""
+    return [
         (str(key), value)
         for key, value in payload.items()
-        if isinstance(value, Mapping) and (str(key).upper().endswith("ARGS") or _all_flags(value))
+        if isinstance(value, Mapping) and (GROUP.fullmatch(str(key)) or _all_flags(value))
     ]
+
+
+def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
+    groups = argument_groups(payload)
     environment = next(
         (value for key, value in payload.items() if key == "ENV_VARS" and isinstance(value, Mapping)), {}
     )

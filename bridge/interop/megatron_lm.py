@@ -16,7 +16,7 @@ from bridge.interop import megatron_effects
 from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recognised, System
 from bridge.interop.crossing import Inward
 from bridge.interop.meaning import meaning
-from bridge.interop.megatron_arguments import Arguments, Written, runs_of
+from bridge.interop.megatron_arguments import Arguments, Written, argument_groups, runs_of
 from bridge.interop.megatron_effects import LATE, SAY_IT
 from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.interop.megatron_list import argument_list
@@ -217,9 +217,9 @@ def recognise(document: Document) -> Recognised | None:
         return Recognised(
             certainty=0.95, evidence="has `language_model` and `model_parallel`, as files for --yaml-cfg do"
         )
-    groups = [str(key) for key, value in top.items() if str(key).upper().endswith("ARGS") and isinstance(value, dict)]
+    groups = argument_groups(top)
     if groups:
-        return Recognised(certainty=0.9, evidence=f"has `{groups[0]}`, a mapping of Megatron-LM's arguments")
+        return Recognised(certainty=0.9, evidence=f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments")
     if top and all(str(key).startswith("--") for key in top):
         return Recognised(certainty=0.8, evidence="every key is a command-line flag")
     found = [key for key in KEYS if key in top]

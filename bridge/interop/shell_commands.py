@@ -196,8 +196,10 @@ class Commands:
             return self.nested(script, node, way)
         started = found_launch(words)
         if started is not None:
+            runner, program, arguments = started
+            environment = {**way.exported, **(prefix or {})}
             line = self.line(node.start)
-            way.launches.append(way.launch(line, *started, environment={**way.exported, **(prefix or {})}))
+            way.launches.append(way.launch(line, program, arguments, runner=runner, environment=environment))
         return [way]
 
 

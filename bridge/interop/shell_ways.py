@@ -38,13 +38,22 @@ class Way:
         """Return an independent copy."""
         return Way(self.values.copy(), list(self.launches), self.decisions, self.notes, dict(self.exported))
 
-    def launch(self, line: int, program: str, arguments: Iterable[str], environment: Mapping[str, str]) -> Launch:
+    def launch(
+        self,
+        line: int,
+        program: str,
+        arguments: Iterable[str],
+        *,
+        runner: Iterable[str] = (),
+        environment: Mapping[str, str],
+    ) -> Launch:
         """Return a launch as it happens on this way."""
         unknowns = self.values.unknowns
         return Launch(
             line=line,
             program=unknowns.shown(program),
             arguments=tuple(arguments),
+            runner=tuple(runner),
             environment=dict(environment),
             decisions=self.decisions,
             notes=self.notes,
@@ -103,7 +112,7 @@ def held(way: Way) -> Launch:
             holders[name] = [piece for word in words for piece in word.split()]
     merged = {name: words for name, words in holders.items() if not _inside(name, words, holders)}
     arguments = [word for words in merged.values() for word in words]
-    return way.launch(0, ", ".join(merged), arguments, way.exported)
+    return way.launch(0, ", ".join(merged), arguments, environment=way.exported)
 
 
 def _inside(name: str, words: list[str], holders: dict[str, list[str]]) -> bool:
