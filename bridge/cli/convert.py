@@ -52,15 +52,20 @@ def run(chosen: argparse.Namespace) -> None:
     runs = conversion.runs_of(Document.load(chosen.file), chosen.source, context, targets)
     results = [(one, conversion.convert(one, chosen.to, context)) for one in runs]
     text = conversion.payload_text(runs[0], chosen.to, results[0][1])
-    if chosen.out is not None:
+    faulty = chosen.to == conversion.OURS and bool(runs[0].imported.config.faults())
+    if chosen.out is not None and not faulty:
         _write(chosen.out, text)
+    report = sys.stdout if chosen.out is not None and not chosen.json else sys.stderr
     if chosen.json:
         told = [_told(one, exported) for one, exported in results]
         print(json.dumps(told[0] if len(told) == 1 else {**told[0], "runs": told}, indent=2))
+    else:
+        for one, exported in results:
+            print(*_lines(one, exported, chosen.to), sep="\n", file=report)
+    if faulty:
+        runs[0].imported.config.finalize()
+    if chosen.json:
         return
-    report = sys.stdout if chosen.out is not None else sys.stderr
-    for one, exported in results:
-        print(*_lines(one, exported, chosen.to), sep="\n", file=report)
     if len(runs) > 1:
         print(f"The payload is that of the first of {len(runs)} runs; --json has them all.", file=report)
     if chosen.out is not None:
@@ -125,7 +130,6 @@ def _lines(one: Run, exported: Exported | None, to: str) -> list[str]:
     lines += _losses(imported.losses, "did not come over as it stands")
     if exported is not None:
         lines += _losses(exported.losses, f"cannot be said to {to} as it stands")
-    lines += [f"fault: {fault}" for fault in imported.config.faults()]
     return lines
 
 

@@ -79,12 +79,19 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         code: int | None = chosen.run(chosen)
+        sys.stdout.flush()
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"standard output: cannot be written: {error.strerror}. Give it another place.", file=sys.stderr)
+        return 2
     return code or 0
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.interop.detect import detect
+from bridge.interop.detect import candidates, detect
 from bridge.interop.systems import system
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bridge.interop.contract import Exported, Imported, Loss, System
     from bridge.interop.document import Document
+    from bridge.interop.launch import Launch
 
 __all__ = ["OURS", "Run", "convert", "payload_text", "plain", "runs_of", "told"]
 
@@ -66,15 +68,96 @@ def runs_of(
     Raises:
         BridgeError: The file is broken, no system recognises it, or none of the systems knows a key of the context.
     """
+    if chosen is not None:
+        _check_kind(document, system(chosen))
+    if document.kind == "shell":
+        return _of_script(document, chosen, context or {}, targets)
+    if chosen is not None:
+        _check_kind(document, system(chosen))
+    if document.kind == "shell":
+        return _of_script(document, chosen, context or {}, targets)
     detected = [(part, *detect(part, chosen)) for part in document.parts]
     _check_context(context or {}, [*(one for _, one, _ in detected), *targets])
     found = []
     for part, one, evidence in detected:
         payload = one.read(part) if one.read is not None else part.content
         given = _for_system(one, context or {})
-        imports = one.import_all(payload, **given) if one.import_all is not None else (one.import_(payload, **given),)
+        with _named(document):
+            imports = one.import_all(payload, **given) if one.import_all else (one.import_(payload, **given),)
         found += [Run(document=part, system=one, evidence=evidence, imported=imported) for imported in imports]
     return found
+
+
+def _of_script(
+    document: Document, chosen: str | None, context: Mapping[str, Any], targets: Sequence[System]
+) -> list[Run]:
+    """Return the runs of a launch script, each read as the system's whose command line it is."""
+    from bridge.interop import command_lines, megatron_lm
+    from bridge.interop.shell import launches
+
+    ours = megatron_lm.SYSTEM
+    started = launches(document.text, document.path, megatron_lm.variables_of(context.get("variables")))
+    lines = [None if chosen == ours.name else command_lines.read(launch, context, chosen) for launch in started]
+    known = [system(line.system) for line in lines if line is not None]
+    _check_context(context, [ours, *known, *targets])
+    evidence = "has flags of Megatron-LM's parser"
+    if not known and chosen not in (None, ours.name):
+        raise _nothing(document, started, f"{chosen} does not know")
+    if not known and chosen is None and not candidates(document):
+        raise _nothing(document, started, "no system here knows")
+    if not known:
+        evidence = detect(document, chosen)[1]
+    found: list[Run] = []
+    left: list[Loss] = []
+    for launch, line in zip(started, lines, strict=True):
+        if line is None and chosen in (None, ours.name) and (not known or command_lines.is_megatron(launch)):
+            with _named(document, launch.label):
+                (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))
+            found.append(Run(document=document, system=ours, evidence=evidence, imported=imported))
+        elif line is None or line.elsewhere:
+            left += command_lines.left_out(launch, line)
+        else:
+            one = system(line.system)
+            given = {**line.context, **_for_system(one, context)}
+            with _named(document, launch.label):
+                imported = one.import_(line.payload, **given)
+            imported = replace(imported, losses=(*imported.losses, *line.beside), label=launch.label)
+            found.append(Run(document=document, system=one, evidence=line.evidence, imported=imported))
+    if left and not found:
+        said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left)
+        raise PayloadError(f"{document.path}: {said}. {left[0].remedy}")
+    first = replace(found[0].imported, losses=(*found[0].imported.losses, *left))
+    return [replace(found[0], imported=first), *found[1:]]
+
+
+def _nothing(document: Document, started: Sequence[Launch], rule: str) -> PayloadError:
+    """Return the error for a script that starts nothing a system reads."""
+    programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
+    said = f"it starts {programs}, whose arguments {rule}" if programs else "it starts no training program"
+    return PayloadError(f"{document.path}: {said}. Give the file that sets the precision, or its system with --from.")
+
+
+@contextmanager
+def _named(document: Document, label: str = "") -> Iterator[None]:
+    """Put the file in front of what an import complains of."""
+    try:
+        yield
+    except PayloadError as error:
+        if str(error).startswith(document.path):
+            raise
+        where = ", ".join(filter(None, (document.path, label)))
+        raise PayloadError(f"{where}: {error}") from None
+
+
+def _check_kind(document: Document, one: System) -> None:
+    """Raise PayloadError for a script or a program that the system is never written in."""
+    from bridge.interop.command_lines import READERS
+
+    kinds = (*one.kinds, "shell") if one.name in READERS else one.kinds
+    if document.kind in ("shell", "python") and document.kind not in kinds:
+        what = {"shell": "shell script", "python": "Python program"}[document.kind]
+        rule = f"{one.name} takes {' or '.join(kinds)}, and this is a {what}"
+        raise PayloadError(f"{document.path}: {rule}. Give its configuration, or leave --from out.")
 
 
 def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Exported | None:

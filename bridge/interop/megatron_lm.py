@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.precision.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_", "import_all", "read"]
+__all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 
 TITLE = "Megatron-LM 0.20"
 
@@ -52,7 +52,7 @@ def import_all(payload: object, *, te_version: str = "2.8", variables: object = 
     from bridge.interop.document import Document
 
     if isinstance(payload, Document):
-        payload = launches(payload.text, payload.path, _variables(variables))
+        payload = launches(payload.text, payload.path, variables_of(variables))
     runs = [_imported(run, modern=_is_modern(te_version)) for run in runs_of(payload)]
     if not runs:
         raise PayloadError("megatron-lm: there is no run in it. Give a launch script or a list of arguments.")
@@ -164,7 +164,8 @@ def _decoded(kind: str, sets: object, written: Written) -> object:
     return sets if sets is not None else kind == "on"
 
 
-def _variables(given: object) -> dict[str, str]:
+def variables_of(given: object) -> dict[str, str]:
+    """Return the context key `variables` as a mapping; PayloadError for what is none."""
     if given is None:
         return {}
     if isinstance(given, str):
@@ -209,8 +210,9 @@ def recognise(document: Document) -> Recognised | None:
             return Recognised(
                 certainty=0.35, evidence="is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
             )
-        if document.kind == "shell":
-            return Recognised(certainty=0.1, evidence="is a shell script")
+        named = re.search(r"megatron|pretrain_\w+\.py", document.text, re.IGNORECASE)
+        if document.kind == "shell" and named is not None:
+            return Recognised(certainty=0.3, evidence=f"is a shell script that names `{named[0]}`")
         return None
     top = document.mapping
     if document.has("language_model", "model_parallel"):

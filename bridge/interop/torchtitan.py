@@ -34,6 +34,15 @@ CONVERTERS = (
     "MXFP8GroupedExpertsConverter",
     "NVFP4LinearConverter",
 )
+TOML_CONVERTERS = (
+    "quantize.linear.float8",
+    "quantize.linear.mx",
+    "quantize.grouped_mm.float8",
+    "quantize.grouped_mm.mx",
+    "float8",
+    "mx",
+)
+"""Names for `model.converters` in torchtitan 0.2, the last two in 0.1."""
 ROW_DETAIL = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was carried"
 ROW_REMEDY = "Choose tensorwise or blockwise scaling by hand."
 
@@ -58,7 +67,10 @@ def import_(payload: object, *, sharded: object = True) -> Imported:
     if training.given("mixed_precision_reduce"):
         fields = {} if semantics in ("true", "fp32") else {"grad_reduce_in_fp32": True}
         book.carry(training.name("mixed_precision_reduce"), **fields)
-    for name, block in _quantisers(top):
+    blocks = _quantisers(top)
+    if top.given("model"):
+        blocks = _converted(book, top, blocks)
+    for name, block in blocks:
         _quantiser(book, name, block)
     return book.close(semantics)
 
@@ -149,6 +161,29 @@ def _quantisers(top: Settings) -> list[tuple[str, Settings]]:
     return found
 
 
+def _converted(book: Arrival, top: Settings, blocks: list[tuple[str, Settings]]) -> list[tuple[str, Settings]]:
+    """Return the blocks that `model.converters` of torchtitan 0.2 names; nothing reads the others."""
+    model = top.section("model")
+    named = model.values.get("converters") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise model.wrong("converters", "must be a list of names", named, f"List {TOML_CONVERTERS[0]}")
+    found = {block.path: (name, block) for name, block in blocks}
+    for path, (_, block) in found.items():
+        if path not in named and block.path.split(".")[0] in ("quantize", "float8", "mx"):
+            detail = "nothing reads it: it is not in model.converters (torchtitan 0.2)"
+            book.lose(path, dict(block.values), "dead knob", detail, f"Add {path} to model.converters, or drop it.")
+    chosen = []
+    for path in named:
+        last = path.rpartition(".")[2]
+        if path in TOML_CONVERTERS:
+            chosen.append(found.get(path, (last, Settings({}, TITLE, path))))
+            book.carry(model.name("converters"))
+        else:
+            detail = "a converter that this bridge does not know"
+            book.lose(model.name("converters"), path, "unsupported", detail, "Check what it does to the weights.")
+    return [*chosen, *(pair for path, pair in found.items() if path.startswith("converters"))]
+
+
 def _quantiser(book: Arrival, name: str, block: Settings) -> None:
     carried: dict[str, Any] = {}
     recipe = block.text("recipe_name")
@@ -194,7 +229,7 @@ def _filters(book: Arrival, name: str, block: Settings) -> None:
         "model_compile_enabled": "compiled kernels may round elsewhere",
         "pad_token_groups_for_grouped_mm": "groups of tokens are padded",
     }
-    if "Experts" in name:
+    if "Experts" in name or "grouped_mm" in block.path:
         detail = "experts only; a recipe covers every linear layer"
         book.lose(block.path, name, "approximated", detail, "Keep the layers you mean out by hand.")
     for key, value in block.values.items():

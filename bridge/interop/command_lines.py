@@ -1,0 +1,371 @@
+"""Command lines that are not Megatron-LM's: which system each was written for, and what it says in that system's words.
+
+A launch script holds programs of several systems, so that each of its launches is recognised by itself. What a line
+says is handed to the system's own `import_`; what it leaves to another file is named, never guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.command_words import CommandWords, nested, typed
+from bridge.interop.contract import Loss
+from bridge.interop.megatron_effects import LATE, SAY_IT
+from bridge.interop.megatron_flags import bears_on_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from bridge.interop.launch import Launch
+
+__all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
+
+MEGATRON_LM = re.compile(
+    r"--(?:num-layers|hidden-size|num-attention-heads|micro-batch-size|global-batch-size|tensor-model-parallel-size"
+    r"|pipeline-model-parallel-size|seq-length|train-iters|train-samples|fp8-format|fp4-format|transformer-impl)"
+)
+TRAINER = frozenset(
+    {
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "num_train_epochs",
+        "gradient_accumulation_steps",
+        "model_name_or_path",
+        "output_dir",
+        "do_train",
+        "lr_scheduler_type",
+        "gradient_checkpointing",
+        "warmup_ratio",
+        "save_strategy",
+        "dataset_name",
+    }
+)
+"""Options of scripts that parse transformers' `TrainingArguments`; two of them give such a script away."""
+NEMO = (
+    "exp_manager.",
+    "model.megatron_",
+    "model.tensor_model_parallel_size",
+    "model.micro_batch_size",
+    "model.data.",
+    "model.transformer_engine",
+    "model.fp8",
+    "model.encoder_seq_length",
+    "model.peft.",
+    "model.optim.",
+)
+OWNERS = ("model", "optimizer", "ddp")
+PRECISIONS = ("no", "fp16", "bf16", "fp8")
+TORCHTITAN = ("training.mixed_precision_param", "training.mixed_precision_reduce", "training.dtype", "model.converters")
+TORCHTITAN_BLOCKS = ("quantize.", "float8.", "mx.")
+FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file", "job.config_file", "config")
+"""Options that name a file which can set the precision."""
+TAKES_A_FILE = frozenset({"axolotl", "llamafactory-cli", "llamafactory"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """What one launch says in the words of the system that reads it."""
+
+    system: str
+    evidence: str
+    """Why it is taken for that system's, as a clause."""
+    payload: object = None
+    context: Mapping[str, object] = field(default_factory=dict)
+    """What the line says of the things that a file of the system cannot say."""
+    beside: tuple[Loss, ...] = ()
+    """What the line leaves open, and the files it names."""
+    elsewhere: str = ""
+    """The file that decides; there is no payload then."""
+
+
+class _Line:
+    """A launch with its words sorted."""
+
+    def __init__(self, launch: Launch, context: Mapping[str, object]) -> None:
+        self.launch, self.context = launch, context
+        shown = launch.unknowns.shown
+        self.words = CommandWords(launch.arguments, shown)
+        self.module = launch.program
+        place = next((at for at, word in enumerate(launch.runner) if PurePosixPath(word).name == "accelerate"), None)
+        if place is None:
+            modules = [at for at, word in enumerate(launch.runner) if word == "accelerate.commands.launch"]
+            place = modules[0] if modules else None
+        self.accelerate = None if place is None else CommandWords(launch.runner[place + 1 :], shown)
+        self.fabric = CommandWords(launch.runner, shown) if "fabric" in launch.runner[:2] else None
+
+    def is_trainer(self, *, forced: bool = False) -> bool:
+        """Return whether the program takes transformers' arguments."""
+        found = TRAINER & (self.words.options.keys() | self.words.undecided.keys())
+        return len(found) > 1 or forced or "per_device_train_batch_size" in found
+
+    def beside(
+        self, used: Collection[str] = (), *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
+    ) -> tuple[Loss, ...]:
+        """Return the records of what the line leaves open.
+
+        Args:
+            used: Variables of the environment that were read.
+            read: The program's options and overrides that were read; None: all of them.
+            files: Options that name a file which was not read.
+        """
+        launch, found = self.launch, []
+        for name, value in {**self.words.options, **self.words.overrides}.items() if read is not None else ():
+            if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
+                detail = "an option of the program that this bridge does not read"
+                where = self.words.written.get(name, name)
+                found.append(_loss(where, value, detail, "Look it up where the program is from."))
+        for words in filter(None, (self.words, self.accelerate, self.fabric)):
+            found += [
+                _loss(words.written[name], words.options[name], NOT_READ, BY_ITSELF)
+                for name in files
+                if isinstance(words.options.get(name), str)
+            ]
+            found += [
+                _loss(words.written.get(name, name), late, LATE, SAY_IT)
+                for name, late in words.undecided.items()
+                if bears_on_precision(name) or name in (*FILES, *words.overrides)
+            ]
+            loose = dict.fromkeys(words.loose)
+            found += [_loss(text, None, f"it may hold further options; {LATE}", SAY_IT) for text in loose]
+        found += [_loss(decision, "taken", BRANCH, SAY_IT) for decision in launch.decisions]
+        found += [_loss(note, None, NOT_READ, BY_ITSELF) for note in launch.notes]
+        for name, value in launch.defaulted.items():
+            if bears_on_precision(f"{name} {value}".lower()):
+                detail = "the environment or the command line may set it; the script's own default was taken"
+                found.append(_loss(f"${name}", value, detail, SAY_IT, "implied default"))
+        for name, value in launch.environment.items():
+            if name not in used and bears_on_precision(name.lower()):
+                detail = "a variable of the environment, not part of a recipe"
+                found.append(_loss(name, value, detail, "Export it for the new run as well."))
+        return tuple(found)
+
+
+NOT_READ = "it is not read, and may set the precision too"
+BY_ITSELF = "Convert it by itself."
+BRANCH = "the file alone does not decide this branch; the precision read here is that of the way named"
+
+
+def read(launch: Launch, context: Mapping[str, object], chosen: str | None = None) -> CommandLine | None:
+    """Return what a launch says, None where no system but Megatron-LM could be meant.
+
+    Args:
+        launch: The launch.
+        context: What no file can say; the systems' own keys.
+        chosen: The system somebody insists on.
+    """
+    line = _Line(launch, context)
+    if chosen is not None:
+        return READERS[chosen](line, True) if chosen in READERS else None
+    if is_megatron(launch):
+        return None
+    for reader in READERS.values():
+        found = reader(line, False)
+        if found is not None:
+            return found
+    return _of_a_file(line)
+
+
+def is_megatron(launch: Launch) -> bool:
+    """Return whether a launch has a flag that only Megatron-LM's parser knows."""
+    return any(MEGATRON_LM.fullmatch(word.partition("=")[0]) for word in launch.arguments)
+
+
+def left_out(launch: Launch, line: CommandLine | None) -> list[Loss]:
+    """Return the record of a launch that is not read: its precision lies in a file, or no system's words are in it."""
+    if line is not None:
+        detail = f"it {line.evidence}, and takes its precision from {line.elsewhere}, which is not read"
+        return [_loss(launch.label, line.elsewhere, detail, BY_ITSELF)]
+    about = [word for word in launch.arguments if bears_on_precision(word.partition("=")[0])]
+    detail = "no system here knows the program's arguments"
+    return (
+        [_loss(launch.label, " ".join(map(launch.unknowns.shown, about)), detail, "Check it by hand.")] if about else []
+    )
+
+
+def _megatron_bridge(line: _Line, forced: bool) -> CommandLine | None:
+    own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
+    beside = {key: typed(value) for key, value in line.words.overrides.items() if key.split(".")[0] in OWNERS}
+    if not own and not (forced and beside):
+        return None
+    name = own.pop("mixed_precision", None)
+    fields = nested({key: typed(value) for key, value in own.items()}).get("mixed_precision", {})
+    if name is not None and fields:
+        from bridge.precision.registry import REGISTRY
+
+        fields = {**REGISTRY.get(name).to_dict(), **fields}
+    payload: dict[str, Any] = {"mixed_precision": fields or name} if fields or name else {}
+    payload |= nested(beside)
+    evidence = "has the override `mixed_precision`, which Megatron Bridge's scripts and ours take"
+    return CommandLine(
+        system="megatron-bridge",
+        evidence=evidence,
+        payload=payload,
+        beside=line.beside(read=(*own, "mixed_precision", *beside)),
+    )
+
+
+def _nemo1(line: _Line, forced: bool) -> CommandLine | None:
+    overrides = line.words.overrides
+    own = [key for key in overrides if key.startswith(NEMO)]
+    if not own and not forced:
+        return None
+    file = line.words.options.get("config_name")
+    if not any(key.endswith("precision") for key in overrides) and "nemo_version" not in line.context:
+        where = f"{file}.yaml" if isinstance(file, str) else "the configuration file of the program"
+        return CommandLine(system="nemo1", evidence=_evidence(own, "an override of NeMo's"), elsewhere=where)
+    payload = nested({key: typed(value) for key, value in overrides.items()})
+    beside = line.beside(read=overrides)
+    shown = f"{file}.yaml" if isinstance(file, str) else None
+    detail = "the overrides go over this file, and what it says beyond them is not read"
+    remedy = "Convert the composed configuration, or pass nemo_version for the defaults that NeMo ships."
+    base = _loss("--config-name", shown, detail, remedy)
+    return CommandLine(
+        system="nemo1", evidence=_evidence(own, "an override of NeMo's"), payload=payload, beside=(base, *beside)
+    )
+
+
+def _lightning(line: _Line, forced: bool) -> CommandLine | None:
+    said: dict[str, Any] = {}
+    own = []
+    for group, start in ((line.words.overrides, "trainer."), (line.words.options, "trainer.")):
+        for key, value in group.items():
+            if key.startswith(start):
+                said[key.removeprefix(start)] = typed(value)
+                own.append(key)
+    if line.fabric is not None:
+        said |= {key: typed(value) for key, value in line.fabric.options.items() if key in ("precision", "strategy")}
+        own += ["fabric run"]
+    late = [name for name in ("trainer.precision",) if name in line.words.undecided]
+    if not (forced or late or "precision" in said or "plugins" in said):
+        return None
+    evidence = _evidence([key for key in own if "precision" in key] or own or late, "an argument of Lightning's")
+    return CommandLine(system="lightning", evidence=evidence, payload=nested(said), beside=line.beside(read=own))
+
+
+def _torchtitan(line: _Line, forced: bool) -> CommandLine | None:
+    options = line.words.options
+    own = [key for key in options if key in TORCHTITAN or key.startswith(TORCHTITAN_BLOCKS)]
+    program = "torchtitan" in line.module
+    if not own and not program and not forced:
+        return None
+    evidence = _evidence(own, "an option of torchtitan's") if own else "starts torchtitan"
+    file = next((str(options[name]) for name in ("job.config_file", "config_file") if name in options), "")
+    if not own:
+        return CommandLine(system="torchtitan", evidence=evidence, elsewhere=file or "its configuration")
+    said = nested({key: typed(options[key]) for key in own})
+    converters = said.get("model", {}).get("converters")
+    if isinstance(converters, str):
+        said["model"]["converters"] = [name for name in re.split(r"[,\s]+", converters) if name]
+    return CommandLine(system="torchtitan", evidence=evidence, payload=said, beside=line.beside(read=own))
+
+
+def _huggingface(line: _Line, forced: bool) -> CommandLine | None:
+    if not line.is_trainer(forced=forced):
+        return None
+    from bridge.interop.huggingface import arguments
+
+    payload = arguments(line.words.known)
+    found = sorted(TRAINER & payload.keys(), key=lambda name: name != "per_device_train_batch_size")
+    evidence = _evidence([line.words.written.get(name, name) for name in found], "an argument of transformers' Trainer")
+    switched = any(payload.get(name) for name in ("bf16", "fp16"))
+    environment, used = _environment(line)
+    if environment == "fp8" and not switched:
+        return None
+    if not switched and environment is None and line.accelerate is not None:
+        file = line.accelerate.options.get("config_file")
+        if isinstance(file, str):
+            return CommandLine(system="accelerate", evidence="starts with `accelerate launch`", elsewhere=file)
+    context = {} if environment is None else {"accelerate_mixed_precision": environment}
+    beside = line.beside(used, files=("deepspeed_config", "config_file"))
+    return CommandLine(system="huggingface", evidence=evidence, payload=payload, context=context, beside=beside)
+
+
+def _environment(line: _Line) -> tuple[str | None, set[str]]:
+    """Return what accelerate's launcher or the script's variables say, and the variables that say it."""
+    if line.accelerate is not None:
+        said = line.accelerate.options.get("mixed_precision")
+        if isinstance(said, str):
+            return said.lower(), set()
+    name = "ACCELERATE_MIXED_PRECISION"
+    value = line.launch.environment.get(name)
+    return (value, {name}) if value in PRECISIONS else (None, set())
+
+
+def _accelerate(line: _Line, forced: bool) -> CommandLine | None:
+    launcher = line.accelerate
+    options = {} if launcher is None else dict(launcher.options)
+    evidence = "starts with `accelerate launch`"
+    late = launcher is not None and "mixed_precision" in launcher.undecided
+    if "mixed_precision" not in options:
+        own = line.words.options.get("mixed_precision")
+        if own in PRECISIONS:
+            options["mixed_precision"] = own
+            evidence = f"has `--mixed_precision {own}`, which the Accelerator takes"
+    variables = {key: value for key, value in line.launch.environment.items() if key.startswith("ACCELERATE_")}
+    if "ACCELERATE_MIXED_PRECISION" in variables and launcher is None and "mixed_precision" not in options:
+        evidence = "exports `ACCELERATE_MIXED_PRECISION`"
+    elif "mixed_precision" not in options and not late:
+        if launcher is None and not forced:
+            return None
+        file = options.get("config_file")
+        where = file if isinstance(file, str) else "the file that `accelerate config` wrote"
+        return CommandLine(system="accelerate", evidence=evidence, elsewhere=where)
+    payload: dict[str, Any] = dict(variables)
+    payload |= {
+        name: options[name] for name in ("mixed_precision", "dynamo_backend", "downcast_bf16") if name in options
+    }
+    block = {key.removeprefix("fp8_"): typed(value) for key, value in options.items() if key.startswith("fp8_")}
+    if block:
+        if "format" in block:
+            block["fp8_format"] = block.pop("format")
+        payload["fp8_config"] = block
+    if options.get("use_fsdp"):
+        payload["distributed_type"] = "FSDP"
+    if options.get("use_deepspeed"):
+        payload["distributed_type"] = "DEEPSPEED"
+        if "deepspeed_config_file" in options:
+            payload["deepspeed_config"] = {"deepspeed_config_file": options["deepspeed_config_file"]}
+    beside = line.beside(variables, read=("mixed_precision",))
+    return CommandLine(system="accelerate", evidence=evidence, payload=payload, beside=beside)
+
+
+def _of_a_file(line: _Line) -> CommandLine | None:
+    """Return the line whose precision lies in a file that it names."""
+    program = PurePosixPath(line.module).name
+    name = program.split(".")[0]
+    if name in TAKES_A_FILE:
+        named = [word for word in line.words.rest if re.search(r"\.(ya?ml|json)$", word)]
+        where = named[0] if named else "its configuration"
+        system = "axolotl" if name == "axolotl" else "huggingface"
+        return CommandLine(system=system, evidence=f"starts `{name}`", elsewhere=where)
+    for option in ("deepspeed_config", "deepspeed"):
+        file = line.words.options.get(option)
+        if isinstance(file, str):
+            evidence = f"has `{line.words.written[option]}`, an option of DeepSpeed's"
+            return CommandLine(system="deepspeed", evidence=evidence, elsewhere=file)
+    return None
+
+
+def _evidence(names: list[str], what: str) -> str:
+    return f"has `{names[0]}`, {what}" if names else f"was named with --from as {what.partition(' of ')[2]}"
+
+
+def _loss(name: str, value: object, detail: str, remedy: str, reason: str = "unsupported") -> Loss:
+    return Loss(field=name, value=value, reason=reason, detail=detail, remedy=remedy)
+
+
+READERS: Mapping[str, Callable[[_Line, bool], CommandLine | None]] = MappingProxyType(
+    {
+        "megatron-bridge": _megatron_bridge,
+        "nemo1": _nemo1,
+        "huggingface": _huggingface,
+        "accelerate": _accelerate,
+        "torchtitan": _torchtitan,
+        "lightning": _lightning,
+    }
+)
+"""System -> what reads its command lines, in the order they are asked."""

@@ -1,0 +1,236 @@
+"""Launch lines of systems other than Megatron-LM: recognised one by one, read as their own system reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.errors import BridgeError, PayloadError
+from bridge.interop.command_words import CommandWords, nested
+from bridge.interop.conversion import Run, runs_of
+from bridge.interop.document import Document
+from bridge.interop.systems import MODULES
+
+TRAINER = "run_clm.py --per_device_train_batch_size 8 --output_dir out"
+NEMO = "python megatron_gpt_pretraining.py exp_manager.name=x trainer.devices=8"
+
+READ = {
+    "trainer": (f"torchrun {TRAINER} --bf16", "huggingface", "amp_o1", {"autocast_dtype": "bf16"}),
+    "trainer, value": (f"torchrun {TRAINER} --fp16 True", "huggingface", "amp_o1", {"fp16": True}),
+    "trainer, off": (f"torchrun {TRAINER} --bf16 False", "huggingface", "fp32", {"fp32": True}),
+    "trainer, dashes": (
+        "python t.py --per-device-train-batch-size 8 --bf16=true",
+        "huggingface",
+        "amp_o1",
+        {"autocast_dtype": "bf16"},
+    ),
+    "trainer, launcher": (
+        f"accelerate launch --mixed_precision bf16 {TRAINER}",
+        "huggingface",
+        "amp_o1",
+        {"autocast_dtype": "bf16"},
+    ),
+    "trainer, exported": (
+        f"export ACCELERATE_MIXED_PRECISION=fp16\npython {TRAINER}",
+        "huggingface",
+        "amp_o1",
+        {"fp16": True},
+    ),
+    "trainer, launcher's fp8": (
+        f"accelerate launch --mixed_precision fp8 --fp8_backend TE --fp8_margin 2 {TRAINER}",
+        "accelerate",
+        "amp_o1",
+        {"fp8_recipe": "delayed", "fp8_margin": 2},
+    ),
+    "launcher": (
+        "accelerate launch --multi_gpu --mixed_precision=fp16 train.py --lr 1",
+        "accelerate",
+        "amp_o1",
+        {"fp16": True},
+    ),
+    "launcher's module": (
+        "python -m accelerate.commands.launch --mixed_precision bf16 --use_fsdp train.py",
+        "accelerate",
+        "fsdp_policy",
+        {"bf16": True},
+    ),
+    "diffusers": (
+        'accelerate launch dreambooth.py --instance_prompt "a b" --mixed_precision="fp16"',
+        "accelerate",
+        "amp_o1",
+        {"fp16": True},
+    ),
+    "exported": ("export ACCELERATE_MIXED_PRECISION=bf16\npython train.py", "accelerate", "amp_o1", {"fp32": True}),
+    "nemo": (
+        f"{NEMO} trainer.precision=bf16 model.megatron_amp_O2=True ++model.fp8=True +model.fp8_hybrid=True"
+        " model.transformer_engine=true",
+        "nemo1",
+        "megatron_o2",
+        {"bf16": True, "fp8": "hybrid"},
+    ),
+    "bridge": ("torchrun train.py mixed_precision=bf16_mixed", "megatron-bridge", "megatron_o2", {"bf16": True}),
+    "bridge, fields": (
+        "torchrun train.py mixed_precision=bf16_mixed mixed_precision.grad_reduce_in_fp32=false",
+        "megatron-bridge",
+        "megatron_o2",
+        {"bf16": True, "grad_reduce_in_fp32": False},
+    ),
+    "lightning": (
+        "python main.py fit --trainer.precision bf16-mixed",
+        "lightning",
+        "amp_o1",
+        {"autocast_dtype": "bf16"},
+    ),
+    "lightning, overrides": (
+        "python train.py +trainer.precision=bf16-true model=vit",
+        "lightning",
+        "true",
+        {"bf16": True},
+    ),
+    "fabric": ("fabric run --precision=16-mixed train.py", "lightning", "amp_o1", {"fp16": True}),
+    "torchtitan": (
+        "torchrun -m torchtitan.train --training.mixed_precision_param bfloat16"
+        " --model.converters quantize.linear.float8",
+        "torchtitan",
+        "fsdp_policy",
+        {"bf16": True, "fp8_recipe": "tensorwise"},
+    ),
+}
+
+
+def script(text: str) -> Document:
+    return Document.of_text(f"#!/bin/bash\n{text}\n", "run.sh")
+
+
+def only(text: str, chosen: str | None = None, **context: object) -> Run:
+    (run,) = runs_of(script(text), chosen, context)
+    return run
+
+
+def lost(run: Run) -> dict[str, object]:
+    return {loss.field: loss.value for loss in run.imported.losses}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_launch_line_is_read_as_its_own_system_reads_it(name: str) -> None:
+    text, system, semantics, fields = READ[name]
+    run = only(text)
+    said = run.imported.config.to_dict()
+    assert (run.system.name, run.imported.semantics) == (system, semantics)
+    assert {key: said.get(key) for key in fields} == fields
+    assert run.source["run"].startswith("line ")
+
+
+ELSEWHERE = {
+    "accelerate launch --config_file fsdp.yaml train.py": "fsdp.yaml",
+    f"accelerate launch --config_file fsdp.yaml {TRAINER}": "fsdp.yaml",
+    "accelerate launch train.py": "accelerate config",
+    "deepspeed --num_gpus 8 train.py --deepspeed --deepspeed_config ds.json": "ds.json",
+    "python train.py --deepspeed ds.json --lr 1": "ds.json",
+    NEMO: "configuration file of the program",
+    f"{NEMO} --config-name=gpt_175b": "gpt_175b.yaml",
+    "torchrun -m torchtitan.train --job.config_file llama.toml": "llama.toml",
+}
+
+
+@pytest.mark.parametrize("text", ELSEWHERE)
+def test_a_precision_that_lies_in_another_file_is_not_guessed(text: str) -> None:
+    with pytest.raises(PayloadError, match=r"^run.sh: line 2, .* takes its precision from") as caught:
+        runs_of(script(text))
+    assert ELSEWHERE[text] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it starts no training program"),
+        ("pip install torch", "it starts no training program"),
+        ("python prep.py --input x", "it starts prep.py, whose arguments no system here knows"),
+    ],
+)
+def test_a_script_that_says_nothing_is_not_an_fp32_run(text: str, says: str) -> None:
+    with pytest.raises(PayloadError, match=says):
+        runs_of(script(text))
+
+
+def test_every_launch_of_a_script_is_of_its_own_system() -> None:
+    text = f"python prep.py\ntorchrun pretrain_gpt.py --num-layers 2 --bf16\npython {TRAINER} --fp16\n"
+    runs = runs_of(script(text))
+    assert [(run.system.name, run.source["run"]) for run in runs] == [
+        ("megatron-lm", "line 3, pretrain_gpt.py"),
+        ("huggingface", "line 4, run_clm.py"),
+    ]
+    assert runs[0].imported.recipe == "bf16_mixed"
+
+
+def test_what_a_line_leaves_open_is_recorded() -> None:
+    run = only(
+        "export NVTE_FP8_DPA_BWD=1\n"
+        f'if [ -n "$FAST" ]; then P="--bf16 True"; else P="--fp16 True"; fi\n'
+        f"torchrun {TRAINER} $P --tf32 $TF32 --deepspeed ds.json $EXTRA_ARGS",
+        variables="FAST=1",
+    )
+    found = lost(run)
+    assert run.imported.config.to_dict()["autocast_dtype"] == "bf16"
+    assert {"--tf32", "deepspeed", "$EXTRA_ARGS", "NVTE_FP8_DPA_BWD"} <= found.keys()
+    assert found["--tf32"] == "$TF32"
+
+
+def test_each_way_through_a_branch_is_a_run_that_says_which() -> None:
+    runs = runs_of(script(f'if [ "$1" = fast ]; then P="--bf16 True"; else P="--fp16 True"; fi\ntorchrun {TRAINER} $P'))
+    assert [run.imported.config.mode for run in runs] == ["fp32", "fp16"]
+    assert all("fast" in run.source["run"] for run in runs)
+    assert all(any("fast" in loss.field for loss in run.imported.losses) for run in runs)
+
+
+def test_launches_beside_the_one_that_is_read_are_recorded() -> None:
+    run = only(f"python {TRAINER} --bf16\naccelerate launch --config_file a.yaml x.py\npython eval.py --dtype fp16")
+    found = lost(run)
+    assert found["line 3, x.py"] == "a.yaml"
+    assert found["line 4, eval.py"] == "--dtype fp16"
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "mode"),
+    [("huggingface", "python x.py --fp16", "fp16"), ("lightning", "python x.py --trainer.precision 16-true", "fp16")],
+)
+def test_from_overrules_what_a_line_looks_like(system: str, text: str, mode: str) -> None:
+    run = only(text, system)
+    assert run.system.name == system
+    assert run.imported.config.mode == mode
+
+
+@pytest.mark.parametrize("system", sorted(set(MODULES) - {"megatron-lm"}))
+def test_from_a_system_that_has_no_command_line_says_so(system: str) -> None:
+    try:
+        runs = runs_of(script("python prep.py --input x"), system)
+    except BridgeError as error:
+        assert str(error).startswith("run.sh")
+    else:
+        assert all(run.system.name == system and run.imported.losses for run in runs)
+
+
+def test_a_program_is_no_configuration_of_accelerate() -> None:
+    document = Document.of_text("Accelerator(mixed_precision='bf16')", "x.py")
+    with pytest.raises(PayloadError, match=r"^x.py: accelerate takes .*, and this is a Python program\. "):
+        runs_of(document, "accelerate")
+
+
+def test_a_complaint_of_an_import_names_the_file_and_the_run() -> None:
+    with pytest.raises(PayloadError, match=r"^run.sh, line 2, run_clm.py: .*fp16"):
+        runs_of(script(f"python {TRAINER} --bf16 --fp16"))
+
+
+def test_the_nemo_version_fills_what_overrides_leave_out() -> None:
+    run = only(NEMO, nemo_version="1.23")
+    assert run.imported.config.mode == "fp16"
+    assert "trainer.precision" in lost(run)
+
+
+def test_words_are_options_overrides_and_the_rest() -> None:
+    words = CommandWords(
+        ["fit", "--bf16", "--lr", "-1e-3", "--a-b=c", "++x.y=1", "~z=2", "x@k=v", "--last", "--lr", "2"], str
+    )
+    assert words.options == {"bf16": True, "lr": "2", "a_b": "c", "last": True}
+    assert words.overrides == {"x.y": "1", "x@k": "v"}
+    assert words.rest == ["fit"]
+    assert nested({"a.b": 1, "a": {"b": 2}, "c.d.e": 3, "c.d.f": 4}) == {"a": {"b": 2}, "c": {"d": {"e": 3, "f": 4}}}
