@@ -4,7 +4,11 @@ from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import register
 from recipes.half import bf16_mixed
 
-__all__ = ["bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"]
+__all__ = [
+    "bf16_with_nvfp4_mixed",
+    "nemotron_3_super_bf16_with_nvfp4_mixed",
+    "nemotron_3_ultra_bf16_with_nvfp4_mixed",
+]
 
 
 @register(tags=("fp4", "nvfp4", "bf16"), aliases=("nvfp4",))
@@ -34,4 +38,21 @@ def nemotron_3_super_bf16_with_nvfp4_mixed() -> MixedPrecisionConfig:
         first_last_layers_bf16=True,
         num_layers_at_start_in_bf16=0,
         num_layers_at_end_in_bf16=14,
+    )
+
+
+@register(tags=("fp4", "nvfp4", "bf16", "nemotron"))
+def nemotron_3_ultra_bf16_with_nvfp4_mixed() -> MixedPrecisionConfig:
+    """BF16 with NVFP4 matmuls; the last sixteen layers, 15 % of the model it is for, stay in BF16.
+
+    Formats: E2M1 in every operand with E4M3 block scales; BF16 outside the linears; FP32 master weights and gradients.
+    Scheme: nvfp4, weights stored in NVFP4; needs a model of more than sixteen layers.
+    Hardware: compute capability 10.x (Blackwell); Transformer Engine 2.7; storing weights in FP4: megatron-core 0.17.1.
+    Status: experimental; its authors named it after Nemotron 3 Ultra.
+    Source: Megatron Bridge 0.6.2, recipe of the same name.
+    """
+    return bf16_with_nvfp4_mixed().state(
+        first_last_layers_bf16=True,
+        num_layers_at_start_in_bf16=0,
+        num_layers_at_end_in_bf16=16,
     )

@@ -33,7 +33,7 @@ def megatron_owners():
         from megatron.core.transformer import TransformerConfig
 
     def make(*, sharded: bool = True, **model):
-        shape = {"num_layers": 16, "hidden_size": 64, "num_attention_heads": 4, **model}
+        shape = {"num_layers": 20, "hidden_size": 64, "num_attention_heads": 4, **model}
         return {
             "model": TransformerConfig(**shape),
             "optimizer": OptimizerConfig(use_distributed_optimizer=sharded),

@@ -2,16 +2,17 @@
 
 Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The plugin's own defaults are
 not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is *delayed*, and a precision it does not know
-trains in FP32 without a word. Its MXFP8 recipes use the hybrid format where Megatron Bridge's of that name use E4M3.
+trains in FP32 without a word. Its MXFP8 recipes changed under their name: hybrid up to 2.5, E4M3 since 2.6.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.contract import Exported, Imported, Recognised, System
+from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.crossing import Inward, Outward
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, calls_of
@@ -71,28 +72,54 @@ RECIPES = {
     "nemotron_h_bf16_with_fp8_current_scaling_mixed": "nemotron_h_bf16_with_fp8_current_scaling_mixed",
     "nanov2_bf16_with_fp8_current_scaling_mixed": "nanov2_bf16_with_fp8_subchannel_scaling_mixed",
 }
-"""NeMo 2's recipe -> ours. Source: NeMo 2.6.2 nemo/collections/llm/recipes/precision/mixed_precision.py."""
+"""NeMo 2's recipe -> ours, which means the same as it does since 2.6.
+
+Source: nemo/collections/llm/recipes/precision/mixed_precision.py of NeMo 2.0.0 to 2.7.3, as are the tables below."""
+RECIPES_SINCE = {
+    **{name: (2, 3) for name in RECIPES if "mxfp8" in name or "current_scaling" in name},
+    **{name: (2, 4) for name in RECIPES if "subchannel_scaling" in name},
+    "nanov2_bf16_with_fp8_current_scaling_mixed": (2, 5),
+}
+MXFP8_BEFORE = (
+    ((2, 4), {"fp8": "hybrid", "fp8_param_gather": False, "reuse_grad_buf_for_mxfp8_param_ag": False}),
+    ((2, 5), {"fp8": "hybrid", "reuse_grad_buf_for_mxfp8_param_ag": False}),
+    ((2, 6), {"fp8": "hybrid"}),
+)
+"""Before this release the MXFP8 recipes had these values; the first row that applies counts."""
+ARGUMENTS_SINCE = {
+    **dict.fromkeys(("fp8_recipe", "first_last_layers_bf16", "fp8_param_gather", *COUNTS), (2, 3)),
+    "reuse_grad_buf_for_mxfp8_param_ag": (2, 5),
+    **dict.fromkeys(("fp4", "fp4_recipe"), (2, 6)),
+}
+WITHOUT_PARAMS = (2, 3)
+"""The one release whose plugin takes no `fp8_params`."""
 
 
-def import_(payload: object) -> Imported:
-    """Return what a plugin asks for: its arguments as a mapping, a recipe's name, or Python that calls either."""
-    return import_all(payload)[0]
+def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
+    """Return what a plugin asks for.
+
+    Args:
+        payload: The plugin's arguments as a mapping, a recipe's name, or Python that calls either.
+        nemo_version: The release that runs it; None: 2.6, and what differs before is reported.
+    """
+    return import_all(payload, nemo_version=nemo_version)[0]
 
 
-def import_all(payload: object) -> tuple[Imported, ...]:
+def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imported, ...]:
     """Return what each plugin or recipe call of a Python file asks for; one for a mapping or a name."""
     from bridge.interop.document import Document
 
+    release = _release(nemo_version)
     if isinstance(payload, str):
-        return (_recipe(payload.removesuffix("()"), Inward(TITLE), ""),)
+        return (_recipe(payload.removesuffix("()"), release, ""),)
     if isinstance(payload, Document):
         calls = calls_of(payload.text, payload.path, frozenset({PLUGIN, *RECIPES}))
         if not calls:
             rule = f"must call {PLUGIN} or one of NeMo's precision recipes"
             raise PayloadError(f"{payload.path}: {rule}, and calls neither. Give the file that does.")
-        return tuple(_called(call) for call in calls)
+        return tuple(_called(call, release) for call in calls)
     if isinstance(payload, Mapping):
-        return (_mapping(payload),)
+        return (_mapping(payload, release),)
     raise PayloadError(
         f"nemo2: must be the plugin's arguments or a recipe's name, got {payload!r:.60}. Give one of them."
     )
@@ -103,29 +130,38 @@ def read(document: Document) -> object:
     return document if document.kind == "python" else document.content
 
 
-def _called(call: Call) -> Imported:
-    crossing = Inward(TITLE)
+def _release(version: object) -> tuple[int, int] | None:
+    if version is None:
+        return None
+    found = re.match(r"v?(2)\.(\d+)", str(version))
+    if found is None:
+        raise PayloadError(f"nemo_version: must be a version of NeMo 2, got {version!r}. Write nemo_version=2.5.")
+    return int(found[1]), int(found[2])
+
+
+def _title(release: tuple[int, int] | None) -> str:
+    return TITLE if release is None else f"NeMo {release[0]}.{release[1]}"
+
+
+def _called(call: Call, release: tuple[int, int] | None) -> Imported:
     label = f"line {call.line}, {call.name}"
-    for name, source in call.undecided.items():
-        detail = "only the run decides it"
-        crossing.lose(name, source, "unsupported", detail, "Give the value as it will be.")
     if call.name != PLUGIN:
-        return _recipe(call.name, crossing, label)
+        return _recipe(call.name, release, label, call.undecided)
     values = dict(call.arguments)
     if call.positional:
         values.setdefault("precision", call.positional[0])
-    return _plugin(values, crossing, label)
+    return _plugin(values, release, label, call.undecided)
 
 
-def _mapping(payload: Mapping[Any, Any]) -> Imported:
+def _mapping(payload: Mapping[Any, Any], release: tuple[int, int] | None) -> Imported:
     """Find the plugin in a mapping: itself, or under a key of a saved run."""
     for values in _nested(payload):
         target = values.get("_target_")
         if isinstance(target, str) and target.rpartition(".")[2] in RECIPES:
-            return _recipe(target.rpartition(".")[2], Inward(TITLE), "")
+            return _recipe(target.rpartition(".")[2], release, "")
         if isinstance(target, str) and target.endswith(PLUGIN):
-            return _plugin(values, Inward(TITLE), "")
-    return _plugin(payload, Inward(TITLE), "")
+            return _plugin(values, release, "")
+    return _plugin(payload, release, "")
 
 
 def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
@@ -136,38 +172,72 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
     return own + [found for item in items for found in _nested(item, depth - 1)]
 
 
-def _recipe(name: str, crossing: Inward, label: str) -> Imported:
+def _crossing(release: tuple[int, int] | None, undecided: Mapping[str, str] | None) -> Inward:
+    crossing = Inward(_title(release))
+    for name, source in (undecided or {}).items():
+        detail = "only the run decides it"
+        crossing.lose(name, source, "unsupported", detail, "Give the value as it will be.")
+    return crossing
+
+
+def _recipe(
+    name: str, release: tuple[int, int] | None, label: str, undecided: Mapping[str, str] | None = None
+) -> Imported:
+    crossing = _crossing(release, undecided)
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
         raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
+    since = RECIPES_SINCE.get(wanted, (2, 0))
+    if release is not None and release < since:
+        rule = f"{_title(release)} has no recipe {wanted!r}"
+        raise PayloadError(f"nemo2: {rule}, which came with {since[0]}.{since[1]}. Give another nemo_version.")
     fields = REGISTRY.get(RECIPES[wanted]).to_dict()
     if "mxfp8" in wanted:
-        fields["fp8"] = "hybrid"
-        detail = "NeMo's recipe of this name uses hybrid where Megatron Bridge's uses e4m3"
-        crossing.lose(
-            "fp8", "hybrid", "semantics", detail, "Use fp8='e4m3': MXFP8 with E5M2 gradients was found to diverge."
-        )
+        before = [values for until, values in MXFP8_BEFORE if release is not None and release < until]
+        fields |= before[0] if before else {}
+        if fields["fp8"] == "hybrid":
+            detail = f"{_title(release)}'s recipe of this name uses hybrid where Megatron Bridge's uses e4m3"
+            remedy = "Use fp8='e4m3': MXFP8 with E5M2 gradients was found to diverge."
+            crossing.lose("fp8", "hybrid", "semantics", detail, remedy)
+        elif release is None:
+            detail = "the recipe's value since NeMo 2.6; it was hybrid up to 2.5"
+            crossing.lose("fp8", "e4m3", "implied default", detail, "Pass nemo_version to be sure.")
     crossing.carry(wanted, **fields)
     config = MixedPrecisionConfig.from_dict(crossing.fields)
     return crossing.imported(semantics=semantics_of(config), label=label, recipe=recipe_named(config))
 
 
-def _plugin(values: Mapping[Any, Any], crossing: Inward, label: str) -> Imported:
+def _plugin(
+    values: Mapping[Any, Any],
+    release: tuple[int, int] | None,
+    label: str,
+    undecided: Mapping[str, str] | None = None,
+) -> Imported:
+    crossing = _crossing(release, undecided)
     mode = _mode(values, crossing)
     _dtypes(values, mode, crossing)
     for key, value in values.items():
         name = str(key)
-        if name in SAME:
+        if release is not None and not _takes(name, release):
+            detail = f"{PLUGIN} of {_title(release)} takes no such argument"
+            crossing.lose(name, value, "unsupported", detail, "Drop it, or give the release that runs it.")
+        elif name in SAME:
             crossing.carry(name, **{name: value})
         elif name in PREFIXED:
             crossing.carry(name, **{PREFIXED[name]: value})
         elif name not in ("precision", "_target_", "_partial_", "_convert_", *DTYPES, *GATHER):
             detail = f"{PLUGIN} takes no such argument"
             crossing.lose(name, value, "unsupported", detail, "Correct the name, or drop it.")
+    values = {key: value for key, value in values.items() if release is None or _takes(str(key), release)}
     _gather(values, crossing)
     _defaults(mode, crossing)
     config = MixedPrecisionConfig.from_dict(crossing.fields)
     return crossing.imported(semantics=semantics_of(config), label=label)
+
+
+def _takes(argument: str, release: tuple[int, int]) -> bool:
+    """Return whether the plugin of a release takes an argument that a later one does."""
+    return release >= ARGUMENTS_SINCE.get(argument, (2, 0)) and (argument, release) != ("fp8_params", WITHOUT_PARAMS)
 
 
 def _mode(values: Mapping[Any, Any], crossing: Inward) -> str:
@@ -177,7 +247,7 @@ def _mode(values: Mapping[Any, Any], crossing: Inward) -> str:
         raise PayloadError(f"nemo2: {rule}, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
     mode = MODES.get(str(said))
     if mode is None:
-        detail = f"a precision that {TITLE} does not know trains in FP32 without a word"
+        detail = f"a precision that {crossing.system} does not know trains in FP32 without a word"
         crossing.lose("precision", said, "semantics", detail, "Use 'bf16-mixed', '16-mixed' or '32'.")
         crossing.fields["fp32"] = True
         return "fp32"
@@ -200,7 +270,7 @@ def _dtypes(values: Mapping[Any, Any], mode: str, crossing: Inward) -> None:
         elif name in values:
             crossing.carry(name)
     if mode != "fp32" and "params_dtype" not in given:
-        detail = f"{TITLE} creates the weights in FP32 unless it is given"
+        detail = f"{crossing.system} creates the weights in FP32 unless it is given"
         crossing.implied("params_dtype", "fp32", detail, params_dtype="fp32")
     if mode != "fp32" and "pipeline_dtype" not in given:
         token = "bf16" if mode == "bf16" else "fp32"
@@ -234,7 +304,7 @@ def _defaults(mode: str, crossing: Inward) -> None:
     if fields.get("first_last_layers_bf16"):
         for name in COUNTS:
             if name not in fields:
-                crossing.implied(name, 0, f"{TITLE} writes 0 over Megatron's own 1", **{name: 0})
+                crossing.implied(name, 0, f"{crossing.system} writes 0 over Megatron's own 1", **{name: 0})
     if fields.get("fp8_wgrad") is False and fields.get("fp8"):
         detail = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
         crossing.lose("fp8_wgrad", False, "dead knob", detail, "Drop it.")
@@ -300,4 +370,9 @@ SYSTEM = System(
     recognise=recognise,
     read=read,
     write=write,
+    context=(
+        ContextKey(
+            name="nemo_version", meaning="release that runs it; recipes changed under their names", default="2.6"
+        ),
+    ),
 )

@@ -67,12 +67,38 @@ def test_fp4_weights_cannot_be_said() -> None:
 @pytest.mark.parametrize(("theirs", "ours"), nemo2.RECIPES.items())
 def test_recipes_are_known_by_name(theirs: str, ours: str) -> None:
     imported = nemo2.import_(theirs)
-    if "mxfp8" in theirs:
-        assert imported.config.fp8 == "hybrid"
-        assert reasons(imported, "fp8") == ["semantics"]
-        assert imported.recipe is None
-    else:
-        assert imported.recipe == ours
+    assert imported.recipe == ours
+    assert reasons(imported, "fp8") == (["implied default"] if "mxfp8" in theirs else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "fp8", "gather", "reuse"),
+    [
+        ("2.3.3", "hybrid", False, False),
+        ("2.4", "hybrid", True, False),
+        ("2.5.1", "hybrid", True, True),
+        ("2.6.2", "e4m3", True, True),
+        ("v2.7", "e4m3", True, True),
+    ],
+)
+def test_mxfp8_recipes_changed_under_their_name(version: str, fp8: str, gather: bool, reuse: bool) -> None:
+    imported = nemo2.import_("bf16_with_mxfp8_mixed", nemo_version=version)
+    config = imported.config
+    assert (config.fp8, config.fp8_param_gather, config.reuse_grad_buf_for_mxfp8_param_ag) == (fp8, gather, reuse)
+    assert reasons(imported, "fp8") == (["semantics"] if fp8 == "hybrid" else [])
+
+
+def test_a_release_has_the_recipes_and_arguments_of_its_time() -> None:
+    with pytest.raises(PayloadError, match=r"NeMo 2\.2 has no recipe 'bf16_with_mxfp8_mixed', which came with 2\.3"):
+        nemo2.import_("bf16_with_mxfp8_mixed", nemo_version="2.2.1")
+    with pytest.raises(PayloadError, match="nemo_version: must be a version of NeMo 2, got '1.23'"):
+        nemo2.import_("bf16_mixed", nemo_version="1.23")
+    said = {"precision": "bf16-mixed", "fp8": "hybrid", "fp8_recipe": "tensorwise"}
+    old = nemo2.import_(said, nemo_version="2.2")
+    assert old.config.fp8_recipe == "delayed"
+    assert reasons(old, "fp8_recipe") == ["unsupported", "implied default"]
+    assert nemo2.import_(said, nemo_version="2.3").config.fp8_recipe == "tensorwise"
+    assert reasons(nemo2.import_({**said, "fp8_params": True}, nemo_version="2.3"), "fp8_params") == ["unsupported"]
 
 
 def test_python_is_read_and_never_run(capfd) -> None:
@@ -81,7 +107,7 @@ def test_python_is_read_and_never_run(capfd) -> None:
     assert (first.label, first.config.to_dict()["params_dtype"]) == ("line 12, MegatronMixedPrecision", "bf16")
     assert [loss.value for loss in first.losses if loss.reason == "unsupported"] == ["config.reduce"]
     assert (second.config.fp16, second.config.initial_loss_scale) == (True, 65536)
-    assert (third.config.fp8_recipe, third.config.fp8) == ("mxfp8", "hybrid")
+    assert (third.config.fp8_recipe, third.config.fp8) == ("mxfp8", "e4m3")
 
 
 @pytest.mark.parametrize(
