@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import setup_globals
@@ -18,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from bridge.front.container import check, container
 from bridge.front.errors import COMPOSITION_ERRORS, told
-from bridge.front.origin import COMMAND_LINE, Origins
+from bridge.front.origin import COMMAND_LINE, Loader, Origins
 from bridge.front.plain import refuse_targets
 from bridge.front.problems import Problems
 from bridge.front.run_folder import register_launch_time
@@ -93,7 +92,7 @@ def compose(
         return composition.container()
 
 
-def prepared(search: Search, overrides: Sequence[str]) -> ConfigLoaderImpl:
+def prepared(search: Search, overrides: Sequence[str]) -> Loader:
     """Load the recipes that are asked for, refuse overrides of what does not exist, and return what composes.
 
     Raises:
@@ -107,7 +106,7 @@ def prepared(search: Search, overrides: Sequence[str]) -> ConfigLoaderImpl:
     try:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
         register(recipes_from(search, parsed))
-        loader = ConfigLoaderImpl(search.path())
+        loader = Loader(search.path())
         _refuse_unknown(parsed, loader)
     except COMPOSITION_ERRORS as error:
         raise told(error, overrides) from error
@@ -148,7 +147,7 @@ def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
     return [nulls.get(word, word) for word in overrides]
 
 
-def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoaderImpl) -> None:
+def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
     """Refuse overrides of sections and groups that do not exist, and options that are no names, all of them at once."""
     problems = Problems(Origins(dict.fromkeys((override.key_or_group for override in overrides), COMMAND_LINE)))
     for override in overrides:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
@@ -15,13 +16,24 @@ from bridge.front.source import SCHEME, recipe_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from hydra._internal.config_repository import IConfigRepository
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.default_element import ResultDefault
     from hydra.plugins.config_source import ConfigSource
 
-__all__ = ["COMMAND_LINE", "Origins"]
+__all__ = ["COMMAND_LINE", "Loader", "Origins"]
 
 COMMAND_LINE = "command line"
+
+
+class Loader(ConfigLoaderImpl):
+    """Hydra's loader, which remembers the defaults list of what it composed last."""
+
+    defaults: list[ResultDefault] | None = None
+
+    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        self.defaults = list(defaults)
+        return super()._compose_config_from_defaults_list(defaults, repo)
 
 
 class Origins:
@@ -57,7 +69,9 @@ class Origins:
         """
         words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # a word may hold a ${reference}
         overrides = [*words["hydra"], *words["task"]]
-        defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
+        defaults = loader.defaults if isinstance(loader, Loader) else None
+        if defaults is None:  # somebody else composed it: Hydra's own main, say
+            defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
         sources = [
             SourcesRegistry.instance().resolve(source.schema)(source.provider, f"{source.schema}://{source.path}")
             for source in hydra.runtime.config_sources

@@ -17,7 +17,7 @@ TINY = ("model=gpt_tiny", "train=smoke")
             ["mixed_precision=bf16_mixd"],
             "mixed_precision: no such recipe, got 'bf16_mixd' (command line). "
             "Did you mean 'bf16_mixed', 'fp16_mixed' or 'bf16_with_fp8_mixed'? "
-            "`precision-bridge recipes` lists all 17.",
+            "`precision-bridge recipes` lists all 18.",
         ),
         (
             ["model=gpt_tny"],
