@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+import textwrap
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bridge.interop.project import Source, Survey
 
 __all__ = ["add_parser"]
+
+T = TypeVar("T")
+
+WIDTH = 100
+SHOWN = 4
+"""Of files that say the same; a number stands for the rest."""
+MANY = 12
+"""Files that say what a run trains in: with more, they are not those of one run."""
+LISTED = 12
+"""Of things that say nothing of a whole run, and of files that were not read."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("sources", help="list every source of precision in a project, and which one wins")
     parser.add_argument("folder", help="folder of the project")
+    parser.add_argument("--all", action="store_true", help="list every file, also where many say the same")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -34,38 +47,110 @@ def run(chosen: argparse.Namespace) -> None:
             "agree": found.agree,
             "winner": dataclasses.asdict(winner) if winner else None,
             "unread": found.unread,
+            "limits": found.limits,
         }
         print(json.dumps(told, indent=2))
         return
-    print(*_lines(found), sep="\n")
+    print(*_lines(found, everything=chosen.all), sep="\n")
 
 
-def _lines(found: Survey) -> list[str]:
+def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
     from bridge.interop.project import ORDER
 
     if not found.sources:
-        lines = ["No source of precision was found."]
-    else:
-        width = max(len(source.path) for source in found.sources)
-        lines = [_line(source, width) for source in found.sources]
-        lines += ["", *_verdict(found, dict(ORDER))]
-    return [*lines, *(f"not read: {path}: {why}" for path, why in found.unread.items())]
+        yield "No source of precision was found."
+    width = max((len(_head(source)) for source in found.ranked), default=0)
+    for kind, members in _grouped(found.ranked, lambda source: source.kind).items():
+        yield f"{kind}:"
+        for head, same in _grouped(members, _head).items():
+            told = [_told(source, named=len(same) == 1) for source in same]
+            yield from _under(head, width, _capped(told, SHOWN, everything))
+    if found.beside:
+        yield "beside these, without a say in what a whole run trains in:"
+        groups = _grouped(found.beside, lambda source: f"{source.system}\n{source.says}").values()
+        pairs = [(same[0].system, _together(same, everything=everything)) for same in groups]
+        width = max(len(head) for head, _ in pairs)
+        for head, lines in _grouped(pairs, lambda pair: pair[0]).items():
+            yield from _under(head, width, _capped([line for _, line in lines], LISTED, everything))
+    if found.sources:
+        yield ""
+        yield from (line for sentence in _verdict(found, ORDER) for line in _wrapped(sentence))
+    unread = [f"not read: {path}: {why}" for path, why in found.unread.items()]
+    limits = [f"not complete: {limit}" for limit in found.limits]
+    for sentence in (*_capped(unread, LISTED, everything), *limits):
+        yield from _wrapped(sentence)
 
 
-def _line(source: Source, width: int) -> str:
-    recipe = f" [{source.recipe}]" if source.recipe else ""
-    place = f" ({source.run})" if source.run else ""
-    return f"{source.path:<{width}}  {source.system:<16}  {source.precision or source.says}{recipe}{place}"
+def _grouped(members: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    """Return the members by key, both in the order in which they come."""
+    groups: dict[str, list[T]] = {}
+    for member in members:
+        groups.setdefault(key(member), []).append(member)
+    return groups
 
 
-def _verdict(found: Survey, reasons: dict[str, str]) -> list[str]:
-    ranked = found.ranked
+def _capped(lines: list[str], most: int, everything: bool) -> list[str]:
+    """Return the lines, the last ones as a number where there are many."""
+    if everything or len(lines) <= most + 1:
+        return lines
+    return [*lines[:most], f"and {len(lines) - most} more (--all lists them)"]
+
+
+def _under(head: str, width: int, lines: list[str]) -> Iterator[str]:
+    """Lay lines out in a column beside their head."""
+    for place, line in enumerate(lines):
+        start = f"  {'' if place else head:<{width}}  "
+        yield from _wrapped(start + line, " " * (width + 6))
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+
+
+def _head(source: Source) -> str:
+    return f"{source.precision} ({source.system})" if source.precision else source.system
+
+
+def _place(source: Source) -> str:
+    return f"{source.path}, {source.run}" if source.run else source.path
+
+
+def _told(source: Source, *, named: bool) -> str:
+    """Return where a source stands and what it says beyond its precision; where asked, the recipe it amounts to."""
+    says = "" if source.says == source.precision else f": {source.says}"
+    recipe = f" [{source.recipe}]" if named and source.recipe not in (None, source.precision) else ""
+    return f"{_place(source)}{says}{recipe}"
+
+
+def _together(same: list[Source], *, everything: bool) -> str:
+    """Return one thing that several sources say."""
+    more = 0 if everything else max(0, len(same) - 2)
+    places = [_place(source) for source in same[: len(same) - more]]
+    return f"{'; '.join(places)}{f' and {more} more' if more else ''}: {same[0].says}"
+
+
+def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
+    ranked, winner = found.ranked, found.winner
     if not ranked:
-        return ["None of them says what a run trains in."]
+        return ["None of them says what a whole run trains in."]
     if found.agree:
         return [f"All agree: {ranked[0].precision}."]
-    told = ", ".join(dict.fromkeys(f"{source.path} says {source.precision}" for source in ranked))
-    winner = found.winner
+    files = len({source.path for source in ranked})
+    first = "Of those that one run uses, the one that stands first above wins"
+    if files > MANY:
+        return [f"They disagree. {first}; {files} files are more than one run uses, so give the folder of one."]
+    top = [source for source in ranked if source.kind == ranked[0].kind]
     if winner is None:
-        return [f"They disagree: {told}.", f"No single winner: several sources of the kind '{ranked[0].kind}' differ."]
-    return [f"They disagree: {told}.", f"{winner.path} wins ({winner.kind}): {reasons[winner.kind]}."]
+        said = " or ".join(dict.fromkeys(str(source.precision) for source in top))
+        which = f"No single winner: those of the kind '{top[0].kind}' differ ({said}), and a run uses one of them."
+    else:
+        others = len({source.path for source in top}) - 1
+        who = f"{winner.path} and {others} more that say the same win" if others else f"{winner.path} wins"
+        which = f"{who} ({winner.kind}): {reasons[winner.kind]}."
+    lines = [f"They disagree. {first}.", which]
+    rest = dataclasses.replace(found, sources=tuple(source for source in ranked if source.kind != top[0].kind))
+    if top[0].kind == "unnamed deepspeed" and rest.winner is not None:
+        lines.append(f"Without it, {rest.winner.path} wins ({rest.winner.kind}).")
+    return lines

@@ -80,6 +80,8 @@ class CommandLine:
     """What the line leaves open, and the files it names."""
     elsewhere: str = ""
     """The file that decides; there is no payload then."""
+    said_by: str = "flags"
+    """What decides: "flags" of the program, those of the "launcher", or "variables" that the script exports."""
 
 
 class _Line:
@@ -281,7 +283,10 @@ def _huggingface(line: _Line, forced: bool) -> CommandLine | None:
             return CommandLine(system="accelerate", evidence="starts with `accelerate launch`", elsewhere=file)
     context = {} if environment is None else {"accelerate_mixed_precision": environment}
     beside = line.beside(used, files=("deepspeed_config", "config_file"))
-    return CommandLine(system="huggingface", evidence=evidence, payload=payload, context=context, beside=beside)
+    said_by = "flags" if switched or environment is None else "variables" if used else "launcher"
+    return CommandLine(
+        system="huggingface", evidence=evidence, payload=payload, context=context, beside=beside, said_by=said_by
+    )
 
 
 def _environment(line: _Line) -> tuple[str | None, set[str]]:
@@ -298,16 +303,16 @@ def _environment(line: _Line) -> tuple[str | None, set[str]]:
 def _accelerate(line: _Line, forced: bool) -> CommandLine | None:
     launcher = line.accelerate
     options = {} if launcher is None else dict(launcher.options)
-    evidence = "starts with `accelerate launch`"
+    evidence, said_by = "starts with `accelerate launch`", "launcher"
     late = launcher is not None and "mixed_precision" in launcher.undecided
     if "mixed_precision" not in options:
         own = line.words.options.get("mixed_precision")
         if own in PRECISIONS:
             options["mixed_precision"] = own
-            evidence = f"has `--mixed_precision {own}`, which the Accelerator takes"
+            evidence, said_by = f"has `--mixed_precision {own}`, which the Accelerator takes", "flags"
     variables = {key: value for key, value in line.launch.environment.items() if key.startswith("ACCELERATE_")}
     if "ACCELERATE_MIXED_PRECISION" in variables and launcher is None and "mixed_precision" not in options:
-        evidence = "exports `ACCELERATE_MIXED_PRECISION`"
+        evidence, said_by = "exports `ACCELERATE_MIXED_PRECISION`", "variables"
     elif "mixed_precision" not in options and not late:
         if launcher is None and not forced:
             return None
@@ -330,7 +335,7 @@ def _accelerate(line: _Line, forced: bool) -> CommandLine | None:
         if "deepspeed_config_file" in options:
             payload["deepspeed_config"] = {"deepspeed_config_file": options["deepspeed_config_file"]}
     beside = line.beside(variables, read=("mixed_precision",))
-    return CommandLine(system="accelerate", evidence=evidence, payload=payload, beside=beside)
+    return CommandLine(system="accelerate", evidence=evidence, payload=payload, beside=beside, said_by=said_by)
 
 
 def _of_a_file(line: _Line) -> CommandLine | None:

@@ -33,6 +33,8 @@ class Run:
     system: System
     evidence: str
     imported: Imported
+    said_by: str = "flags"
+    """Of a launch: the program's flags, those of its launcher, or variables that the script exports."""
 
     @property
     def source(self) -> dict[str, Any]:
@@ -122,7 +124,8 @@ def _of_script(
             with _named(document, launch.label):
                 imported = one.import_(line.payload, **given)
             imported = replace(imported, losses=(*imported.losses, *line.beside), label=launch.label)
-            found.append(Run(document=document, system=one, evidence=line.evidence, imported=imported))
+            run = Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
+            found.append(run)
     if left and not found:
         said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left)
         raise PayloadError(f"{document.path}: {said}. {left[0].remedy}")
@@ -157,7 +160,7 @@ def _check_kind(document: Document, one: System) -> None:
     if document.kind in ("shell", "python") and document.kind not in kinds:
         what = {"shell": "shell script", "python": "Python program"}[document.kind]
         rule = f"{one.name} takes {' or '.join(kinds)}, and this is a {what}"
-        raise PayloadError(f"{document.path}: {rule}. Give its configuration, or leave --from out.")
+        raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
 
 
 def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Exported | None:

@@ -38,6 +38,8 @@ def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
     found = candidates(document)
     if not found:
         remedy = f"Name the system with --from: {', '.join(MODULES)}."
+        if document.kind == "python":
+            remedy = "Give a configuration; `precision-bridge sources FOLDER` lists what programs call."
         raise PayloadError(f"{document.path}: no system is recognised in this {document.kind} file. {remedy}")
     (first, why), *others = found
     tied = [one for one, other in others if why.certainty - other.certainty < CLOSE]

@@ -7,81 +7,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import runs_of
 from bridge.interop.detect import candidates
-from bridge.interop.document import MAX_BYTES, Document
-from bridge.interop.shell_values import is_unknown
+from bridge.interop.document import Document
+from bridge.interop.project_files import Files, looks_relevant
+from bridge.interop.project_program import sources_of_program
+from bridge.interop.project_source import ORDER, Source, source_of
+from bridge.interop.project_variables import VARIABLES, assigned, exported, of_variables
+from bridge.interop.shell_ways import PRECISION_WORDS
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.interop.conversion import Run
 
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 
-ORDER = (
-    ("launch script", "flags on the command line are read last"),
-    ("deepspeed", "its engine casts the module, and transformers refuses arguments that differ"),
-    ("program", "what a program constructs by itself goes over its environment"),
-    ("training file", "the trainer that reads it hands it on as arguments, which go over the environment"),
-    ("accelerate file", "`accelerate launch` writes it into the environment, over what is there"),
-    ("process", "an exported variable goes over a .env file"),
-    (".env file", "it only fills what nobody else set"),
-)
-"""Kind of source -> why it stands above the ones below it."""
-
-SKIPPED = frozenset(
-    {
-        "node_modules",
-        "__pycache__",
-        "site-packages",
-        "outputs",
-        "wandb",
-        "build",
-        "dist",
-        "checkpoints",
-        "data",
-        "venv",
-        "env",
-    }
-)
-SUFFIXES = frozenset({".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".py", ".env", ".toml"})
-MAX_FILES = 2000
-MAX_LEVELS = 8
 SURE = 0.5
 """Below it a file is not taken for a source: a project is full of YAML that has nothing to do with precision."""
-
-VARIABLES = re.compile(
-    r"ACCELERATE_(MIXED_PRECISION|FP8_\w+|DYNAMO_\w+)|FSDP_MIXED_PRECISION\w*|NVIDIA_TF32_OVERRIDE"
-    r"|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|NVTE_(FP8|MXFP8|NVFP4|APPLY_QK|BF16|FP16)\w*|XLA_USE_BF16|XLA_DOWNCAST_BF16"
-    r"|DEEPSPEED_\w*(FP16|BF16)\w*"
-)
-ACCELERATE = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """One source."""
-
-    path: str
-    """File, or "environment"."""
-    system: str
-    """Name of the system it belongs to."""
-    kind: str
-    """One of the first words of `ORDER`, or "per module"."""
-    says: str
-    """In a few words."""
-    precision: str | None
-    """What decides agreement: "bf16", "bf16 + fp8 delayed"; None where it says nothing about it."""
-    run: str = ""
-    semantics: str | None = None
-    recipe: str | None = None
-    evidence: str = ""
-    losses: int = 0
+CLOSE = 0.05
+COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
+LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
+"""What is listed anyway, as a variable."""
+JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +42,22 @@ class Survey:
 
     sources: tuple[Source, ...]
     unread: dict[str, str] = field(default_factory=dict)
-    """File -> why it could not be read, or is not clear."""
+    """File, or file and line -> why it could not be read, or is not clear."""
+    limits: tuple[str, ...] = ()
+    """What was not looked at, one clause each."""
 
     @property
     def ranked(self) -> tuple[Source, ...]:
         """The sources that say what a run trains in, the winner first."""
-        kinds = [kind for kind, _ in ORDER]
+        kinds = list(ORDER)
         said = [source for source in self.sources if source.precision is not None and source.kind in kinds]
         return tuple(sorted(said, key=lambda source: kinds.index(source.kind)))
+
+    @property
+    def beside(self) -> tuple[Source, ...]:
+        """The sources that do not: switches, regions, single modules, and what is left to others."""
+        ranked = self.ranked
+        return tuple(source for source in self.sources if source not in ranked)
 
     @property
     def agree(self) -> bool:
@@ -116,7 +76,7 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
     """Look through a project's folder and the environment.
 
     Args:
-        folder: Where to look; hidden folders, installed packages and outputs are passed over.
+        folder: Where to look; hidden folders, installed packages, outputs and Python tests are passed over.
         environment: The process's variables; None: those of this process.
 
     Raises:
@@ -125,126 +85,109 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
     root = Path(folder)
     if not root.is_dir():
         raise PayloadError(f"{folder}: must be a folder. Give the project's.")
-    found: list[Source] = []
-    unread: dict[str, str] = {}
-    for file in _files(root):
-        name = file.relative_to(root).as_posix()
+    reader = _Reader()
+    files = Files(root=root)
+    for file, name in files:
         try:
-            found += _of_file(file, name, unread)
+            reader.read(Document.load(file), name)
         except BridgeError as error:
-            if not _is_program(file):
-                unread[name] = str(error).replace(str(file), name).splitlines()[0]
-    found += _of_variables(os.environ if environment is None else environment, "environment", "process")
-    return Survey(sources=tuple(found), unread=unread)
+            if looks_relevant(file, name):
+                reader.refuse(name, error, str(file))
+    variables = of_variables(os.environ if environment is None else environment, "environment", "process")
+    return Survey(sources=(*reader.placed(), *variables), unread=reader.unread, limits=tuple(files.limits))
 
 
-def _files(root: Path) -> Iterator[Path]:
-    count = 0
-    for path, folders, names in os.walk(root):
-        here = Path(path)
-        level = len(here.relative_to(root).parts)
-        folders[:] = sorted(
-            name for name in folders if level < MAX_LEVELS and not name.startswith(".") and name not in SKIPPED
-        )
-        for name in sorted(names):
-            file = here / name
-            if file.suffix in SUFFIXES or name == ".env" or name.startswith(".env."):
-                count += 1
-                if count > MAX_FILES:
-                    return
-                if file.is_file() and file.stat().st_size <= MAX_BYTES:
-                    yield file
+class _Reader:
+    """Reads file after file."""
+
+    def __init__(self) -> None:
+        self.found: list[Source] = []
+        self.unread: dict[str, str] = {}
+        self.started: set[str] = set()
+        """File names of the programs that scripts start."""
+        self.named: set[str] = set()
+        """File names of the JSON that other files name."""
+
+    def refuse(self, name: str, error: BridgeError, path: str) -> None:
+        """Note a file that is not read."""
+        told = str(error).replace(path, name).splitlines()[0]
+        self.unread[name] = told.removeprefix(f"{name}: ").removeprefix(f"{name}, ")
+
+    def read(self, document: Document, name: str) -> None:
+        """Read one file; raises BridgeError where it is broken."""
+        if document.kind != "json" and ".json" in document.text:
+            self.named.update(JSON_NAME.findall(COMMENTS.sub("", document.text)))
+        if document.kind == "env":
+            self.found += of_variables(assigned(document.text), name, ".env file")
+        elif document.kind == "python":
+            self.program(document, name)
+        elif document.kind == "shell" and not name.endswith(".toml"):
+            self.script(document, name)
+        else:
+            one = replace(document, kind="text") if name.endswith(".toml") else document
+            for part in one.parts:
+                self.configuration(part, name)
+
+    def program(self, document: Document, name: str) -> None:
+        try:
+            self.found += sources_of_program(document, name, self.unread)
+        except PayloadError as error:
+            self.refuse(name, error, document.path)
+
+    def script(self, document: Document, name: str) -> None:
+        variables, started = exported(document.text, document.path)
+        self.started |= started
+        try:
+            runs = runs_of(document)
+        except BridgeError as error:
+            runs = []
+            if PRECISION_WORDS.search(LISTED.sub("", COMMENTS.sub("", document.text))):
+                self.refuse(name, error, document.path)
+        kinds = [(run, LAUNCHES[run.said_by]) for run in runs]
+        self.found += [_of_run(run, name, kind) for run, kind in kinds if kind is not None]
+        self.found += of_variables(variables, name, "script variable")
+
+    def configuration(self, document: Document, name: str) -> None:
+        per_module = _te_precision_file(document, name)
+        if per_module is not None:
+            self.found.append(per_module)
+            return
+        sure = [pair for pair in candidates(document) if pair[1].certainty >= SURE]
+        if len(sure) > 1 and sure[0][1].certainty - sure[1][1].certainty < CLOSE:
+            self.unread[name] = f"could be {sure[0][0].name} or {sure[1][0].name}; convert it with --from"
+        elif sure:
+            system, why = sure[0]
+            kind = {"deepspeed": "deepspeed", "accelerate": "accelerate file"}.get(system.name, "training file")
+            found = [_of_run(run, name, kind) for run in runs_of(document, system.name)]
+            self.found += [replace(source, evidence=why.evidence) for source in found]
+
+    def placed(self) -> list[Source]:
+        """Return the sources, with programs that a script starts and JSON that nothing names in their places."""
+        kinds = []
+        for source in self.found:
+            file = source.path.rpartition("/")[2]
+            kind = source.kind
+            if kind == "program" and file in self.started:
+                kind = "started program"
+            elif kind == "deepspeed" and file.endswith(".json") and file not in self.named:
+                kind = "unnamed deepspeed"
+            kinds.append(replace(source, kind=kind))
+        return kinds
 
 
-def _is_program(file: Path) -> bool:
-    return file.suffix == ".py"
+def _of_run(run: Run, name: str, kind: str) -> Source:
+    return source_of(
+        run.imported,
+        path=name,
+        system=run.system.name,
+        kind=kind,
+        evidence=run.evidence,
+        run=str(run.source["run"]),
+    )
 
 
-def _of_file(file: Path, name: str, unread: dict[str, str]) -> list[Source]:
-    document = Document.load(file)
-    if document.kind == "env":
-        return _of_variables(_pairs(document.text), name, ".env file")
-    per_module = _te_precision_file(document, name)
-    if per_module is not None:
-        return [per_module]
-    known = candidates(document)
-    sure = [pair for pair in known if pair[1].certainty >= SURE]
-    if not sure:
-        return []
-    if len(sure) > 1 and sure[0][1].certainty - sure[1][1].certainty < 0.05:
-        unread[name] = f"could be {sure[0][0].name} or {sure[1][0].name}; convert it with --from"
-        return []
-    found = []
-    for run in runs_of(document, sure[0][0].name):
-        imported = run.imported
-        found.append(
-            Source(
-                path=name,
-                system=run.system.name,
-                kind=_kind(run.system.name, document.kind),
-                says=imported.config.label,
-                precision=_precision(imported.config),
-                run=str(run.source["run"]),
-                semantics=imported.semantics,
-                recipe=imported.recipe,
-                evidence=sure[0][1].evidence,
-                losses=len(imported.losses),
-            )
-        )
-    if document.kind == "shell":
-        found += _of_variables(_exports(document), name, "launch script")
-    return found
-
-
-def _kind(system: str, kind: str) -> str:
-    if kind == "shell":
-        return "launch script"
-    if system == "deepspeed":
-        return "deepspeed"
-    if kind == "python":
-        return "program"
-    return "accelerate file" if system == "accelerate" else "training file"
-
-
-def _precision(config: MixedPrecisionConfig) -> str:
-    """Return dtype and scheme, the part of a precision that two sources can disagree about."""
-    dtype = str(config.to_dict().get("autocast_dtype") or config.mode) if config.autocast_enabled else config.mode
-    if config.fp8:
-        return f"{dtype} + fp8 {config.fp8_recipe}"
-    return f"{dtype} + {config.fp4_recipe}" if config.fp4 else dtype
-
-
-def _of_variables(variables: Mapping[str, str], path: str, kind: str) -> list[Source]:
-    found = []
-    for name, value in sorted(variables.items()):
-        if not VARIABLES.fullmatch(name):
-            continue
-        precision = None
-        if name == "ACCELERATE_MIXED_PRECISION" and value in ACCELERATE:
-            precision = ACCELERATE[value] + (" + fp8" if value == "fp8" else "")
-        system = (
-            "accelerate" if name.startswith(("ACCELERATE", "FSDP")) else "te" if name.startswith("NVTE") else "torch"
-        )
-        says = f"{name}={value}"
-        found.append(
-            Source(path=path, system=system, kind=kind, says=says, precision=precision, evidence=f"sets {name}")
-        )
-    return found
-
-
-def _pairs(text: str) -> dict[str, str]:
-    """Return what a .env file sets; later lines win."""
-    pairs = re.findall(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*?)\s*$", text, re.MULTILINE)
-    return {name: value.strip("'\"") for name, value in pairs}
-
-
-def _exports(document: Document) -> dict[str, str]:
-    from bridge.interop.shell import launches
-
-    found: dict[str, str] = {}
-    for launch in launches(document.text, document.path):
-        found |= {name: value for name, value in launch.environment.items() if not is_unknown(value)}
-    return found
+LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag", "variables": None}
+"""What decides in a launch -> its kind; None: a variable, which is listed by itself."""
 
 
 def _te_precision_file(document: Document, name: str) -> Source | None:

@@ -1,6 +1,7 @@
 """`precision-bridge sources`: what a project says about its precision, in how many places."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import PayloadError
-from bridge.interop.project import ORDER, survey
+from bridge.interop import project_files
+from bridge.interop.project import ORDER, Survey, survey
 
 SAMPLES = Path(__file__).parent / "samples"
 ACCELERATE = (
     "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: fp16\nnum_processes: 8\n"
 )
 DEEPSPEED = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
+TRAINER = "output_dir: out\nper_device_train_batch_size: 1\nbf16: true\n"
 
 
 @pytest.fixture
@@ -24,21 +27,36 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "configs" / "ds.json").write_text(DEEPSPEED)
     (tmp_path / ".env").write_text("export ACCELERATE_MIXED_PRECISION=fp8\nNVIDIA_TF32_OVERRIDE='0'\nOTHER=1\n")
     (tmp_path / "ci.yaml").write_text("on: push\njobs: {test: {runs-on: ubuntu}}\n")
-    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    (tmp_path / "broken.yaml").write_text("mixed_precision: [bf16\n")
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "node_modules" / "ds.json").write_text(DEEPSPEED)
     shutil.copy(SAMPLES / "te_precision.yaml", tmp_path / "te.yaml")
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCELERATE_MIXED_PRECISION", "NVIDIA_TF32_OVERRIDE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def surveyed(folder: Path, **files: str) -> Survey:
+    """Survey a folder of files: `run_sh` is `run.sh`, and `a__b_py` is `a/b.py`."""
+    for name, text in files.items():
+        stem, _, suffix = name.replace("__", "/").rpartition("_")
+        (folder / f"{stem}.{suffix}").parent.mkdir(exist_ok=True, parents=True)
+        (folder / f"{stem}.{suffix}").write_text(text)
+    return survey(folder, {})
+
+
 def test_each_source_says_what_it_says(project: Path) -> None:
     found = survey(project, {"ACCELERATE_MIXED_PRECISION": "bf16", "PATH": "/bin"})
     told = {(source.path, source.system): (source.kind, source.precision) for source in found.sources}
     assert told == {
-        (".env", "accelerate"): (".env file", "bf16 + fp8"),
+        (".env", "accelerate"): (".env file", "bf16 + fp8 tensorwise"),
         (".env", "torch"): (".env file", None),
         ("configs/accelerate.yaml", "accelerate"): ("accelerate file", "fp16"),
-        ("configs/ds.json", "deepspeed"): ("deepspeed", "bf16"),
+        ("configs/ds.json", "deepspeed"): ("unnamed deepspeed", "bf16"),
         ("te.yaml", "te-precision-file"): ("per module", None),
         ("environment", "accelerate"): ("process", "bf16"),
     }
@@ -51,6 +69,9 @@ def test_a_te_precision_file_says_which_modules_run_in_what(project: Path) -> No
     assert source.says == "*output_layer* -> high precision; * -> nvfp4"
 
 
+# -- which one wins ------------------------------------------------------------------------------------------------
+
+
 def test_they_disagree_and_the_order_decides(project: Path) -> None:
     found = survey(project, {})
     assert not found.agree
@@ -60,9 +81,90 @@ def test_they_disagree_and_the_order_decides(project: Path) -> None:
     assert survey(project, {}).winner.path == "run.sh"
 
 
+def test_a_deepspeed_file_that_a_script_names_wins_over_the_script(tmp_path: Path) -> None:
+    script = "torchrun run_clm.py --output_dir o --do_train --fp16 --deepspeed configs/ds.json\n"
+    found = surveyed(tmp_path, configs__ds_json=DEEPSPEED, run_sh=script)
+    assert (found.winner.kind, found.winner.path) == ("deepspeed", "configs/ds.json")
+    commented = script.replace(" --deepspeed", "  # --deepspeed")
+    assert surveyed(tmp_path, run_sh=commented).winner.kind == "launch script"
+
+
+def test_a_program_wins_over_the_flags_of_the_script_that_starts_it_alone(tmp_path: Path) -> None:
+    program = 'from accelerate import Accelerator\nAccelerator(mixed_precision="no")\n'
+    script = "torchrun train.py --num-layers 2 --hidden-size 8 --bf16\n"
+    found = surveyed(tmp_path, train_py=program, run_sh=script)
+    assert [(source.kind, source.precision) for source in found.ranked] == [
+        ("started program", "fp32"),
+        ("launch script", "bf16"),
+    ]
+    (tmp_path / "train.py").rename(tmp_path / "evaluate.py")
+    assert [source.kind for source in survey(tmp_path, {}).ranked] == ["launch script", "program"]
+
+
+def test_a_variable_that_a_script_exports_gives_way_to_the_accelerate_file(tmp_path: Path) -> None:
+    script = "export ACCELERATE_MIXED_PRECISION=fp8\naccelerate launch --config_file accelerate.yaml train.py\n"
+    found = surveyed(tmp_path, accelerate_yaml=ACCELERATE, run_sh=script)
+    assert [(source.kind, source.precision) for source in found.ranked] == [
+        ("accelerate file", "fp16"),
+        ("script variable", "bf16 + fp8 tensorwise"),
+    ]
+    assert found.unread == {}
+
+
+def test_a_flag_of_accelerate_launch_goes_over_its_file_and_under_a_program(tmp_path: Path) -> None:
+    found = surveyed(
+        tmp_path,
+        accelerate_yaml=ACCELERATE,
+        run_sh="accelerate launch --mixed_precision bf16 train.py\n",
+        train_py='from accelerate import Accelerator\nAccelerator(mixed_precision="no")\n',
+    )
+    assert [source.kind for source in found.ranked] == ["started program", "accelerate flag", "accelerate file"]
+
+
 def test_two_of_one_kind_that_differ_have_no_winner(project: Path) -> None:
     shutil.copy(SAMPLES / "several.sh", project / "run.sh")
     assert survey(project, {}).winner is None
+
+
+def test_each_launch_of_a_script_is_of_its_own_system(tmp_path: Path) -> None:
+    script = (
+        "torchrun run_clm.py --output_dir o --do_train --bf16\n"
+        "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8 --fp16\n"
+    )
+    found = surveyed(tmp_path, run_sh=script)
+    told = {(source.system, source.kind, source.precision) for source in found.sources}
+    assert told == {("huggingface", "launch script", "bf16"), ("megatron-lm", "launch script", "fp16")}
+    assert all(source.evidence for source in found.sources)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}',
+        '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}',
+    ],
+)
+def test_a_deepspeed_file_that_leaves_it_to_the_trainer_does_not_win(tmp_path: Path, text: str) -> None:
+    found = surveyed(tmp_path, ds_json=text, train_yaml=TRAINER)
+    assert found.winner.path == "train.yaml"
+    assert [source.says for source in found.beside] == [
+        "the trainer that reads it decides; DeepSpeed by itself takes fp32"
+    ]
+
+
+def test_training_arguments_without_a_switch_leave_it_to_the_environment(tmp_path: Path) -> None:
+    text = TRAINER.replace("true", "false")
+    found = surveyed(tmp_path, train_yaml=text, accelerate_yaml=ACCELERATE)
+    assert found.winner.path == "accelerate.yaml"
+    assert "ACCELERATE_MIXED_PRECISION decides" in found.beside[0].says
+
+
+def test_an_accelerate_file_that_names_a_deepspeed_file_leaves_it_to_that(tmp_path: Path) -> None:
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
+    text += "deepspeed_config:\n  deepspeed_config_file: conf/ds.json\n"
+    found = surveyed(tmp_path, accelerate_yaml=text, conf__ds_json=DEEPSPEED)
+    assert [(source.kind, source.precision) for source in found.ranked] == [("deepspeed", "bf16")]
+    assert found.beside[0].says == "the DeepSpeed file that it names decides"
 
 
 def test_sources_that_agree_say_so(tmp_path: Path, capsys) -> None:
@@ -73,32 +175,184 @@ def test_sources_that_agree_say_so(tmp_path: Path, capsys) -> None:
     assert "All agree: bf16." in capsys.readouterr().out
 
 
+# -- scripts and variables -----------------------------------------------------------------------------------------
+
+
 def test_variables_that_a_script_exports_are_sources(tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "awkward.sh", tmp_path / "run.sh")
     said = {source.says for source in survey(tmp_path, {}).sources}
     assert {"NVIDIA_TF32_OVERRIDE=0", "NVTE_FP8_DPA_BWD=1"} <= said
 
 
-def test_the_command_prints_a_verdict(project: Path, capsys, monkeypatch) -> None:
-    for name in ("ACCELERATE_MIXED_PRECISION", "NVIDIA_TF32_OVERRIDE"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.parametrize(
+    "script",
+    [
+        "export ACCELERATE_MIXED_PRECISION=fp8\npython train.py\n",
+        "export ACCELERATE_MIXED_PRECISION=fp8\nmy-trainer go\n",
+        "export ACCELERATE_MIXED_PRECISION=fp8\n",
+        'export ACCELERATE_MIXED_PRECISION=fp8\nif [ "$1" ]; then\npython train.py\n',
+        "ACCELERATE_MIXED_PRECISION=fp8 python train.py\n",
+    ],
+)
+def test_exports_of_scripts_that_nothing_recognises_are_listed(tmp_path: Path, script: str) -> None:
+    (source,) = surveyed(tmp_path, run_sh=script).sources
+    assert (source.kind, source.says) == ("script variable", "ACCELERATE_MIXED_PRECISION=fp8")
+
+
+def test_a_script_sets_a_variable_to_each_value_that_it_may_have(tmp_path: Path) -> None:
+    script = "for p in bf16 fp16; do\n  ACCELERATE_MIXED_PRECISION=$p python train.py\ndone\n"
+    assert [source.precision for source in surveyed(tmp_path, run_sh=script).sources] == ["bf16", "fp16"]
+
+
+def test_a_variable_whose_value_only_a_run_knows_is_listed_as_written(tmp_path: Path) -> None:
+    (source,) = surveyed(tmp_path, run_sh="export ACCELERATE_MIXED_PRECISION=$(cat mode)\npython x.py\n").sources
+    assert (source.says, source.precision) == ("ACCELERATE_MIXED_PRECISION=$(cat mode)", None)
+
+
+def test_a_script_that_is_not_understood_is_named_where_it_bears_on_precision(tmp_path: Path) -> None:
+    found = surveyed(
+        tmp_path,
+        build_docs_sh="#!/bin/bash\n# half of the docs, in fp16\ncd docs && make html\n",
+        run_sh="python train.py --precision bf16 --amp-dtype bf16\n",
+        torn_sh="echo bf16; if true; then\n",
+        harmless_sh="if true; then\n",
+    )
+    assert sorted(found.unread) == ["run.sh", "torn.sh"]
+    assert not found.unread["torn.sh"].startswith("torn.sh: ")
+
+
+def test_a_dotenv_value_ends_where_its_comment_begins(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("ACCELERATE_MIXED_PRECISION=bf16  # the default\nNVTE_FP8_DPA_BWD='1' # on\n")
+    said = [source.says for source in survey(tmp_path, {}).sources]
+    assert said == ["ACCELERATE_MIXED_PRECISION=bf16", "NVTE_FP8_DPA_BWD=1"]
+
+
+def test_a_back_end_in_the_environment_decides_the_scheme(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("ACCELERATE_MIXED_PRECISION=fp8\nACCELERATE_FP8_BACKEND=TE\n")
+    assert survey(tmp_path, {}).winner.precision == "bf16 + fp8 delayed"
+
+
+# -- what is not read ----------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_too_large_are_named_where_they_look_relevant(tmp_path: Path) -> None:
+    rest = '", "x": "' + "x" * 600_000 + '"}'
+    found = surveyed(
+        tmp_path,
+        data_json='{"text": "plain' + rest,
+        mixed_json='{"bf16": "on' + rest,
+        ds_config_json='{"text": "plain' + rest,
+        run_sh="torchrun a.py --bf16\n" + "#" * 600_000,
+        train_py="# nothing\n" + "x = 1\n" * 100_000,
+    )
+    assert sorted(found.unread) == ["ds_config.json", "mixed.json", "run.sh"]
+    assert "must not be larger than 512 KiB" in found.unread["run.sh"]
+
+
+def test_broken_files_without_a_word_on_precision_are_passed_over(tmp_path: Path) -> None:
+    found = surveyed(tmp_path, a_yaml="a: [1\n", b_json="{", c_py="x = (", d_py="x = 'autocast' (")
+    assert list(found.unread) == ["d.py"]
+    assert found.unread["d.py"].startswith("line 1: must be Python")
+
+
+def test_a_project_file_in_toml_is_no_script(tmp_path: Path) -> None:
+    text = '[project]\ndependencies = [\n    "torch; python_version < \'4\'",\n]\nx = { fp16 = 1\n}\nexport = "bf16"\n'
+    assert surveyed(tmp_path, pyproject_toml=text).unread == {}
+
+
+def test_it_says_that_it_stopped_after_so_many_files(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(project_files, "MAX_FILES", 2)
+    found = surveyed(tmp_path, a_json=DEEPSPEED, b_json=DEEPSPEED, c_json=DEEPSPEED)
+    assert len(found.sources) == 2
+    assert found.limits == ("stopped after 2 files, others may follow: give a smaller folder",)
+    assert main(["sources", str(tmp_path)]) == 0
+    assert "not complete: stopped after 2 files" in capsys.readouterr().out
+
+
+def test_odd_files_and_folders_are_survived(tmp_path: Path, capsys) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
+    with (tmp_path / os.fsdecode(b"odd\xff\x1b.yaml")).open("w") as stream:
+        stream.write(ACCELERATE)
+    assert main(["sources", str(tmp_path)]) == 0
+    assert "odd\ufffd?.yaml" in capsys.readouterr().out
+
+
+def test_it_says_what_it_did_not_look_at(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(project_files, "MAX_LEVELS", 1)
+    found = surveyed(tmp_path, a__b__ds_json=DEEPSPEED, tests__x_py="x = 1", test_y_py="y = 1", a__conftest_py="")
+    assert found.sources == ()
+    assert found.limits == (
+        "folders more than 1 levels down were not looked at: 1",
+        "Python tests were not looked at: 3",
+    )
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_verdict(project: Path, capsys) -> None:
     assert main(["sources", str(project)]) == 0
-    out = capsys.readouterr().out
-    assert f"configs/ds.json wins (deepspeed): {dict(ORDER)['deepspeed']}." in out
-    assert "They disagree: configs/ds.json says bf16, configs/accelerate.yaml says fp16, .env says bf16 + fp8." in out
-    assert "not read: broken.yaml: broken.yaml, line 2: must be YAML" in out
+    assert capsys.readouterr().out.splitlines() == [
+        "unnamed deepspeed:",
+        "  bf16 (deepspeed)                    configs/ds.json",
+        "accelerate file:",
+        "  fp16 (accelerate)                   configs/accelerate.yaml",
+        ".env file:",
+        "  bf16 + fp8 tensorwise (accelerate)  .env: ACCELERATE_MIXED_PRECISION=fp8",
+        "beside these, without a say in what a whole run trains in:",
+        "  torch              .env: NVIDIA_TF32_OVERRIDE=0",
+        "  te-precision-file  te.yaml: *output_layer* -> high precision; * -> nvfp4",
+        "",
+        "They disagree. Of those that one run uses, the one that stands first above wins.",
+        "configs/ds.json wins (unnamed deepspeed): nothing names it here, so that it counts, and then first,",
+        "  where it is given by hand.",
+        "Without it, configs/accelerate.yaml wins (accelerate file).",
+        "not read: broken.yaml: line 2: must be YAML; did not find expected ',' or ']'. Correct it there.",
+    ]
 
 
 def test_the_command_prints_json(project: Path, capsys) -> None:
     assert main(["sources", str(project), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"sources", "agree", "winner", "unread"}
+    assert set(told) == {"sources", "agree", "winner", "unread", "limits"}
     assert told["winner"]["path"] == "configs/ds.json"
 
 
-def test_an_empty_project_has_no_source(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+def test_many_files_are_grouped_and_none_of_them_is_the_winner(tmp_path: Path, capsys) -> None:
+    for place in range(20):
+        text = TRAINER if place % 5 else TRAINER.replace("bf16", "fp16")
+        surveyed(tmp_path, **{f"examples__a_rather_long_name_of_a_folder__another_one__train_{place:02}_yaml": text})
+    surveyed(tmp_path, ds_json=DEEPSPEED)
+    assert main(["sources", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) < 20
+    assert sum("more (--all lists them)" in line for line in lines) == 1
+    told = " ".join(" ".join(lines).split())
+    assert "21 files are more than one run uses" in told
+    assert " wins (" not in told
+    assert main(["sources", str(tmp_path), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"train_{place:02}.yaml" in out for place in range(20))
+
+
+def test_several_that_say_the_same_win_together(tmp_path: Path, capsys) -> None:
+    surveyed(tmp_path, a_yaml=TRAINER, b_yaml=TRAINER, accelerate_yaml=ACCELERATE)
+    assert main(["sources", str(tmp_path)]) == 0
+    assert "a.yaml and 1 more that say the same win (training file)" in capsys.readouterr().out
+
+
+def test_an_empty_project_has_no_source(tmp_path: Path, capsys) -> None:
     assert main(["sources", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("No source of precision was found.")
     with pytest.raises(PayloadError, match="must be a folder"):
         survey(tmp_path / "missing")
+
+
+def test_the_order_is_the_one_of_the_manual() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "howto" / "convert.md").read_text()
+    section = manual.partition("## Every source in a project")[2].partition("\n## ")[0]
+    rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert rows == list(ORDER)
