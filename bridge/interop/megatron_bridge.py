@@ -280,10 +280,9 @@ def recognise(document: Document) -> Recognised | None:
         return Recognised(certainty=0.9, evidence="has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
         return Recognised(certainty=0.9, evidence=f"has `mixed_precision: {inner}`, one of its recipes")
-    if any(
-        str(top.get(owner, "")) and isinstance(top.get(owner), Mapping) and "_target_" in top[owner] for owner in OWNERS
-    ):
-        return Recognised(certainty=0.7, evidence="has sections with targets, as its run configs do")
+    sections = [top[owner] for owner in OWNERS if isinstance(top.get(owner), Mapping)]
+    if any(str(section.get("_target_", "")).startswith(("megatron.", "bridge.")) for section in sections):
+        return Recognised(certainty=0.7, evidence="has sections with Megatron's targets, as its run configs do")
     known = [name for name in OWN if name in top]
     if len(known) > 1 and len(known) * 2 >= len(top):
         whole = len(known) == len(top)  # `bf16` and `fp8` beside other keys are other systems' words too

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Recognised
-from bridge.interop.detect import detect
+from bridge.interop.detect import candidates, detect
 from bridge.interop.document import Document
 from bridge.interop.systems import KINDS, MODULES, all_systems, system
 
@@ -103,3 +103,8 @@ def test_the_reference_lists_the_systems_as_they_are() -> None:
     for one in all_systems():
         keys = ", ".join(f"`{key.name}`: {key.meaning}" for key in one.context) or "none"
         assert f"| `{one.name}` | {one.title} | {one.version} | {', '.join(one.kinds)} | {keys} |\n" in page
+
+
+def test_targets_of_others_are_no_run_config_of_megatron_bridge() -> None:
+    text = "model:\n  _target_: torch.nn.Linear\noptimizer:\n  _target_: torch.optim.Adam\n"
+    assert candidates(Document.of_text(text, "x.yaml")) == []
