@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.accelerate_fp8 import BACKENDS, arrive_fp8, depart_fp8
+from bridge.interop.accelerate_sharding import arrive_deepspeed, arrive_fsdp, plain_fields, sharding_of
 from bridge.interop.amp import amp_fields, depart_as_amp
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.gpu import capability
 from bridge.interop.ledger import Arrival, Departure
 from bridge.interop.scaler import assume_torch_scaler, lose_scaler
 from bridge.interop.settings import Settings
-from bridge.precision.dtypes import SPELLINGS
 
 if TYPE_CHECKING:
     from bridge.precision.config import MixedPrecisionConfig
@@ -27,6 +27,10 @@ TITLE = "Accelerate"
 VERSION = "accelerate 1.15.0"
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 HANDLERS = {"TERecipeKwargs": "TE", "AORecipeKwargs": "AO", "MSAMPRecipeKwargs": "MSAMP"}
+OLD_HANDLER = "FP8RecipeKwargs"
+"""The handler of earlier releases, still taken: it names its back end itself, Transformer Engine unless told."""
+PLUGINS = {"fsdp_plugin": "FullyShardedDataParallelPlugin", "deepspeed_plugin": "DeepSpeedPlugin"}
+"""Argument of `Accelerator` -> the class that it is of, the name that it has here."""
 PREFIX = "ACCELERATE_"
 OWN = ("compute_environment", "distributed_type", "mixed_precision", "num_processes", "main_training_function")
 
@@ -48,23 +52,21 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
         detail = f"{VERSION} falls back to FP16, not BF16, below compute capability 8.9"
         book.lose("mixed_precision", "fp8", "semantics", detail, "Write bf16.")
         compute = "fp16"
-    kind = (top.text("distributed_type") or "").upper()
-    sharded = kind == "FSDP" or top.given("fsdp_config") or top.given("FullyShardedDataParallelPlugin")
-    deepspeed = kind == "DEEPSPEED" or top.given("deepspeed_config")
+    sharding = sharding_of(book, top)
     base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
-    owns_weights = base != "fp32" and (sharded or deepspeed)
+    owns_weights = base != "fp32" and sharding is not None
     fields = {base: True, "params_dtype": base} if owns_weights else amp_fields(base)
     book.fields |= fields
-    if "mixed_precision" in top and compute == top["mixed_precision"]:
+    if top.given("mixed_precision") and compute == (top["mixed_precision"] or "no"):
         book.carry("mixed_precision", **fields)
     _fp8(book, top, assumed, on=compute == "fp8")
-    _scaler(book, top, used=base == "fp16" and not deepspeed)
-    if sharded:
-        _fsdp(book, top, base)
-    if deepspeed:
-        _deepspeed(book, top, base)
+    _scaler(book, top, used=base == "fp16" and sharding != "deepspeed")
+    if sharding == "fsdp":
+        arrive_fsdp(book, top, base)
+    elif sharding == "deepspeed":
+        arrive_deepspeed(book, top, base)
     _beside(book, top, compute)
-    semantics = "fsdp_policy" if sharded else "megatron_o2" if deepspeed else "amp_o1"
+    semantics = {"fsdp": "fsdp_policy", "deepspeed": "megatron_o2"}.get(sharding or "", "amp_o1")
     return book.close("fp32" if base == "fp32" else semantics)
 
 
@@ -123,9 +125,9 @@ def _flattened(payload: object) -> object:
         if not isinstance(key, str):
             continue
         if key == "kwargs_handlers" and isinstance(value, list | tuple):
-            found |= {type(handler).__name__: _plain(handler) for handler in value}
-        elif key == "fsdp_plugin" and value is not None:
-            found["FullyShardedDataParallelPlugin"] = _plain(value)
+            found |= {type(handler).__name__: plain_fields(handler) for handler in value}
+        elif key in PLUGINS and value is not None:
+            found[PLUGINS[key]] = plain_fields(value)
         elif key.startswith(PREFIX + "FP8_"):
             fp8[key.removeprefix(PREFIX + "FP8_").lower()] = value
         elif key.startswith(PREFIX):
@@ -141,28 +143,38 @@ def _flattened(payload: object) -> object:
     return found
 
 
-def _plain(value: object) -> object:
-    return value if isinstance(value, Mapping) else dict(vars(value)) if hasattr(value, "__dict__") else value
-
-
 def _precision(book: Arrival, top: Settings) -> str:
-    value = top.text("mixed_precision")
+    if top.values.get("mixed_precision") is False:
+        detail = f"YAML reads a bare no as false, and {VERSION} fails on it; it was taken for 'no'"
+        book.lose("mixed_precision", False, "approximated", detail, "Write mixed_precision: 'no', in quotes.")
+        value: str | None = "no"
+    elif isinstance(top.values.get("mixed_precision"), bool):
+        rule = "must be a word: YAML reads a bare yes or on as true"
+        raise top.wrong("mixed_precision", rule, True, "Write bf16, fp16, fp8 or 'no'")
+    else:
+        value = top.text("mixed_precision")
+    old = top.values.get("fp16")
+    if "mixed_precision" not in top and old:  # whatever it is: the loader asks no more than that
+        book.carry("fp16", fp16=True)
+        return "fp16"
+    if old is not None:
+        if old:
+            detail = "the name of earlier releases, not read where mixed_precision is written"
+            book.lose("fp16", old, "dead knob", detail, "Drop it.")
+        else:
+            book.carry("fp16")
     if value is None:
-        legacy = "mixed_precision" not in top and bool(top.switch("fp16"))
-        if legacy:
-            book.carry("fp16", fp16=True)
-            return "fp16"
         book.lose("mixed_precision", "no", "implied default", f"no in {VERSION}", "Write it down to be sure.")
         return "no"
     if value.lower() in PRECISIONS and value not in PRECISIONS:
         detail = "`accelerate launch` folds the case, and Accelerator(mixed_precision=) raises"
         book.lose("mixed_precision", value, "approximated", detail, f"Write {value.lower()}.")
         return value.lower()
-    return str(top.word("mixed_precision", PRECISIONS))
+    return value if value == "no" else str(top.word("mixed_precision", PRECISIONS))
 
 
 def _fp8(book: Arrival, top: Settings, assumed: str | None, *, on: bool) -> None:
-    handler = next((name for name in HANDLERS if name in top), None)
+    handler = next((name for name in (*HANDLERS, OLD_HANDLER) if name in top), None)
     block = top.section(handler or "fp8_config")
     if not on:
         if block.values and handler is not None:
@@ -171,13 +183,17 @@ def _fp8(book: Arrival, top: Settings, assumed: str | None, *, on: bool) -> None
             detail = "read under mixed_precision: fp8 only"
             book.lose(block.name(key), value, "dead knob", detail, "Drop it, or set mixed_precision to fp8.")
         return
-    backend = HANDLERS[handler] if handler else None
+    backend = HANDLERS.get(handler or "")
     if backend is None and block.given("backend"):
         backend = block.text("backend")
         backend = {"TORCHAO": "AO"}.get(str(backend).upper(), str(backend).upper())
         if backend not in BACKENDS:
             raise block.wrong("backend", "must be AO, TE or MSAMP", block["backend"], "Use TE or AO")
         book.carry(block.name("backend"), fp8_recipe="tensorwise" if backend == "AO" else "delayed")
+    if backend is None and handler == OLD_HANDLER:
+        backend = assumed or "TE"
+        detail = f"{VERSION} takes MS-AMP for this handler where it is installed, and else Transformer Engine"
+        book.lose(block.name("backend"), backend, "implied default", detail, "Write the back end down.")
     if backend is None:
         backend = assumed or "AO"
         detail = f"{VERSION} takes the first that is installed of torchao, Transformer Engine and MS-AMP"
@@ -212,47 +228,6 @@ def _scaler(book: Arrival, top: Settings, *, used: bool) -> None:
     assume_torch_scaler(book, TITLE, given=tuple(taken))
 
 
-def _fsdp(book: Arrival, top: Settings, base: str) -> None:
-    name = "FullyShardedDataParallelPlugin" if top.given("FullyShardedDataParallelPlugin") else "fsdp_config"
-    block = top.section(name)
-    key = next((k for k in ("mixed_precision_policy", "fsdp_mixed_precision_policy") if block.given(k)), None)
-    if base == "fp32" and key is None:
-        return
-    if key is None:
-        book.fields["grad_reduce_in_fp32"] = False
-        detail = f"accelerate's FSDP policy computes, reduces and keeps buffers in {base} alike ({VERSION})"
-        book.lose(f"{name}.mixed_precision_policy", base, "implied default", detail, "Pass a policy to reduce in FP32.")
-        return
-    policy = block[key]
-    values = {"param_dtype": policy, "reduce_dtype": policy} if isinstance(policy, str) else _plain(policy)
-    if not isinstance(values, Mapping):
-        raise block.wrong(key, "must be a dtype or a policy", policy, "Write bf16, or all fields of the policy")
-    reduce_dtype = str(values.get("reduce_dtype") or values.get("param_dtype")).removeprefix("torch.")
-    in_fp32 = reduce_dtype in ("fp32", "float32")
-    book.carry(block.name(key), grad_reduce_in_fp32=in_fp32)
-    computes = values.get("param_dtype")
-    if computes is not None and SPELLINGS.get(str(computes).lower().removeprefix("torch.")) != base:
-        detail = f"the policy computes in another dtype than mixed_precision, which is {base}"
-        book.lose(f"{block.name(key)}.param_dtype", computes, "semantics", detail, "Give both the same dtype.")
-    for part in ("buffer_dtype", "output_dtype", "cast_forward_inputs", "keep_low_precision_grads"):
-        if values.get(part) is not None:
-            detail = "no such choice in a recipe"
-            book.lose(f"{block.name(key)}.{part}", values[part], "unsupported", detail, "Check it by hand.")
-
-
-def _deepspeed(book: Arrival, top: Settings, base: str) -> None:
-    block = top.section("deepspeed_config")
-    if block.given("deepspeed_config_file"):
-        detail = "this file decides about loss scale and reduction"
-        name = block.name("deepspeed_config_file")
-        remedy = f"Convert it as well, from deepspeed, with auto={base}."
-        book.lose(name, block["deepspeed_config_file"], "unsupported", detail, remedy)
-    elif base != "fp32":
-        book.fields["grad_reduce_in_fp32"] = False
-        detail = f"DeepSpeed accumulates and reduces in {base} unless its own file says otherwise (DeepSpeed 0.19.8)"
-        book.lose("deepspeed_config", base, "implied default", detail, "Use a DeepSpeed file to reduce in FP32.")
-
-
 def _beside(book: Arrival, top: Settings, compute: str) -> None:
     if compute == "fp16" and top.switch("use_cpu"):
         detail = f"on a CPU {VERSION} turns FP16 off without a word: the run is FP32"
@@ -273,11 +248,17 @@ def _beside(book: Arrival, top: Settings, compute: str) -> None:
         else:
             detail = "compiled kernels may round elsewhere; a recipe does not say whether to compile"
             book.lose("dynamo_backend", backend, "unsupported", detail, "Choose it where you train next.")
-    if top.given("megatron_lm_config"):
+    if top.values.get("megatron_lm_config"):
         detail = "arguments of Megatron-LM itself"
         book.lose(
             "megatron_lm_config", top["megatron_lm_config"], "unsupported", detail, "Convert those from megatron-lm."
         )
+    hooks = top.section("DistributedDataParallelKwargs")
+    for key in ("comm_hook", "comm_wrapper"):
+        hook = getattr(hooks.values.get(key), "value", hooks.values.get(key))
+        if hook is not None and str(hook).lower() != "no":
+            detail = "gradients are compressed for DDP's all-reduce, whatever they are computed in"
+            book.lose(hooks.name(key), hook, "unsupported", detail, "Reduce in the dtype of the gradients instead.")
     autocast = top.section("AutocastKwargs")
     for key, usual in (("enabled", True), ("cache_enabled", None)):
         if key in autocast and autocast[key] not in (usual, None):

@@ -7,9 +7,9 @@ over a frozen BF16 model; and without any of these there is nothing in FP32 at a
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
+from bridge.interop.axolotl_beside import LOOKS_LIKE_PRECISION, report_beside
 from bridge.interop.axolotl_detection import Detected, capabilities, detect, refuse
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.gpu import capability
@@ -35,36 +35,8 @@ CARRIED = (
     "float32",
     "tf32",
 )
-BESIDE = {
-    "load_in_4bit": "the frozen weights are stored in 4 bits (bitsandbytes)",
-    "load_in_8bit": "the frozen weights are stored in 8 bits (bitsandbytes), and loaded in FP16 unless bf16 is on",
-    "gptq": "the frozen weights are a GPTQ checkpoint",
-    "bnb_config_kwargs": "options of bitsandbytes",
-    "model_quantization_config": "the weights are loaded through a quantised format",
-    "model_quantization_config_kwargs": "the weights are loaded through a quantised format",
-    "quantize_moe_experts": "expert weights are quantised while they load",
-    "qat": "fake quantisation in training, so that the model can be quantised afterwards",
-    "quantization": "quantisation after training",
-    "llmcompressor": "sparsity or quantisation of the finished model",
-    "loftq_config": "adapters initialised against a quantised base",
-    "peft": "options of adapters, LoftQ bits among them",
-    "use_onebitllms": "weights of 1.58 bits (BitNet)",
-    "fp32_norms": "norms are sharded under a policy of their own, in FP32",
-    "fp32_norm_classes": "which norms are kept in FP32",
-    "embeddings_skip_upcast": "embeddings are not upcast to FP32 beside an adapter",
-    "peft_autocast_adapter_dtype": "whether adapter weights are upcast to FP32",
-    "qgalore_proj_quant": "the projection of Q-GaLore is quantised",
-    "qgalore_proj_bits": "the projection of Q-GaLore is quantised",
-    "overrides_of_model_kwargs": "arguments of from_pretrained, a dtype perhaps",
-    "overrides_of_model_config": "changes to the model's own config, a dtype perhaps",
-    "accelerator_config": "arguments of the Accelerator",
-}
-"""Settings that bear on precision and have no field, with what they do."""
-COMPILE = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
-LOW_BIT_OPTIMIZER = re.compile(r"(8|4)_?bit|fp8|onebit", re.IGNORECASE)
-LOOKS_LIKE_PRECISION = re.compile(
-    r"(^|_)(bf16|fp16|fp8|fp4|fp32|tf32|amp|nvfp4|mxfp8)(_|$)|float\d|bfloat|precision|dtype|quantiz|loss_scale|autocast|\dbit"
-)
+AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
+"""Settings around the mode that decide what the weights and their gradients are."""
 
 
 def import_(payload: object, *, gpu: object = None) -> Imported:
@@ -93,7 +65,7 @@ def import_(payload: object, *, gpu: object = None) -> Imported:
     if found.fp16:
         assume_torch_scaler(book, "transformers' Trainer")
     _sharding(book, top, fp8=bool(top.switch("fp8")))
-    _beside(book, top)
+    report_beside(book, top, CARRIED)
     return book.close(semantics)
 
 
@@ -143,11 +115,11 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
 def _semantics(top: Settings, found: Detected, mode: str) -> str:
     if mode == "fp32":
         return "fp32"
-    if top.given("deepspeed"):
+    if top.values.get("deepspeed"):
         return "megatron_o2"
-    if top.given("fsdp") or top.given("fsdp_config"):
+    if top.values.get("fsdp") or top.values.get("fsdp_config"):
         return "fsdp_policy"
-    adapter = top.given("adapter") and top.values.get("peft_autocast_adapter_dtype") is not False
+    adapter = top.values.get("adapter") and top.values.get("peft_autocast_adapter_dtype") is not False
     return "amp_o1" if adapter and (found.bf16 or found.fp16) else "true"
 
 
@@ -163,7 +135,8 @@ def _dtypes(book: Arrival, top: Settings, found: Detected, mode: str, gpu: objec
         )
         book.lose("bf16", "auto", "implied default", detail, "Pass the GPU (gpu=h100) to replay the detection.")
     elif "bf16" not in top:
-        detail = f"auto is the default in {VERSION}; on gpu={gpu!r:.20} it gives {mode}"
+        why = "fp16 is on, which turns it off" if gpu is None else f"on gpu={gpu!r:.20} it gives {mode}"
+        detail = f"auto is the default in {VERSION}; {why}"
         book.lose("bf16", "auto", "implied default", detail, "Write bf16: true or false to be sure.")
     if automatic and gpu is not None and found.bf16 and (capability(gpu) or (0, 0)) < (8, 0):
         detail = "torch counts emulation, so BF16 is on, without tensor cores for it"
@@ -230,73 +203,61 @@ def _tf32(book: Arrival, top: Settings, found: Detected, gpu: object) -> None:
 
 
 def _weights(book: Arrival, top: Settings, semantics: str, mode: str) -> None:
-    """Report what the weights and gradients are, which no setting says."""
+    """Report what the weights and gradients are, which no setting says, once for each setting that decides it."""
+    around = [name for name in AROUND if top.values.get(name)]
     if semantics == "fp32":
-        if top.given("deepspeed"):
-            detail = "its own file may turn FP16 or BF16 on all the same"
-            book.lose("deepspeed", top["deepspeed"], "unsupported", detail, "Convert it as well, from deepspeed.")
+        for name in around:
+            if name == "deepspeed":
+                detail = "its own file may turn FP16 or BF16 on all the same"
+                book.lose(name, top[name], "unsupported", detail, "Convert it as well, from deepspeed.")
+            else:
+                book.carry(name)
         return
-    name = next((name for name in ("adapter", "fsdp_config", "fsdp", "deepspeed") if top.given(name)), "bf16")
-    value = top.values.get(name)
-    if semantics == "true":
-        detail = f"weights are loaded in {mode} and the optimizer steps on them, without FP32 masters"
-        book.lose(name, value, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+    if semantics == "megatron_o2":
+        name = "deepspeed"
+        what = "this file" if isinstance(top[name], str) else "this block"
+        detail = f"DeepSpeed decides about reduction and loss scale in {what}"
+        remedy = f"Convert {what} as well, from deepspeed, with auto={mode}."
+        book.lose(name, top[name], "unsupported", detail, remedy)
+    elif semantics == "fsdp_policy":
+        name = next(name for name in ("fsdp_config", "fsdp") if name in around)
+        detail = f"accelerate's FSDP policy reduces gradients in {mode} (accelerate 1.15), over FP32 shards"
+        book.lose(name, top[name], "implied default", detail, "State grad_reduce_in_fp32=true for FP32 reduction.")
         book.fields["grad_reduce_in_fp32"] = False
     elif semantics == "amp_o1":
+        name = "adapter"
         detail = f"only the adapter is trained, in FP32 under autocast, over frozen {mode} weights"
-        book.lose(name, value, "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too.")
-    elif semantics == "fsdp_policy":
-        detail = f"accelerate's FSDP policy reduces gradients in {mode} (accelerate 1.15), over FP32 shards"
-        book.lose(name, value, "implied default", detail, "State grad_reduce_in_fp32=true for FP32 reduction.")
-        book.fields["grad_reduce_in_fp32"] = False
+        book.lose(name, top[name], "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too.")
     else:
-        what = "this file" if isinstance(value, str) else "this block"
-        detail = f"DeepSpeed decides about reduction and loss scale in {what}"
-        book.lose(name, value, "unsupported", detail, f"Convert {what} as well, from deepspeed, with auto={mode}.")
+        name = "adapter" if "adapter" in around else _switched_on(top, mode)
+        detail = f"weights are loaded in {mode} and the optimizer steps on them, without FP32 masters"
+        remedy = "Megatron keeps FP32 masters: plan 4 more bytes per weight."
+        book.lose(name, top.values.get(name), "semantics", detail, remedy)
+        book.fields["grad_reduce_in_fp32"] = False
+    for other in around:
+        if other == "adapter" != name:
+            detail = f"only the adapter is trained, over frozen {mode} weights"
+            book.lose(other, top[other], "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too.")
+        elif other != name:
+            book.carry(other)
+
+
+def _switched_on(top: Settings, mode: str) -> str:
+    """Return the setting that put the weights into half precision."""
+    names = {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16", "float16", "load_in_8bit")}[mode]
+    return next((name for name in names if top.values.get(name)), "bf16")
 
 
 def _sharding(book: Arrival, top: Settings, *, fp8: bool) -> None:
     inner = top.section("fsdp_config")
-    for key in ("mixed_precision_policy", "fsdp_mixed_precision_policy", "mixed_precision"):
-        if inner.given(key):
-            detail = f"declared in the schema and never handed on ({VERSION})"
+    for key in inner.values:
+        if inner.given(key) and LOOKS_LIKE_PRECISION.search(key):
+            detail = f"never handed on to FSDP, whatever its schema declares ({VERSION})"
             book.lose(inner.name(key), inner[key], "dead knob", detail, "Drop it.")
     for key in ("cpu_ram_efficient_loading", "fsdp_cpu_ram_efficient_loading"):
         if fp8 and inner.values.get(key) is True:
             detail = "accelerate 1.8 and later refuses torchao FP8 under FSDP together with it"
             book.lose(inner.name(key), True, "unsupported", detail, "Drop it, or the run will not start.")
-
-
-def _beside(book: Arrival, top: Settings) -> None:
-    """Report whatever else bears on precision, and what looks as if it did and is ignored."""
-    for key, detail in BESIDE.items():
-        if top.given(key):
-            reason, remedy = "unsupported", "Set it up by hand where you train next."
-            if top[key] is False:
-                book.carry(key)
-                continue
-            book.lose(key, top[key], reason, detail, remedy)
-    for key in COMPILE:
-        if top.given(key):
-            detail = "compiled kernels may round elsewhere; a recipe does not say whether to compile"
-            book.lose(key, top[key], "unsupported", detail, "Choose it where you train next.")
-    if top.values.get("attn_implementation") == "fp8":
-        book.carry("attn_implementation")
-        detail = "attention through torchao's FP8 kernels (SM 9.0, PyTorch 2.11)"
-        if "fp8" in book.fields:
-            book.carry("attn_implementation", fp8_dot_product_attention=True)
-        book.lose(
-            "attn_implementation", "fp8", "approximated", detail, "Use fp8_dot_product_attention beside an FP8 recipe."
-        )
-    optimizer = top.values.get("optimizer")
-    if isinstance(optimizer, str) and LOW_BIT_OPTIMIZER.search(optimizer):
-        detail = "the optimizer's state is kept in 8 bits or fewer"
-        book.lose("optimizer", optimizer, "unsupported", detail, "Megatron keeps it in FP32 unless told otherwise.")
-    known = {*CARRIED, *BESIDE, *COMPILE}
-    for key in top.values:
-        if key not in known and LOOKS_LIKE_PRECISION.search(key):
-            detail = f"not a setting of {VERSION}, which ignores unknown names without a word"
-            book.lose(key, top[key], "dead knob", detail, "Check its spelling, or drop it.")
 
 
 def _export_float8(book: Departure, payload: dict[str, Any]) -> None:

@@ -72,9 +72,14 @@ def detect(settings: Settings, gpu: dict[str, bool] | None) -> Detected:
 def refuse(settings: Settings, gpu: dict[str, bool] | None, gpu_name: object) -> None:
     """Raise PayloadError for what Axolotl's schema refuses to start with."""
     if settings.values.get("bf16") == "full":
-        remedy = "Write bf16: true, and bf16_full_eval in the trainer's own arguments"
+        remedy = (
+            "Up to 0.4.0, which had no schema, it meant BF16 weights without autocast and evaluation in BF16; "
+            "bf16: true is the nearest today and adds autocast"
+        )
         rule = "is in Axolotl's documentation, and its schema refuses it (0.18 and 0.19)"
         raise settings.wrong("bf16", rule, "full", remedy)
+    if settings.values.get("deepspeed") and settings.values.get("fsdp"):
+        raise settings.wrong("fsdp", "must not stand beside deepspeed", settings["fsdp"], "Keep one of the two")
     fp8 = bool(settings.switch("fp8"))
     config = settings.section("fp8_config")
     recipe = config.word("recipe", RECIPES) or RECIPES[0]

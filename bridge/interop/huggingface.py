@@ -1,19 +1,23 @@
 """Hugging Face `TrainingArguments`, as a mapping, as JSON or as command-line arguments.
 
-`bf16=True` means autocast over the weights as they were loaded. Nothing here says how they were loaded: FP32 makes it
-AMP, and BF16, which transformers 5 takes from the checkpoint by default, leaves nothing in FP32 at all.
+`bf16=True` means autocast over the weights as they were loaded. No argument of the Trainer says how they were loaded:
+FP32 makes it AMP, and BF16, which transformers 5 takes from the checkpoint by default, leaves nothing in FP32 at all.
+Arguments of the model that other programs write into the same file do say it, and are read.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields, depart_as_amp
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.huggingface_fp8 import SETTINGS as FP8
+from bridge.interop.huggingface_fp8 import float8
+from bridge.interop.huggingface_model import Loaded, loaded, report_model
 from bridge.interop.ledger import Arrival, Departure
+from bridge.interop.optimizers import low_precision_optimizer
 from bridge.interop.scaler import assume_torch_scaler, lose_scaler
 from bridge.interop.settings import SWITCHES, Settings, shown
 
@@ -37,10 +41,8 @@ BESIDE = {
     "fsdp_config": "weights are sharded, and accelerate's FSDP policy reduces gradients in the compute dtype",
     "accelerator_config": "arguments of the Accelerator",
     "mixed_precision": "derived from fp16, bf16 and the environment; not an argument",
-    "model_init_kwargs": "arguments of from_pretrained, a dtype perhaps",
 }
 OWN = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps", "output_dir", "warmup_ratio")
-LOW_BIT_OPTIMIZER = re.compile(r"(8|4)_?bit|fp8", re.IGNORECASE)
 
 
 def import_(
@@ -50,13 +52,14 @@ def import_(
 
     Args:
         payload: A mapping of arguments, or a list of command-line words.
-        weights_dtype: What the model is loaded in: fp32, bf16 or fp16. None: FP32 is assumed, and reported.
+        weights_dtype: What the model is loaded in: fp32, bf16 or fp16. None: what the file says, in `torch_dtype` say;
+            where it says nothing FP32 is assumed, and reported.
         accelerate_mixed_precision: The environment's ACCELERATE_MIXED_PRECISION, read where neither switch is on.
     """
     given = arguments(payload) if isinstance(payload, list | tuple) else payload
     top = Settings(given, TITLE)
     outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TITLE)
-    loaded = outside.word("weights_dtype", ("fp32", "bf16", "fp16"))
+    stated = outside.word("weights_dtype", ("fp32", "bf16", "fp16"))
     environment = outside.word("env", ("no", "fp16", "bf16", "fp8"))
     book = Arrival(TITLE)
     on = {name: _switch(book, top, name) for name in SWITCH_NAMES}
@@ -66,12 +69,15 @@ def import_(
         raise top.wrong("fp16_full_eval", "must be off where bf16_full_eval is on", top["fp16_full_eval"], "Keep one")
     compute = next((name for name in ("bf16", "fp16") if on[name]), "fp32")
     compute = _environment(book, environment, compute)
-    semantics = _mode(book, top, compute, loaded)
+    compute = float8(book, top, compute, on=bool(_switch(book, top, "fp8")))
+    model = loaded(book, top, stated)
+    semantics = _mode(book, top, compute, model)
     if compute == "fp16" and (on["use_cpu"] or on["no_cuda"]):
         detail = "without CUDA, accelerate has no FP16 autocast and no scaler: the run is FP32"
         book.lose("fp16", True, "semantics", detail, "Use bf16 on a CPU.")
     _tf32(book, on, compute)
     _beside(book, top, on)
+    report_model(book, top, model, {*SWITCH_NAMES, *REMOVED, *BESIDE, *FP8, "optim", "pure_bf16"})
     return book.close(semantics)
 
 
@@ -154,33 +160,65 @@ def _environment(book: Arrival, environment: str | None, compute: str) -> str:
     return {"no": "fp32"}.get(environment, environment)
 
 
-def _mode(book: Arrival, top: Settings, compute: str, loaded: str | None) -> str:
-    """State the mode, and return what it means for weights loaded in `loaded`."""
+def _mode(book: Arrival, top: Settings, compute: str, model: Loaded) -> str:
+    """State the mode, and return what it means for weights that were loaded like that."""
     names = [name for name in ("bf16", "fp16") if name in top]
-    true = loaded in ("bf16", "fp16") and compute in (loaded, "fp32")
-    half = str(loaded)
-    fields = {half: True, "params_dtype": half} if true else amp_fields(compute)
+    half = model.dtype if model.dtype in ("bf16", "fp16") else None
+    kept = half is not None and compute in (half, "fp32") and not (compute != "fp32" and model.upcasts)
+    sharding = next((name for name in ("deepspeed", "fsdp") if top.values.get(name)), None)
+    fields: dict[str, Any] = amp_fields(compute)
+    semantics = "fp32" if compute == "fp32" else "amp_o1"
+    if sharding is not None and compute != "fp32":
+        fields = {compute: True, "params_dtype": compute}
+        semantics = "megatron_o2" if sharding == "deepspeed" else "fsdp_policy"
+        if sharding == "fsdp":
+            book.fields["grad_reduce_in_fp32"] = False
+    elif kept and not (model.adapter and compute != "fp32"):
+        fields, semantics = {str(half): True, "params_dtype": half}, "true"
+        book.fields["grad_reduce_in_fp32"] = False
     book.fields |= fields
     for name in names:
         book.carry(name, **(fields if name == compute else {}))
     if compute == "fp32" and not names:
-        book.lose("bf16", False, "implied default", f"off in {VERSION}", "Write it down to be sure.")
-    if compute == "fp16":
+        detail = f"off in {VERSION}; TRL turns it on where fp16 is off, and ms-swift chooses by torch_dtype"
+        book.lose("bf16", False, "implied default", detail, "Write it down to be sure.")
+    if compute == "fp16" and sharding != "deepspeed":
         assume_torch_scaler(book, "the Trainer")
-    if true:
-        detail = f"weights were loaded in {loaded}, and nothing keeps an FP32 copy of them"
-        book.lose("weights_dtype", loaded, "semantics", detail, "Megatron keeps FP32 masters: 4 more bytes per weight.")
-        book.fields["grad_reduce_in_fp32"] = False
-        return "true"
-    if loaded is None and compute != "fp32":
+    _weights(book, top, model, compute, semantics)
+    return semantics
+
+
+def _weights(book: Arrival, top: Settings, model: Loaded, compute: str, semantics: str) -> None:
+    """Report what the weights are, and carry the setting that says so."""
+    name, value, said = model.setting, model.dtype, model.value
+    written = name != "weights_dtype" and not model.is_open
+    if semantics == "true":
+        detail = f"weights were loaded in {value}, and nothing keeps an FP32 copy of them"
+        remedy = "Megatron keeps FP32 masters: 4 more bytes per weight."
+        if name != "pure_bf16":
+            book.lose(name, said, "semantics", detail, remedy)
+        if value == "fp16" == compute:
+            detail = "torch's GradScaler refuses gradients in FP16, and the run stops at its first step"
+            book.lose(name, said, "semantics", detail, "Load the weights in FP32, or use bf16.")
+        if written:
+            book.carry(name, params_dtype=value)
+    elif value not in (None, "fp32", compute):
+        detail = f"{compute} autocast over {value} weights"
+        book.lose(name, said, "unsupported", detail, "Load the model in FP32 or in the compute dtype.")
+    elif value is not None and written:
+        book.carry(name)
+    elif value is None and not model.is_open and semantics in ("amp_o1", "fp32"):
         detail = f"FP32 was assumed; from_pretrained takes the checkpoint's own dtype unless told ({VERSION})"
-        book.lose(
-            "weights_dtype", None, "implied default", detail, "Pass weights_dtype=bf16 if that is how it is loaded."
-        )
-    elif loaded is not None and loaded not in ("fp32", compute):
-        detail = f"{compute} autocast over {loaded} weights"
-        book.lose("weights_dtype", loaded, "unsupported", detail, "Load the model in FP32 or in the compute dtype.")
-    return "fp32" if compute == "fp32" else "amp_o1"
+        remedy = "Pass weights_dtype=bf16 if that is how it is loaded."
+        if model.upcasts:
+            detail = "FP32: LLaMA-Factory 0.9.5 upcasts what it trains, unless pure_bf16 is on"
+            remedy = "Pass weights_dtype if that was changed."
+        book.lose(name, None, "implied default", detail, remedy)
+    if model.adapter is not None:
+        frozen = f"frozen {value} weights" if value else "frozen weights"
+        detail = f"only the adapter is trained, in FP32 unless PEFT is told otherwise, over {frozen}"
+        remedy = "Use Megatron's own adapters; its masters are FP32 too."
+        book.lose(model.adapter, top[model.adapter], "semantics", detail, remedy)
 
 
 def _tf32(book: Arrival, on: dict[str, bool | None], compute: str) -> None:
@@ -204,11 +242,13 @@ def _beside(book: Arrival, top: Settings, on: dict[str, bool | None]) -> None:
         value = on.get(name, top.values.get(name))
         if name in top and not value:
             book.carry(name)
+        elif name == "fsdp_config" and name in top and not top.values.get("fsdp"):
+            book.lose(name, value, "dead knob", f"read where fsdp is on only ({VERSION})", "Drop it, or turn fsdp on.")
         elif name in top:
             book.lose(name, value, "unsupported", detail, "Set it up by hand where you train next.")
     optimizer = top.values.get("optim")
-    if isinstance(optimizer, str) and LOW_BIT_OPTIMIZER.search(optimizer):
-        detail = "the optimizer's state is kept in 8 bits or fewer"
+    detail = low_precision_optimizer(optimizer) or ""
+    if detail:
         book.lose("optim", optimizer, "unsupported", detail, "Megatron keeps it in FP32 unless told otherwise.")
 
 

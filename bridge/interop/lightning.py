@@ -20,6 +20,7 @@ from bridge.interop.lightning_plugins import (
     arrive_true,
     depart_te,
 )
+from bridge.interop.lightning_strategy import arrive_strategy
 from bridge.interop.scaler import TORCH_SCALER, assume_torch_scaler, lose_scaler
 from bridge.interop.settings import Settings
 
@@ -67,6 +68,7 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
         detail = f"{VERSION} makes it bf16-mixed on a CPU"
         book.lose(name, word, "semantics", detail, "Write bf16-mixed.")
         compute = "bf16"
+    arrive_strategy(book, top, plan, compute)
     if kind == "te":
         return arrive_te(book, Settings({}, TITLE, "recipe"), compute, name)
     if kind == "true":

@@ -62,9 +62,10 @@ def arrive_sharded(book: Arrival, name: str, plan: str, compute: str) -> Importe
     detail = f"the {plan} strategy reduces gradients in {compute} ({VERSION})"
     book.lose(f"{name}.reduce_dtype", compute, "implied default", detail, "State grad_reduce_in_fp32=true for FP32.")
     if compute == "fp16" and plan == "deepspeed":
-        book.fields |= {"initial_loss_scale": 65536.0}
-        detail = f"{VERSION} writes initial_scale_power 16, window 1000, hysteresis 2 and minimum 1"
-        book.lose("deepspeed.fp16.initial_scale_power", 16, "implied default", detail, "State initial_loss_scale.")
+        if not book.fields.get("loss_scale") and "initial_loss_scale" not in book.fields:
+            book.fields["initial_loss_scale"] = 65536.0
+            detail = f"{VERSION} writes initial_scale_power 16, window 1000, hysteresis 2 and minimum 1"
+            book.lose("deepspeed.fp16.initial_scale_power", 16, "implied default", detail, "State initial_loss_scale.")
     elif compute == "fp16":
         assume_torch_scaler(book, TITLE)
     return book.close("megatron_o2" if plan == "deepspeed" else "fsdp_policy")

@@ -67,6 +67,9 @@ def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
     _loss_scale(file, dtype, crossing)
     _reduction(file, dtype, crossing, o2=o2)
     _rest(file, crossing, on=on)
+    for where, (variable, default) in file.references.assumed.items():
+        detail = f"the environment variable {variable} decides; the default beside it was taken"
+        crossing.lose(where, default, "implied default", detail, "Write the value itself if the variable is set.")
     semantics = "fp32" if dtype == "fp32" else "megatron_o2" if o2 else "amp_o1"
     return crossing.imported(semantics=semantics)
 
@@ -86,8 +89,6 @@ def _precision(file: File, crossing: Inward) -> str:
         return dtype
     said = str(value).removesuffix(".0")
     if said not in PRECISIONS:
-        if isinstance(value, str) and "$" in value:
-            raise PayloadError(f"{where}: the reference {value!r} leads nowhere. Write the precision itself.")
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
         raise PayloadError(f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r}. {remedy}")
     crossing.carry(where)
@@ -145,7 +146,7 @@ def _loss_scale(file: File, dtype: str, crossing: Inward) -> None:
 def _reduction(file: File, dtype: str, crossing: Inward, *, o2: bool) -> None:
     optim = file.setting("optim")
     optim = optim if isinstance(optim, Mapping) else {}
-    said = file.follow(optim.get("grad_sync_dtype"))
+    said = file.follow(optim.get("grad_sync_dtype"), "model.optim.grad_sync_dtype")
     sharded = file.setting("fsdp_grad_reduce_dtype")
     for where, value in (("model.optim.grad_sync_dtype", said), ("model.fsdp_grad_reduce_dtype", sharded)):
         if value is None:
@@ -179,12 +180,12 @@ def _rest(file: File, crossing: Inward, *, on: bool) -> None:
         row = OTHER_SETTINGS.get(key)
         if key in done:
             continue
-        if key == "fp8_param" and switch(value, "model.fp8_param"):
+        if key == "fp8_param" and switch(file.setting(key), "model.fp8_param"):
             detail = "NeMo raises on it: it is set before fp8 is"
             crossing.lose("model.fp8_param", value, "semantics", detail, "Say fp8_params instead.")
             continue
         if key == "reduce_amax":
-            _reduce_amax(value, crossing, on=on)
+            _reduce_amax(file.setting(key), crossing, on=on)
         elif key == "fp8_interval":
             detail = "Transformer Engine ignores it since 1.8"
             crossing.lose("model.fp8_interval", value, "dead knob", detail, "Drop it.")

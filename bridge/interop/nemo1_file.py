@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PayloadError
+from bridge.interop.nemo1_references import References
 
 __all__ = ["File", "switch"]
 
@@ -22,7 +23,6 @@ SHIPPED_OLD: dict[str, Any] = {
     "mcore_gpt": False,
 }
 SHIPPED_NEW = {**SHIPPED_OLD, "fp8_hybrid": True, "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 class File:
@@ -30,6 +30,7 @@ class File:
 
     def __init__(self, payload: Mapping[Any, Any], version: str | None) -> None:
         self.payload = payload
+        self.references = References(payload)
         model = payload.get("model")
         self.model: Mapping[Any, Any] = model if isinstance(model, Mapping) else payload
         self.version = version
@@ -44,24 +45,23 @@ class File:
             self.shipped |= {"megatron_amp_O2": release >= (2, 0), "mcore_gpt": release >= (2, 0)}
 
     def get(self, path: str) -> Any:
-        """Return a value by its dotted path from the top, with a plain reference followed."""
-        return self.follow(self.raw(path))
-
-    def raw(self, path: str) -> Any:
-        """Return a value by its dotted path as it is written."""
-        value: Any = self.payload
-        for word in path.split("."):
-            value = value.get(word) if isinstance(value, Mapping) else None
-        return value
-
-    def follow(self, value: Any, depth: int = 4) -> Any:
-        """Return what a plain reference leads to, and anything else as it is."""
-        found = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        return self.follow(self.raw(found[1]), depth - 1) if found is not None and depth else value
+        """Return a value by its dotted path from the top, with references followed."""
+        return self.references.follow(self.references.raw(path), path)
 
     def setting(self, key: str) -> Any:
         """Return a key of the model's section, None where it is not there."""
-        return self.follow(self.model.get(key))
+        return self.follow(self.model.get(key), f"model.{key}")
+
+    def follow(self, value: Any, where: str) -> Any:
+        """Return what a value written at `where` comes to."""
+        return self.references.follow(value, where)
+
+    def written(self, key: str) -> Any:
+        """Return a key of the model's section, as it is written where nobody needs to know what it comes to."""
+        try:
+            return self.setting(key)
+        except PayloadError:
+            return self.model.get(key)
 
     def __contains__(self, key: str) -> bool:
         return self.model.get(key) is not None

@@ -49,7 +49,7 @@ def _ignored(file: File, crossing: Inward) -> None:
     """Name the switches that are on and do nothing; what only goes with them is without effect on either side."""
     gate = file.switch("transformer_engine")
     for key in SETTINGS:
-        value = file.setting(key)
+        value = file.written(key)
         if value is True and key != "fp8_hybrid" and not gate:
             why, remedy = "ignored unless transformer_engine is true", "Set model.transformer_engine=True to have it."
             crossing.lose(f"model.{key}", value, "dead knob", why, remedy)

@@ -130,6 +130,84 @@ def test_growth_and_backoff_are_built_in_elsewhere() -> None:
     assert "GradScalerKwargs.backoff_factor" in imported.carried
 
 
+def test_a_bare_no_is_taken_for_the_word() -> None:
+    imported = accelerate.import_(yaml.safe_load("mixed_precision: no"))
+    assert imported.config.mode == "fp32"
+    assert reasons(imported, "mixed_precision") == ["approximated"]
+
+
+def test_the_real_launcher_fails_on_a_bare_no(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install precision-bridge[interop]")
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text("distributed_type: 'NO'\nnum_processes: 1\nuse_cpu: true\nmixed_precision: no\n")
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), "x.py"])
+    checked, _, _ = _validate_launch_command(arguments)
+    with pytest.raises(AttributeError, match="lower"):
+        prepare_simple_launcher_cmd_env(checked)
+
+
+@pytest.mark.parametrize(
+    ("payload", "mode", "told"),
+    [
+        ({"fp16": True}, "fp16", []),
+        ({"fp16": "no"}, "fp16", []),  # the loader asks whether it is true, and a word in quotes is
+        ({"fp16": False}, "fp32", []),
+        ({"mixed_precision": "bf16", "fp16": True}, "fp32", ["dead knob"]),
+        ({"mixed_precision": None, "fp16": True}, "fp32", ["dead knob"]),
+    ],
+)
+def test_mixed_precision_wins_over_the_old_fp16(payload: dict[str, Any], mode: str, told: list[str]) -> None:
+    imported = accelerate.import_(payload)
+    assert imported.config.mode == mode
+    assert reasons(imported, "fp16") == told
+    assert told or "fp16" in imported.carried
+
+
+@pytest.mark.parametrize(
+    ("around", "semantics"),
+    [
+        ({"distributed_type": "NO", "deepspeed_config": {}, "fsdp_config": {}}, "amp_o1"),
+        ({"distributed_type": False}, "amp_o1"),  # a bare NO
+        ({"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}}, "amp_o1"),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}, "fsdp_policy"),
+        ({"distributed_type": "DEEPSPEED", "fsdp_config": {"fsdp_version": 2}}, "megatron_o2"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "fsdp_policy"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "megatron_o2"),
+        ({"deepspeed_plugin": {"hf_ds_config": "z.json"}}, "megatron_o2"),
+    ],
+)
+def test_what_shards_is_what_the_launcher_goes_by(around: dict[str, Any], semantics: str) -> None:
+    imported = accelerate.import_({"mixed_precision": "bf16", **around})
+    assert imported.semantics == semantics
+    unread = around.get("fsdp_config") and semantics != "fsdp_policy"
+    assert reasons(imported, "fsdp_config") == (["dead knob"] if unread else [])
+
+
+def test_the_configuration_of_a_plugin_is_named() -> None:
+    plugin = {"hf_ds_config": "z.json"}
+    imported = accelerate.import_({"mixed_precision": "bf16", "deepspeed_plugin": plugin})
+    assert reasons(imported, "DeepSpeedPlugin.hf_ds_config") == ["unsupported"]
+
+
+def test_gradients_that_a_hook_compresses_are_reported() -> None:
+    handler = {"DistributedDataParallelKwargs": {"comm_hook": "fp16", "comm_wrapper": "no"}}
+    imported = accelerate.import_({"mixed_precision": "bf16", **handler})
+    assert reasons(imported, "DistributedDataParallelKwargs.comm_hook") == ["unsupported"]
+    assert reasons(imported, "DistributedDataParallelKwargs.comm_wrapper") == []
+
+
+def test_the_handler_of_earlier_releases_names_its_back_end() -> None:
+    handler = {"FP8RecipeKwargs": {"backend": "TE", "fp8_format": "HYBRID", "amax_history_len": 32}}
+    config = accelerate.import_({"mixed_precision": "fp8", **handler}).config
+    assert (config.fp8_recipe, config.fp8_amax_history_len) == ("delayed", 32)
+    bare = accelerate.import_({"mixed_precision": "fp8", "FP8RecipeKwargs": {"margin": 0}})
+    assert bare.config.fp8_recipe == "delayed"
+    assert reasons(bare, "FP8RecipeKwargs.backend") == ["implied default"]
+
+
 def test_a_handler_without_fp8_is_refused() -> None:
     with pytest.raises(BridgeError, match="TERecipeKwargs: needs mixed_precision=fp8"):
         accelerate.import_({"mixed_precision": "bf16", "TERecipeKwargs": {"margin": 0}})
@@ -140,6 +218,7 @@ def test_a_handler_without_fp8_is_refused() -> None:
     [
         ({"mixed_precision": "fp32"}, "mixed_precision: must be 'no', 'fp16', 'bf16' or 'fp8', got 'fp32'"),
         ({"mixed_precision": 16}, "mixed_precision: must be a string, got 16"),
+        ({"mixed_precision": True}, "mixed_precision: must be a word: YAML reads a bare yes or on as true, got True"),
         ({"mixed_precision": "fp8", "fp8_config": {"backend": "X"}}, r"fp8_config\.backend: must be AO, TE or MSAMP"),
         (te(override_linear_precision=[1]), "must be three of true and false"),
     ],

@@ -12,7 +12,7 @@ from bridge.interop import axolotl
 from bridge.interop.document import Document
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import REGISTRY
-from tests.interop.crossings import check_import, reasons
+from tests.interop.crossings import check_import, check_nothing_dropped, reasons
 
 SAMPLES = Path(__file__).parent / "samples" / "axolotl"
 
@@ -67,6 +67,7 @@ def test_emulated_bf16_is_pointed_out() -> None:
         ({"fp8": True, "fp8_enable_fsdp_float8_all_gather": True}, None, "needs fsdp_version: 2"),
         ({"fp8_config": {"recipe": "rowwise"}}, None, "fp8_config: needs fp8: true"),
         ({"fp8": True, "fp8_config": {"margin": 1}}, None, "has `recipe` and nothing else"),
+        ({"deepspeed": "z.json", "fsdp": ["full_shard"]}, None, "fsdp: must not stand beside deepspeed"),
         ({"fp32_norms": True}, None, "fp32_norms: needs an fsdp_config block"),
         ({"fp32_norms": True, "fsdp_config": {"x": 1}, "fsdp_version": 1}, None, "fp32_norms: needs fsdp_version: 2"),
         ({"bf16": True}, "h1000", "gpu: must be a card or its compute capability"),
@@ -93,7 +94,12 @@ def test_one_switch_means_four_things(around: dict[str, Any], semantics: str) ->
 
 
 def test_bfloat16_is_not_without_amp() -> None:
-    assert reasons(axolotl.import_({"bf16": False, "bfloat16": True}), "bfloat16") == ["semantics"]
+    losses = axolotl.import_({"bf16": False, "bfloat16": True}).losses
+    told = [(loss.value, loss.detail) for loss in losses if loss.field == "bfloat16"]
+    assert told == [
+        (True, "documented as no AMP; the builder turns autocast on all the same"),
+        (True, "weights are loaded in bf16 and the optimizer steps on them, without FP32 masters"),
+    ]
 
 
 def test_a_qlora_file_is_read_whole() -> None:
@@ -121,11 +127,91 @@ def test_rowwise_is_reported_and_not_called_tensorwise() -> None:
 
 def test_an_unknown_name_that_looks_like_precision_is_not_dropped() -> None:
     assert reasons(axolotl.import_({"float8": True}), "float8") == ["dead knob"]
+    assert reasons(axolotl.import_({"fsdp_config": {"param_dtype": "bf16"}}), "fsdp_config.param_dtype") == [
+        "dead knob"
+    ]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "ao_adamw_4bit", "ao_adamw_fp8", "q_galore_adamw8bit"])
-def test_optimizer_state_in_few_bits_is_reported(optimizer: str) -> None:
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adamw_bnb_8bit", "ao_adamw_4bit", "ao_adamw_fp8", "q_galore_adamw8bit", "flash_adamw", "optimi_adamw"],
+)
+def test_optimizers_that_keep_less_than_fp32_are_reported(optimizer: str) -> None:
     assert reasons(axolotl.import_({"optimizer": optimizer}), "optimizer") == ["unsupported"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "paged_adamw_32bit", "lion_32bit", "muon"])
+def test_other_optimizers_are_not(optimizer: str) -> None:
+    assert reasons(axolotl.import_({"optimizer": optimizer}), "optimizer") == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({"optim_args": {"bf16_stochastic_round": True}}, "optim_args.bf16_stochastic_round"),
+        ({"optim_args": "bf16_stochastic_round=True"}, "optim_args"),
+        ({"gptq": True, "gptq_disable_exllama": True}, "gptq_disable_exllama"),
+        ({"flex_attn_compile_kwargs": {"dynamic": False}}, "flex_attn_compile_kwargs"),
+        ({"cut_cross_entropy": True}, "cut_cross_entropy"),
+        ({"attn_implementation": "sage", "adapter": "lora"}, "attn_implementation"),
+        ({"sage_attention": True}, "sage_attention"),
+        ({"vllm": {"dtype": "bfloat16"}}, "vllm.dtype"),
+    ],
+    ids=str,
+)
+def test_what_has_no_field_is_reported(payload: dict[str, Any], field: str) -> None:
+    assert reasons(axolotl.import_(payload), field) == ["unsupported"]
+
+
+def test_settings_of_the_kernels_plugin_act_where_it_is_named() -> None:
+    plugin = {"plugins": ["axolotl.integrations.kernels.KernelsPlugin"]}
+    setting = {"dsv4_fp4_grouped_mode": "nvfp4"}
+    assert reasons(axolotl.import_(plugin | setting), "dsv4_fp4_grouped_mode") == ["unsupported"]
+    assert reasons(axolotl.import_(setting), "dsv4_fp4_grouped_mode") == ["dead knob"]
+    assert "nvfp4_merge_aware" in axolotl.import_(plugin | {"nvfp4_merge_aware": False}).carried
+
+
+@pytest.mark.parametrize(
+    ("around", "told"),
+    [
+        ({"adapter": "lora", "deepspeed": "zero3.json"}, {"adapter": ["semantics"], "deepspeed": ["unsupported"]}),
+        (
+            {"adapter": "qlora", "fsdp": ["full_shard"], "fsdp_config": {"offload_params": True}},
+            {"adapter": ["semantics"], "fsdp_config": ["implied default"]},
+        ),
+        ({"fsdp": ["full_shard"]}, {"fsdp": ["implied default"]}),
+        ({"fsdp": [], "fsdp_config": {}, "deepspeed": ""}, {"bf16": ["semantics"]}),  # empty is not there
+        ({"bf16": False, "adapter": "lora", "fsdp": ["full_shard"]}, {}),
+    ],
+)
+def test_every_setting_around_the_mode_is_accounted_for(around: dict[str, Any], told: dict[str, list[str]]) -> None:
+    payload = {"bf16": True, "fp16": False, "tf32": False, **around}
+    imported = axolotl.import_(payload)
+    found = {name: reasons(imported, name) for name in payload if reasons(imported, name)}
+    assert found == told
+    check_nothing_dropped({name: value for name, value in payload.items() if value}, imported)
+
+
+@pytest.mark.parametrize("payload", [{}, {"fp16": True}, {"bf16": "auto", "fp16": True}, {"fp8": True}])
+def test_without_a_gpu_no_message_speaks_of_one_that_is_none(payload: dict[str, Any]) -> None:
+    for loss in axolotl.import_(payload).losses:
+        assert "gpu=None" not in str(loss)
+
+
+def test_fp16_turns_the_automatic_bf16_off() -> None:
+    losses = axolotl.import_({"fp16": True}).losses
+    details = [loss.detail for loss in losses if loss.field == "bf16"]
+    assert details == ["auto is the default in Axolotl 0.19.0; fp16 is on, which turns it off"]
+
+
+def test_full_says_what_it_meant_in_older_releases() -> None:
+    with pytest.raises(BridgeError) as caught:
+        axolotl.import_({"bf16": "full"})
+    assert str(caught.value) == (
+        "Axolotl: bf16: is in Axolotl's documentation, and its schema refuses it (0.18 and 0.19), got 'full'. "
+        "Up to 0.4.0, which had no schema, it meant BF16 weights without autocast and evaluation in BF16; "
+        "bf16: true is the nearest today and adds autocast."
+    )
 
 
 def test_tf32_is_auto_unless_written() -> None:

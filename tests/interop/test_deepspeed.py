@@ -82,11 +82,113 @@ def test_half_a_minimum_is_not_a_whole_number() -> None:
         ),
         ({"torch_autocast": {"enabled": True}}, "torch_autocast.dtype", "implied default"),
         ({"bf16": {"enabled": True}, "data_types": {"buffer_dtype": "fp32"}}, "data_types.buffer_dtype", "unsupported"),
+        ({"fp16": {"enabled": True, "auto_cast": "auto"}}, "fp16.auto_cast", "implied default"),
+        ({"fp16": {"enabled": True, "opt_level": "O2"}}, "fp16.opt_level", "dead knob"),
+        ({"bf16": {"enabled": True, "loss_scale": 0}}, "bf16.loss_scale", "dead knob"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "unsupported"),
+        ({"optimizer": {"type": "ZeroOneAdam"}}, "optimizer.type", "unsupported"),
+        ({"optimizer": {"type": "OneBitLamb"}}, "optimizer.type", "unsupported"),
+        (
+            {"optimizer": {"type": "Adam", "params": {"fp32_optimizer_states": False}}},
+            "optimizer.params.fp32_optimizer_states",
+            "unsupported",
+        ),
+        (
+            {"zero_optimization": {"zero_quantized_gradients": "auto"}},
+            "zero_optimization.zero_quantized_gradients",
+            "implied default",
+        ),
+        (
+            {"zero_optimization": {"stage3_gather_16bit_weights_on_model_save": True}},
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+            "unsupported",
+        ),
+        (
+            {"zero_optimization": {"load_from_fp32_weights": False}},
+            "zero_optimization.load_from_fp32_weights",
+            "unsupported",
+        ),
+        ({"zero_optimization": {"zeropp_loco_param": {}}}, "zero_optimization.zeropp_loco_param", "unsupported"),
+        ({"compression_training": {"weight_quantization": {}}}, "compression_training", "unsupported"),
+        ({"quantize_training": {"enabled": True}}, "quantize_training", "unsupported"),
+        ({"weight_quantization": {"post_init_quant": {}}}, "weight_quantization", "unsupported"),
+        ({"prescale_gradients": True}, "prescale_gradients", "unsupported"),
+        ({"gradient_predivide_factor": 2.0}, "gradient_predivide_factor", "unsupported"),
+        ({"compile": {"deepcompile": True}}, "compile.deepcompile", "unsupported"),
+        ({"tensor_parallel": {"dtype": "torch.bfloat16"}}, "tensor_parallel.dtype", "unsupported"),
+        ({"seq_parallel_communication_data_type": "bf16"}, "seq_parallel_communication_data_type", "unsupported"),
+        ({"communication_data_type": "fp16"}, "communication_data_type", "unsupported"),
+        ({"float8": {"enabled": True}}, "float8", "dead knob"),
+        ({"torch_autocast": {"enabled": True, "dtype": "float32"}}, "torch_autocast.dtype", "dead knob"),
+        ({"amp": {"enabled": False}}, "amp", "dead knob"),
+        ({"amp": {"enabled": "auto", "opt_level": "auto"}}, "amp", "dead knob"),
     ],
     ids=str,
 )
 def test_what_has_no_field_is_reported(payload: dict[str, Any], field: str, reason: str) -> None:
     assert reason in reasons(deepspeed.import_(payload), field)
+
+
+@pytest.mark.parametrize(
+    ("payload", "name"),
+    [
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_weights": False}},
+            "zero_optimization.zero_quantized_weights",
+        ),
+        ({"zero_optimization": {"load_from_fp32_weights": True}}, "zero_optimization.load_from_fp32_weights"),
+        ({"prescale_gradients": False}, "prescale_gradients"),
+        ({"gradient_predivide_factor": 1.0}, "gradient_predivide_factor"),
+        ({"communication_data_type": "fp32"}, "communication_data_type"),
+        ({"seq_parallel_communication_data_type": "fp32"}, "seq_parallel_communication_data_type"),
+        ({"optimizer": {"params": {"fp32_optimizer_states": True}}}, "optimizer.params.fp32_optimizer_states"),
+    ],
+    ids=str,
+)
+def test_what_is_off_agrees_with_ours(payload: dict[str, Any], name: str) -> None:
+    imported = deepspeed.import_(payload)
+    assert name in imported.carried
+    assert reasons(imported, name) == []
+
+
+@pytest.mark.parametrize("written", ["fp32", "float32", "float", "torch.float32"])
+def test_dtypes_are_spelled_as_torch_spells_them(written: str) -> None:
+    payload = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 1},
+        "data_types": {"grad_accum_dtype": written},
+        "communication_data_type": "FP32",
+    }
+    imported = deepspeed.import_(payload)
+    assert imported.config.grad_reduce_in_fp32 is True
+    assert reasons(imported, "data_types.grad_accum_dtype") == []
+
+
+def test_the_old_spelling_of_bf16_is_read_and_reported() -> None:
+    imported = deepspeed.import_({"bf16": {"enabled": True}, "communication_data_type": "bfp16"})
+    assert imported.config.grad_reduce_in_fp32 is False
+    assert reasons(imported, "communication_data_type") == ["approximated"]
+
+
+def test_fp32_accumulation_needs_zero() -> None:
+    payload = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
+    assert reasons(deepspeed.import_(payload), "data_types.grad_accum_dtype") == ["unsupported"]
+    sharded = payload | {"zero_optimization": {"stage": 1}}
+    assert reasons(deepspeed.import_(sharded), "data_types.grad_accum_dtype") == []
+
+
+@pytest.mark.parametrize("written", ["auto", "true", "false"])
+def test_any_word_enables_autocast(written: str) -> None:
+    imported = deepspeed.import_({"torch_autocast": {"enabled": written, "dtype": "bfloat16"}})
+    assert imported.semantics == "amp_o1"
+    assert reasons(imported, "torch_autocast.enabled") == ["semantics"]
+
+
+def test_autocast_without_a_dtype_has_no_loss_scaler() -> None:
+    imported = deepspeed.import_({"torch_autocast": {"enabled": True}})
+    assert imported.config.mode == "fp16"
+    assert reasons(imported, "torch_autocast.dtype") == ["implied default", "semantics"]
+    assert reasons(imported, "GradScaler.init_scale") == []
 
 
 def test_low_memory_switches_leave_nothing_in_fp32() -> None:
@@ -104,7 +206,12 @@ def test_torch_autocast_is_amp() -> None:
     [
         ({"amp": {"enabled": True}}, "removed Apex"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, r"bf16\.enabled: must be off where fp16 is on"),
-        ({"communication_data_type": "float32"}, "communication_data_type: must be fp32, fp16, bf16"),
+        ({"communication_data_type": "float32"}, "must be fp32, fp16, bf16, got 'float32'. Write 'fp32'"),
+        ({"communication_data_type": ""}, "communication_data_type: must be fp32, fp16, bf16"),
+        ({"data_types": {"grad_accum_dtype": "FP32"}}, "letter by letter, got 'FP32'. Write 'fp32'"),
+        ({"data_types": {"grad_accum_dtype": "int8"}}, r"data_types\.grad_accum_dtype: must be fp32, fp16, bf16"),
+        ({"torch_autocast": {"enabled": True, "dtype": "auto"}}, r"torch_autocast\.dtype: must be bfloat16"),
+        ({"seq_parallel_communication_data_type": "x"}, "seq_parallel_communication_data_type: must be"),
         ({"torch_autocast": {"enabled": True, "dtype": "fp8"}}, r"torch_autocast\.dtype: must be"),
         ({"bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}}, "must be the dtype of the mode, bf16"),
         ({"fp16": {"enabled": "perhaps"}}, r"fp16\.enabled: must be true or false, got 'perhaps'"),
@@ -115,3 +222,52 @@ def test_torch_autocast_is_amp() -> None:
 def test_what_deepspeed_refuses_is_refused(payload: Any, message: str) -> None:
     with pytest.raises(BridgeError, match=message):
         deepspeed.import_(payload)
+
+
+class TestTheRealConfig:
+    """The same facts from the library itself."""
+
+    @staticmethod
+    def made(payload: dict[str, Any]) -> Any:
+        pytest.importorskip("deepspeed", reason="needs deepspeed: pip install precision-bridge[interop]")
+        from deepspeed.runtime.config import DeepSpeedConfig
+
+        return DeepSpeedConfig({"train_batch_size": 1, **payload})
+
+    @pytest.mark.parametrize("block", [{"enabled": False}, {"enabled": "auto"}, {"enabled": True}])
+    def test_apex_is_refused_on_or_off(self, block: dict[str, Any]) -> None:
+        with pytest.raises(Exception, match="Apex AMP integration has been removed"):
+            self.made({"amp": block})
+
+    @pytest.mark.parametrize(
+        "payload",
+        [{"compression_training": {}}, {"quantize_training": {}}, {"zero_optimization": {"zeropp_loco_param": {}}}],
+    )
+    def test_what_it_has_removed_is_refused(self, payload: dict[str, Any]) -> None:
+        with pytest.raises(Exception, match="removed"):
+            self.made(payload)
+
+    @pytest.mark.parametrize("mode", ["fp16", "bf16"])
+    def test_blocks_forbid_what_they_do_not_know(self, mode: str) -> None:
+        with pytest.raises(ValueError, match="not permitted"):
+            self.made({mode: {"enabled": True, "x": 1}})
+        self.made({mode: {"enabled": True, "x": "auto"}})
+
+    def test_any_word_enables_autocast(self) -> None:
+        assert self.made({"torch_autocast": {"enabled": "auto", "dtype": "bfloat16"}}).torch_autocast_enabled
+        assert self.made({"torch_autocast": {"enabled": True}}).torch_autocast_dtype is None
+
+    def test_spellings_of_dtypes_are_its_own(self) -> None:
+        self.made({})
+        from deepspeed.runtime.config import DtypeEnum
+
+        from bridge.interop.deepspeed_gradients import DTYPE_NAMES
+
+        for written, ours in DTYPE_NAMES.items():
+            assert DtypeEnum(written).name == ours
+
+    def test_the_name_of_an_optimizer_is_not_checked_before_the_engine(self) -> None:
+        import torch
+
+        assert self.made({"optimizer": {"type": "OneBitAdam"}}).optimizer_name == "OneBitAdam"
+        assert not hasattr(torch.optim, "OneBitAdam")

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.interop import huggingface
+from bridge.interop.document import Document
 from bridge.precision.registry import REGISTRY
-from tests.interop.crossings import check_nothing_dropped, reasons
+from tests.interop.crossings import check_import, check_nothing_dropped, reasons
 
-SAMPLE = Path(__file__).parent / "samples" / "huggingface" / "arguments.json"
+SAMPLES = Path(__file__).parent / "samples" / "huggingface"
+SAMPLE = SAMPLES / "arguments.json"
 OTHER = ("output_dir", "per_device_train_batch_size")
 
 
@@ -71,6 +75,222 @@ def test_the_environment_decides_where_no_switch_does(environment: str, mode: st
 def test_a_switch_kills_the_environments_fp8() -> None:
     imported = huggingface.import_({"bf16": True}, accelerate_mixed_precision="fp8")
     assert reasons(imported, "ACCELERATE_MIXED_PRECISION") == ["dead knob"]
+
+
+# -- arguments of the model in the same file ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["torch_dtype", "dtype", "model_dtype", "model_init_kwargs.torch_dtype"])
+@pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", "bf16"])
+def test_the_file_says_what_the_weights_are_loaded_in(name: str, value: str) -> None:
+    outer, _, inner = name.partition(".")
+    payload = {"bf16": True, outer: {inner: value} if inner else value}
+    imported = huggingface.import_(payload)
+    assert (imported.semantics, imported.config.mode) == ("true", "bf16")
+    assert reasons(imported, name) == ["semantics"]
+    assert imported.carried[name] == ("params_dtype",)
+    assert reasons(imported, "weights_dtype") == []
+
+
+def test_fp32_weights_make_it_amp_and_say_so() -> None:
+    imported = huggingface.import_({"bf16": True, "torch_dtype": "float32"})
+    assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
+    assert "torch_dtype" in imported.carried
+    assert reasons(imported, "weights_dtype") == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "context", "field", "reason"),
+    [
+        ({"torch_dtype": "auto"}, {}, "torch_dtype", "implied default"),
+        ({"torch_dtype": "float64"}, {}, "torch_dtype", "unsupported"),
+        ({"torch_dtype": "bfloat16"}, {"weights_dtype": "fp32"}, "torch_dtype", "dead knob"),
+        ({"torch_dtype": "float32", "dtype": "bfloat16"}, {}, "dtype", "dead knob"),
+        ({"torch_dtype": "float16"}, {}, "torch_dtype", "unsupported"),
+        ({}, {}, "weights_dtype", "implied default"),
+        ({"finetuning_type": "full"}, {}, "weights_dtype", "implied default"),
+    ],
+)
+def test_a_dtype_that_does_not_decide_is_reported(
+    payload: dict[str, Any], context: dict[str, str], field: str, reason: str
+) -> None:
+    imported = huggingface.import_({"bf16": True, **payload}, **context)
+    assert imported.semantics == "amp_o1"
+    assert reasons(imported, field) == [reason]
+
+
+def test_fp16_weights_under_a_scaler_do_not_train() -> None:
+    losses = huggingface.import_({"fp16": True, "torch_dtype": "float16"}).losses
+    details = [loss.detail for loss in losses if loss.field == "torch_dtype"]
+    assert "torch's GradScaler refuses gradients in FP16, and the run stops at its first step" in details
+
+
+def test_torchs_scaler_does_refuse_fp16_gradients() -> None:
+    torch = pytest.importorskip("torch", reason="needs torch")
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
+    weight.grad = torch.ones(1, dtype=torch.float16)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):
+        scaler.unscale_(torch.optim.SGD([weight], lr=1.0))
+
+
+@pytest.mark.parametrize("adapter", [{"use_peft": True}, {"finetuning_type": "lora"}, {"tuner_type": "lora"}])
+def test_an_adapter_over_bf16_weights_is_trained_in_fp32(adapter: dict[str, Any]) -> None:
+    imported = huggingface.import_({"bf16": True, "dtype": "bfloat16", **adapter})
+    assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
+    assert reasons(imported, next(iter(adapter))) == ["semantics"]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "semantics"),
+    [
+        ({"fsdp": "full_shard auto_wrap"}, "fsdp_policy"),
+        ({"deepspeed": "z3.json"}, "megatron_o2"),
+        ({"fsdp": ""}, "true"),
+    ],
+)
+def test_sharding_keeps_fp32_masters(sharding: dict[str, str], semantics: str) -> None:
+    imported = huggingface.import_({"bf16": True, "torch_dtype": "bfloat16", **sharding})
+    assert (imported.semantics, imported.config.mode) == (semantics, "bf16")
+
+
+def test_the_settings_of_fsdp_need_fsdp() -> None:
+    imported = huggingface.import_({"bf16": True, "fsdp_config": {"fsdp_version": 2}})
+    assert reasons(imported, "fsdp_config") == ["dead knob"]
+    assert reasons(huggingface.import_({"bf16": True}), "fsdp_config") == []
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"load_in_4bit": True},
+        {"load_in_8bit": True},
+        {"quantization_bit": 4},
+        {"quant_method": "fp8"},
+        {"quant_config": {"name": "bnb", "quantization_bit": 4}},
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        {"export_quantization_bit": 4},
+        {"ref_model_quantization_bit": 8},
+        {"upcast_layernorm": True},
+        {"upcast_lmhead_output": True},
+        {"cast_lm_head_to_fp32": True},
+        {"lora_dtype": "fp32"},
+        {"vllm_kv_cache_dtype": "fp8"},
+        {"mixed_precision": "bf16"},
+        {"optim": "adamw_anyprecision"},
+        {"model_init_kwargs": '{"torch_dtype": "bfloat16"}'},
+    ],
+    ids=str,
+)
+def test_what_has_no_field_is_reported(setting: dict[str, Any]) -> None:
+    assert reasons(huggingface.import_({"bf16": True, **setting}), next(iter(setting))) == ["unsupported"]
+
+
+def test_options_of_a_quantisation_need_one() -> None:
+    option = {"bnb_4bit_compute_dtype": "bfloat16", "double_quantization": False}
+    alone = huggingface.import_({"bf16": True, **option})
+    assert reasons(alone, "bnb_4bit_compute_dtype") == ["dead knob"]
+    assert "double_quantization" in alone.carried
+    beside = huggingface.import_({"bf16": True, "load_in_4bit": True, **option})
+    assert reasons(beside, "bnb_4bit_compute_dtype") == ["unsupported"]
+
+
+def test_blocks_that_somebody_else_reads_are_looked_into() -> None:
+    imported = huggingface.import_({"bf16": True, "peft": {"lora_dtype": "fp32", "r": 8}})
+    assert reasons(imported, "peft.lora_dtype") == ["unsupported"]
+
+
+DTYPE = st.sampled_from(["bfloat16", "float16", "float32", "auto", "float64", None])
+ON = st.booleans() | st.none()
+MODEL: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("torch_dtype", "dtype", "model_dtype", "infer_dtype", "lora_dtype", "compute_dtype"), DTYPE),
+    **dict.fromkeys(("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "vllm_dtype"), DTYPE),
+    **dict.fromkeys(("load_in_8bit", "load_in_4bit", "use_bnb_nested_quant", "double_quantization"), ON),
+    **dict.fromkeys(("pure_bf16", "upcast_layernorm", "upcast_lmhead_output", "cast_lm_head_to_fp32"), ON),
+    **dict.fromkeys(("fp8", "fp8_enable_fsdp_float8_all_gather"), ON),
+    "fp8_backend": st.sampled_from(["auto", "torchao", "te", "msamp"]),
+    "quantization_bit": st.sampled_from([4, 8, None]),
+    "quantization_method": st.sampled_from(["bnb", "hqq"]),
+    "quant_config": st.sampled_from([None, {"name": "bnb", "quantization_bit": 4}]),
+    "quant_method": st.sampled_from([None, "fp8", "bnb"]),
+    "bnb_4bit_quant_type": st.just("nf4"),
+    "model_init_kwargs": st.fixed_dictionaries({}, optional={"torch_dtype": DTYPE, "load_in_4bit": ON}),
+    "mixed_precision": st.sampled_from(["bf16", "no"]),
+    "optim": st.sampled_from(["adamw_8bit", "adamw_anyprecision"]),
+    "deepspeed": st.just("z3.json"),
+    "fsdp": st.just("full_shard"),
+    "fsdp_config": st.just({"fsdp_version": 2}),
+    "bf16": ON,
+    "fp16": ON,
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    payload=st.fixed_dictionaries({}, optional=MODEL),
+    adapter=st.sampled_from([{}, {"use_peft": True}, {"finetuning_type": "lora"}, {"finetuning_type": "full"}]),
+    stated=st.sampled_from([None, "fp32", "bf16", "fp16"]),
+)
+def test_no_setting_of_the_model_is_dropped(
+    payload: dict[str, Any], adapter: dict[str, Any], stated: str | None
+) -> None:
+    try:
+        imported = huggingface.import_({**payload, **adapter}, weights_dtype=stated)
+    except BridgeError:
+        return  # both modes at once, FP8 over quantised weights
+    check_import(imported)
+    check_nothing_dropped(payload, imported)
+
+
+def test_pure_bf16_has_neither_autocast_nor_masters() -> None:
+    imported = huggingface.import_({"finetuning_type": "full", "pure_bf16": True})
+    assert (imported.semantics, imported.config.mode) == ("true", "bf16")
+    assert reasons(imported, "pure_bf16") == ["semantics"]
+    assert reasons(huggingface.import_({"pure_bf16": True}), "pure_bf16") == ["unsupported"]
+
+
+@pytest.mark.parametrize(("backend", "recipe"), [(None, "tensorwise"), ("torchao", "tensorwise"), ("te", "delayed")])
+def test_fp8_is_carried_and_what_became_of_it_is_said(backend: str | None, recipe: str) -> None:
+    payload = {"bf16": True, "fp8": True, **({"fp8_backend": backend} if backend else {})}
+    imported = huggingface.import_(payload)
+    assert (imported.config.fp8, imported.config.fp8_recipe) == ("hybrid", recipe)
+    assert "semantics" in reasons(imported, "fp8") + reasons(imported, "fp8_backend")
+    check_nothing_dropped(payload, imported)
+
+
+def test_fp8_runs_under_bf16() -> None:
+    imported = huggingface.import_({"fp16": True, "fp8": True})
+    assert imported.config.to_dict()["autocast_dtype"] == "bf16"
+    assert reasons(imported, "fp16") == ["semantics"]
+
+
+@pytest.mark.parametrize("name", ["fp8_backend", "fp8_enable_fsdp_float8_all_gather"])
+def test_settings_of_fp8_without_it_are_dead(name: str) -> None:
+    imported = huggingface.import_({"bf16": True, name: {"fp8_backend": "te"}.get(name, True)})
+    assert reasons(imported, name) == ["dead knob"]
+    assert imported.config.fp8 is None
+
+
+def test_fp8_over_quantised_weights_is_refused() -> None:
+    with pytest.raises(BridgeError, match="fp8: must be off where quantization_bit is set"):
+        huggingface.import_({"bf16": True, "fp8": True, "quantization_bit": 4})
+
+
+def test_a_file_with_fp8_under_fsdp_is_read_whole() -> None:
+    payload = Document.load(SAMPLES / "fp8_fsdp.yaml").content
+    imported = huggingface.import_(payload)
+    beside = [name for name in payload if name not in ("bf16", "fp8", "fp8_backend", "fsdp") and "float8" not in name]
+    check_nothing_dropped(payload, imported, beside=beside)
+    assert (imported.semantics, imported.config.fp8_param_gather) == ("fsdp_policy", True)
+
+
+def test_a_file_with_quantised_weights_is_read_whole() -> None:
+    payload = Document.load(SAMPLES / "qlora.yaml").content
+    imported = huggingface.import_(payload)
+    beside = [name for name in payload if name.startswith(("lora", "per_", "output", "model_name", "learning"))]
+    check_nothing_dropped(payload, imported, beside=beside)
+    assert imported.semantics == "amp_o1"
 
 
 @pytest.mark.parametrize("payload", [{"bf16": True, "fp16": True}, ["--bf16", "maybe"], ["--bf16", 3], {"bf16": {}}, 3])

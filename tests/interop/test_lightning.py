@@ -59,6 +59,39 @@ def test_fp16_becomes_bf16_on_a_cpu() -> None:
     assert reasons(imported, "precision") == ["semantics"]
 
 
+def strategy(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"strategy": {"class_path": f"lightning.pytorch.strategies.{name}", "init_args": arguments}}
+
+
+def test_the_loss_scale_of_the_deepspeed_strategy_is_carried() -> None:
+    scale = {"initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 4, "min_loss_scale": 2}
+    imported = lightning.import_({"precision": "16-mixed", **strategy("DeepSpeedStrategy", **scale)})
+    config = imported.config
+    assert (config.initial_loss_scale, config.loss_scale_window, config.hysteresis) == (4096, 500, 4)
+    assert imported.carried["strategy.init_args.initial_scale_power"] == ("initial_loss_scale",)
+    assert reasons(imported, "deepspeed.fp16.initial_scale_power") == []
+    constant = lightning.import_(
+        {"precision": "16-mixed", **strategy("DeepSpeedStrategy", loss_scale=128, hysteresis=4)}
+    )
+    assert constant.config.loss_scale == 128
+    assert reasons(constant, "strategy.init_args.hysteresis") == ["dead knob"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "reason"),
+    [
+        (strategy("FSDPStrategy", mixed_precision={"class_path": "x"}), "mixed_precision", "unsupported"),
+        (strategy("DeepSpeedStrategy", config="ds.json"), "config", "unsupported"),
+        (strategy("DeepSpeedStrategy", hysteresis=4), "hysteresis", "dead knob"),
+        (strategy("DeepSpeedStrategy", loss_scale=8), "loss_scale", "dead knob"),
+        (strategy("DDPStrategy", ddp_comm_hook="x.fp16_compress_hook"), "ddp_comm_hook", "unsupported"),
+    ],
+)
+def test_other_arguments_of_a_strategy_are_reported(arguments: dict[str, Any], name: str, reason: str) -> None:
+    imported = lightning.import_({"precision": "bf16-mixed", **arguments})
+    assert reasons(imported, f"strategy.init_args.{name}") == [reason]
+
+
 def test_a_file_under_fsdp_reduces_in_bf16() -> None:
     imported = lightning.import_(yaml.safe_load(SAMPLE.read_text()))
     assert (imported.semantics, imported.config.grad_reduce_in_fp32) == ("fsdp_policy", False)

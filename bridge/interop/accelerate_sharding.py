@@ -1,0 +1,94 @@
+"""What shards an accelerate run: DeepSpeed, FSDP or neither, and what either does to weights and gradients.
+
+`accelerate launch` goes by `distributed_type` alone: a block of the other kind stays unread, and the empty blocks that
+earlier releases wrote mean nothing. Arguments of `Accelerator` have no such word; there a plugin that is given acts.
+Source: accelerate 1.15.0 commands/launch.py, utils/dataclasses.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bridge.precision.dtypes import SPELLINGS
+
+if TYPE_CHECKING:
+    from bridge.interop.ledger import Arrival
+    from bridge.interop.settings import Settings
+
+__all__ = ["arrive_deepspeed", "arrive_fsdp", "plain_fields", "sharding_of"]
+
+VERSION = "accelerate 1.15.0"
+BLOCKS = {
+    "fsdp": ("FullyShardedDataParallelPlugin", "fsdp_config"),
+    "deepspeed": ("DeepSpeedPlugin", "deepspeed_config"),
+}
+"""What shards -> where its settings stand."""
+
+
+def sharding_of(book: Arrival, top: Settings) -> str | None:
+    """Return "fsdp", "deepspeed" or None, and report the settings of the one that does not act."""
+    kind = "NO" if top.values.get("distributed_type") is False else (top.text("distributed_type") or "").upper()
+    given = {what: [name for name in names if top.values.get(name)] for what, names in BLOCKS.items()}
+    if kind:
+        acting = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed"}.get(kind)
+    else:
+        flags = {what: top.switch(f"use_{what}") for what in BLOCKS}  # of the environment
+        acting = next((what for what in BLOCKS if given[what] or flags[what]), None)
+    for what, names in given.items():
+        for name in names if what != acting else ():
+            detail = f"read under distributed_type: {what.upper()} only"
+            book.lose(name, top[name], "dead knob", detail, "Drop it, or set distributed_type.")
+    return acting
+
+
+def plain_fields(value: object) -> object:
+    """Return a handler or plugin as the mapping of its fields, and anything else as it is."""
+    return value if isinstance(value, Mapping) else dict(vars(value)) if hasattr(value, "__dict__") else value
+
+
+def arrive_fsdp(book: Arrival, top: Settings, base: str) -> None:
+    """Carry what the policy says of gradients, and report the rest of it."""
+    name = "FullyShardedDataParallelPlugin" if top.given("FullyShardedDataParallelPlugin") else "fsdp_config"
+    block = top.section(name)
+    key = next((k for k in ("mixed_precision_policy", "fsdp_mixed_precision_policy") if block.given(k)), None)
+    if base == "fp32" and key is None:
+        return
+    if key is None:
+        book.fields["grad_reduce_in_fp32"] = False
+        detail = f"accelerate's FSDP policy computes, reduces and keeps buffers in {base} alike ({VERSION})"
+        book.lose(f"{name}.mixed_precision_policy", base, "implied default", detail, "Pass a policy to reduce in FP32.")
+        return
+    policy = block[key]
+    values = {"param_dtype": policy, "reduce_dtype": policy} if isinstance(policy, str) else plain_fields(policy)
+    if not isinstance(values, Mapping):
+        raise block.wrong(key, "must be a dtype or a policy", policy, "Write bf16, or all fields of the policy")
+    reduce_dtype = str(values.get("reduce_dtype") or values.get("param_dtype")).removeprefix("torch.")
+    in_fp32 = reduce_dtype in ("fp32", "float32")
+    book.carry(block.name(key), grad_reduce_in_fp32=in_fp32)
+    computes = values.get("param_dtype")
+    if computes is not None and SPELLINGS.get(str(computes).lower().removeprefix("torch.")) != base:
+        detail = f"the policy computes in another dtype than mixed_precision, which is {base}"
+        book.lose(f"{block.name(key)}.param_dtype", computes, "semantics", detail, "Give both the same dtype.")
+    for part in ("buffer_dtype", "output_dtype", "cast_forward_inputs", "keep_low_precision_grads"):
+        if values.get(part) is not None:
+            detail = "no such choice in a recipe"
+            book.lose(f"{block.name(key)}.{part}", values[part], "unsupported", detail, "Check it by hand.")
+
+
+def arrive_deepspeed(book: Arrival, top: Settings, base: str) -> None:
+    """Report what DeepSpeed decides by itself."""
+    block = top.section("DeepSpeedPlugin" if top.given("DeepSpeedPlugin") else "deepspeed_config")
+    if block.given("hf_ds_config"):
+        detail = "this configuration decides about loss scale and reduction"
+        remedy = f"Convert it as well, from deepspeed, with auto={base}."
+        book.lose(block.name("hf_ds_config"), block["hf_ds_config"], "unsupported", detail, remedy)
+    elif block.given("deepspeed_config_file"):
+        detail = "this file decides about loss scale and reduction"
+        name = block.name("deepspeed_config_file")
+        remedy = f"Convert it as well, from deepspeed, with auto={base}."
+        book.lose(name, block["deepspeed_config_file"], "unsupported", detail, remedy)
+    elif base != "fp32":
+        book.fields["grad_reduce_in_fp32"] = False
+        detail = f"DeepSpeed accumulates and reduces in {base} unless its own file says otherwise (DeepSpeed 0.19.8)"
+        book.lose(block.path, base, "implied default", detail, "Use a DeepSpeed file to reduce in FP32.")

@@ -1,0 +1,58 @@
+"""Arguments of Lightning's strategies that bear on precision: DeepSpeed's loss scale, FSDP's own policy, DDP's hooks.
+
+Source: Lightning 2.6.6 pytorch/strategies (deepspeed.py, fsdp.py, ddp.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from bridge.interop.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.interop.ledger import Arrival
+
+__all__ = ["arrive_strategy"]
+
+SCALE = {
+    "initial_scale_power": "initial_loss_scale",
+    "loss_scale_window": "loss_scale_window",
+    "hysteresis": "hysteresis",
+    "min_loss_scale": "min_loss_scale",
+}
+BESIDE = {
+    "config": ("its precision blocks decide where it has any", "Convert it as well, from deepspeed."),
+    "mixed_precision": ("this policy decides instead of the precision", "Convert it by itself, from fsdp."),
+    "precision_plugin": ("a plugin decides instead of the precision", "Convert it by itself, from lightning."),
+    "ddp_comm_hook": ("gradients may be compressed for the all-reduce", "Look at what the hook does."),
+    "ddp_comm_wrapper": ("gradients may be compressed for the all-reduce", "Look at what the wrapper does."),
+}
+
+
+def arrive_strategy(book: Arrival, top: Settings, plan: str, compute: str) -> None:
+    """Carry and report what stands in `init_args` of a strategy that is written out."""
+    strategy = top.values.get("strategy")
+    if not isinstance(strategy, Mapping) or not isinstance(strategy.get("init_args"), Mapping):
+        return
+    given = Settings(strategy["init_args"], top.system, f"{top.name('strategy')}.init_args")
+    for key, (detail, remedy) in BESIDE.items():
+        if given.given(key):
+            book.lose(given.name(key), given[key], "unsupported", detail, remedy)
+    constant = given.number("loss_scale", least=0) if given.given("loss_scale") else None
+    acts = plan == "deepspeed" and compute == "fp16"
+    if constant is not None and acts:
+        book.carry(given.name("loss_scale"), loss_scale=constant or None)
+    elif constant is not None:
+        book.lose(given.name("loss_scale"), constant, "dead knob", "read in FP16 only", "Drop it.")
+    for key, field in SCALE.items():
+        value = given.whole(key, least=0 if key == "initial_scale_power" else 1)
+        if value is None:
+            continue
+        if not acts or constant:
+            why = "a constant loss scale does not read it" if acts else "read in FP16 only"
+            book.lose(given.name(key), value, "dead knob", why, "Drop it.")
+        elif key == "initial_scale_power" and value > 1000:
+            raise given.wrong(key, "must be a power of two that a float can hold", value, "Use 16, the default")
+        else:
+            book.carry(given.name(key), **{field: float(2**value) if key == "initial_scale_power" else value})
