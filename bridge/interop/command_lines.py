@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.interop.command_words import CommandWords, nested, typed
 from bridge.interop.contract import Loss
+from bridge.interop.launch import holds_arguments
 from bridge.interop.megatron_effects import LATE, SAY_IT
 from bridge.interop.megatron_flags import bears_on_precision
+from bridge.interop.shell_values import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -28,6 +30,7 @@ MEGATRON_LM = re.compile(
     r"--(?:num-layers|hidden-size|num-attention-heads|micro-batch-size|global-batch-size|tensor-model-parallel-size"
     r"|pipeline-model-parallel-size|seq-length|train-iters|train-samples|fp8-format|fp4-format|transformer-impl)"
 )
+MEGATRON_PROGRAMS = re.compile(r"(?:^|/)pretrain_\w+\.py$|Megatron-LM")
 TRAINER = frozenset(
     {
         "per_device_train_batch_size",
@@ -134,7 +137,7 @@ class _Line:
             loose = dict.fromkeys(words.loose)
             found += [_loss(text, None, f"it may hold further options; {LATE}", SAY_IT) for text in loose]
         found += [_loss(decision, "taken", BRANCH, SAY_IT) for decision in launch.decisions]
-        found += [_loss(note, None, NOT_READ, BY_ITSELF) for note in launch.notes]
+        found += [*launch.losses, *(_loss(note, None, NOT_READ, BY_ITSELF) for note in launch.notes)]
         for name, value in launch.defaulted.items():
             if bears_on_precision(f"{name} {value}".lower()):
                 detail = "the environment or the command line may set it; the script's own default was taken"
@@ -162,17 +165,18 @@ def read(launch: Launch, context: Mapping[str, object], chosen: str | None = Non
     line = _Line(launch, context)
     if chosen is not None:
         return READERS[chosen](line, True) if chosen in READERS else None
-    if is_megatron(launch):
+    if any(MEGATRON_LM.fullmatch(word.partition("=")[0]) for word in launch.arguments):
         return None
+    found = _trainer_file(line)
     for reader in READERS.values():
-        found = reader(line, False)
-        if found is not None:
-            return found
-    return _of_a_file(line)
+        found = found or reader(line, False)
+    return found or _deepspeed_file(line)
 
 
 def is_megatron(launch: Launch) -> bool:
-    """Return whether a launch has a flag that only Megatron-LM's parser knows."""
+    """Return whether a launch has a flag that only Megatron-LM's parser knows, or starts one of its programs."""
+    if MEGATRON_PROGRAMS.search(launch.program):
+        return True
     return any(MEGATRON_LM.fullmatch(word.partition("=")[0]) for word in launch.arguments)
 
 
@@ -181,11 +185,14 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Loss]:
     if line is not None:
         detail = f"it {line.evidence}, and takes its precision from {line.elsewhere}, which is not read"
         return [_loss(launch.label, line.elsewhere, detail, BY_ITSELF)]
-    about = [word for word in launch.arguments if bears_on_precision(word.partition("=")[0])]
+    shown = [(word, launch.unknowns.shown(word)) for word in launch.arguments]
+    about = [
+        text
+        for word, text in shown
+        if bears_on_precision(word.partition("=")[0]) or (is_unknown(word) and holds_arguments(text))
+    ]
     detail = "no system here knows the program's arguments"
-    return (
-        [_loss(launch.label, " ".join(map(launch.unknowns.shown, about)), detail, "Check it by hand.")] if about else []
-    )
+    return [_loss(launch.label, " ".join(about), detail, "Check it by hand.")] if about else []
 
 
 def _megatron_bridge(line: _Line, forced: bool) -> CommandLine | None:
@@ -338,15 +345,19 @@ def _accelerate(line: _Line, forced: bool) -> CommandLine | None:
     return CommandLine(system="accelerate", evidence=evidence, payload=payload, beside=beside, said_by=said_by)
 
 
-def _of_a_file(line: _Line) -> CommandLine | None:
-    """Return the line whose precision lies in a file that it names."""
+def _trainer_file(line: _Line) -> CommandLine | None:
+    """Return the line of a trainer that reads everything from the file it is given."""
     program = PurePosixPath(line.module).name
     name = program.split(".")[0]
-    if name in TAKES_A_FILE:
-        named = [word for word in line.words.rest if re.search(r"\.(ya?ml|json)$", word)]
-        where = named[0] if named else "its configuration"
-        system = "axolotl" if name == "axolotl" else "huggingface"
-        return CommandLine(system=system, evidence=f"starts `{name}`", elsewhere=where)
+    named = [word for word in line.words.rest if re.search(r"\.(ya?ml|json)$", word)]
+    if name not in TAKES_A_FILE or not named or (program == name and "train" not in line.words.rest):
+        return None
+    system = "axolotl" if name == "axolotl" else "huggingface"
+    return CommandLine(system=system, evidence=f"starts `{name}`", elsewhere=named[0])
+
+
+def _deepspeed_file(line: _Line) -> CommandLine | None:
+    """Return the line whose precision lies in the file for DeepSpeed that it names."""
     for option in ("deepspeed_config", "deepspeed"):
         file = line.words.options.get(option)
         if isinstance(file, str):

@@ -102,13 +102,12 @@ def _of_script(
     lines = [None if chosen == ours.name else command_lines.read(launch, context, chosen) for launch in started]
     known = [system(line.system) for line in lines if line is not None]
     _check_context(context, [ours, *known, *targets])
-    evidence = "has flags of Megatron-LM's parser"
+    looks = candidates(document)
     if not known and chosen not in (None, ours.name):
         raise _nothing(document, started, f"{chosen} does not know")
-    if not known and chosen is None and not candidates(document):
+    if not known and chosen is None and not looks:
         raise _nothing(document, started, "no system here knows")
-    if not known:
-        evidence = detect(document, chosen)[1]
+    evidence = looks[0][1].evidence if looks and chosen is None else "was named with --from"
     found: list[Run] = []
     left: list[Loss] = []
     for launch, line in zip(started, lines, strict=True):

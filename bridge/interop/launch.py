@@ -7,12 +7,26 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.interop.shell_values import Unknowns
+from bridge.interop.shell_values import Unknowns, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["COMMAND_WORDS", "Launch", "found_launch", "nested_script"]
+    from bridge.interop.contract import Loss
+    from bridge.interop.shell_choices import Path
+
+__all__ = [
+    "COMMAND_WORDS",
+    "MEGATRON_FLAGS",
+    "PYTHON",
+    "QUIET",
+    "RUNNERS",
+    "SHELLS",
+    "Launch",
+    "found_launch",
+    "holds_arguments",
+    "nested_script",
+]
 
 COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
 """What a string must hold to be followed as a script of its own."""
@@ -27,12 +41,19 @@ QUIET = frozenset(
         pytest make cmake ninja docker-compose head tail sort wc diff pushd popd source alias
         unalias nvidia-smi ray squeue scancel sinfo hostname jq yq bc expr seq basename dirname
         realpath readlink getopts getopt let local declare typeset readonly unset
+        envsubst tr cut uniq paste nl base64 gzip patch dd install less more column fold
         """,
     )
 )
 """Programs that start no training, whatever their arguments look like."""
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 RUNNERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|bpython|pypy\d?|nsys|ncu|mpirun|mpiexec|srun)$")
+PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
+STARTERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed)$|^torch\.distributed\.(run|launch)$")
+"""What starts the program that follows it, under any name."""
+HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
+TRAINERS = frozenset({"axolotl", "llamafactory-cli"})
+"""Programs that train and are started by a name of their own."""
 MEGATRON_FLAGS = frozenset(
     {
         "--num-layers",
@@ -71,8 +92,16 @@ class Launch:
     """Branches that the file does not decide, and the way taken."""
     notes: tuple[str, ...] = ()
     """What was not read: a sourced file, a heredoc that is a configuration."""
+    losses: tuple[Loss, ...] = ()
+    """What the shell itself drops or adds: flags behind a broken continuation, arguments from a pipe."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
     """Variables that the environment may set and whose default in the script was taken."""
+    written: str = ""
+    """The file that the script writes it to, and never starts."""
+    is_printed: bool = False
+    """It stands in a text that the script shows to somebody."""
+    paths: tuple[Path, ...] = field(default=((),), repr=False, compare=False)
+    """The choices at undecided branches, for each way that leads to it."""
     unknowns: Unknowns = field(default_factory=Unknowns, repr=False, compare=False)
 
     @property
@@ -81,17 +110,30 @@ class Launch:
         if not self.line:
             return f"arguments in {self.program}" if self.program else ""
         name = PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
-        return "; ".join((f"line {self.line}, {name}", *self.decisions))
+        where = f"line {self.line}, {name}"
+        if self.written or self.is_printed:
+            text = f"written to {self.written}" if self.written else "in a text"
+            where = f"{name}, {text} on line {self.line}"
+        return "; ".join((where, *self.decisions))
+
+
+def holds_arguments(text: str) -> bool:
+    """Return whether an unknown word, as written, is named as if it held arguments: `$EXTRA_ARGS`, `$@`."""
+    return HOLDS_ARGUMENTS.search(text) is not None
 
 
 def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
     """Return runner, program and arguments where a command starts a Python program, else None."""
-    if not words or words[0] in QUIET:
+    if not words or words[0] in QUIET or words[0].startswith("-"):
         return None
     known = any(RUNNERS.search(word) for word in words[:40]) or "xargs" in words[:1]
     for place, word in enumerate(words):
+        if _is_code(words, place):
+            break
         if word.startswith("-") and word != "-m":
             continue
+        if PurePosixPath(word).name in TRAINERS:
+            return words[:place], word, words[place + 1 :]
         if word.endswith(".py") or (word.endswith(".py'") and known):
             return words[:place], word, words[place + 1 :]
         if word == "-m" and known and place + 1 < len(words):
@@ -101,7 +143,32 @@ def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
     if MEGATRON_FLAGS & set(words):
         first = next((place for place, word in enumerate(words) if word.startswith("--")), 0)
         return [], words[0], words[first:]
+    return _unnamed(words)
+
+
+def _unnamed(words: list[str]) -> tuple[list[str], str, list[str]] | None:
+    """Return the parts of a command that starts a program whose name only the run knows, else None.
+
+    Where nothing follows the unknown word, it may be program and arguments in one and counts as both.
+    """
+    start = next((place for place in range(len(words) - 1, -1, -1) if STARTERS.search(words[place])), len(words))
+    for place in range(start + 1, len(words)):
+        word, before = words[place], words[place - 1]
+        if PYTHON.search(words[start]) and word in ("-c", "-m", "-"):
+            return None
+        is_value = before.startswith("-") and place - 1 > start and not PYTHON.search(words[start])
+        if not word.startswith("-") and not is_value:
+            rest = words[place + 1 :] or words[place:]
+            return (words[:place], word, rest) if is_unknown(word) else None
     return None
+
+
+def _is_code(words: list[str], place: int) -> bool:
+    """Return whether the word is the program that `python -c` is given."""
+    if place < 2 or words[place - 1] != "-c":
+        return False
+    before = next((word for word in reversed(words[: place - 1]) if not word.startswith("-")), "")
+    return PYTHON.search(before) is not None
 
 
 def nested_script(words: list[str]) -> str | None:
@@ -115,7 +182,7 @@ def nested_script(words: list[str]) -> str | None:
                     return words[rest + 1]
                 if not option.startswith("-"):
                     break
-    if any(word.endswith(".py") for word in words):
+    if any(word.endswith(".py") or _is_code(words, place) for place, word in enumerate(words)):
         return None
     strings = [word for word in words if re.search(r"\s", word.strip()) and re.search(r"\.py\b|\s-m\s|--[a-z]", word)]
     return strings[0] if len(strings) == 1 and len(strings[0]) > 20 else None

@@ -5,20 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, bears_on_precision, dest
+from bridge.interop.contract import Loss
+from bridge.interop.launch import Launch, holds_arguments
+from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
+from bridge.interop.shell_trainings import trainings
 from bridge.interop.shell_values import is_unknown
 
 if TYPE_CHECKING:
-    from bridge.interop.launch import Launch
+    from collections.abc import Callable
 
 __all__ = ["Arguments", "Written", "argument_groups", "runs_of"]
 
-HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
 PARALLELISM = frozenset({"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"})
+TRUTH = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+"""What a word directly behind a switch means; Megatron-LM's parser takes none there."""
 TAKES_A_LIST = re.compile(r"path|_blend|split|_files?$|dirs?$")
 
 
@@ -32,6 +40,8 @@ class Written:
     """True for a flag without a value, None where only the run decides it."""
     shown: str = ""
     """An undecided value as it was written."""
+    refused: str | None = None
+    """What is written behind a switch, which takes no value."""
 
 
 @dataclass
@@ -46,6 +56,8 @@ class Arguments:
     environment: Mapping[str, str] = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    losses: list[Loss] = field(default_factory=list)
+    """What the words themselves give away: what the shell drops, and files that hold further arguments."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
     is_launch: bool = True
@@ -60,6 +72,17 @@ class Arguments:
             self.overridden.append(old)
         self.settings[key] = written
 
+    @property
+    def elsewhere(self) -> list[str]:
+        """What may set the precision too and is not read."""
+        files = [
+            f"{written.name} {written.value or written.shown}"
+            for key, written in self.settings.items()
+            if _names_files(key)
+        ]
+        words = [loss.field for loss in self.losses if loss.reason == "unsupported"]
+        return list(dict.fromkeys((*self.undecided, *files, *words)))
+
     def __contains__(self, key: str) -> bool:
         return key in self.settings and self.settings[key].value not in (False, None)
 
@@ -70,8 +93,6 @@ def runs_of(payload: object) -> list[Arguments]:
     Raises:
         PayloadError: It is neither.
     """
-    from bridge.interop.launch import Launch
-
     if isinstance(payload, Launch):
         return [_of_launch(payload)]
     if isinstance(payload, str):
@@ -79,7 +100,7 @@ def runs_of(payload: object) -> list[Arguments]:
     if isinstance(payload, Mapping):
         return _of_mapping(payload)
     if isinstance(payload, Sequence) and all(isinstance(item, Launch) for item in payload) and payload:
-        return [_of_launch(item) for item in payload]
+        return [_of_launch(item) for item in trainings(payload, strict=True)]
     if isinstance(payload, Sequence) and all(isinstance(item, str | int | float) for item in payload):
         return [_of_words([str(item) for item in payload], lambda text: text)]
     rule = "must be arguments, a mapping of them, or a launch script"
@@ -90,11 +111,12 @@ def _of_launch(launch: Launch) -> Arguments:
     found = _of_words(list(launch.arguments), launch.unknowns.shown)
     found.environment, found.decisions, found.notes = launch.environment, launch.decisions, launch.notes
     found.defaulted, found.label = launch.defaulted, launch.label
+    found.losses += launch.losses
     found.is_launch = bool(launch.line or launch.arguments)
     return found
 
 
-def _of_words(words: list[str], shown: Any) -> Arguments:
+def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
     found = Arguments()
     option, values = "", 0
     place = 0
@@ -102,26 +124,15 @@ def _of_words(words: list[str], shown: Any) -> Arguments:
         word = words[place]
         place += 1
         if word.startswith("--") and len(word) > 2:
-            name, equals, value = word.partition("=")
-            option, values = name, 0
-            if is_unknown(name):
-                found.undecided.append(shown(word))
-                continue
-            if not _is_known(name) and not bears_on_precision(name):
-                continue
-            if equals:
-                found.add(_written(name, value, shown))
-            elif place < len(words) and not words[place].startswith("--") and _takes_value(name):
-                found.add(_written(name, words[place], shown))
-                place += 1
-                values = 1
-            else:
-                found.add(Written(name, True))
+            option, values = word.partition("=")[0], _option(found, word, words[place:], shown)
+            place += values
+        elif word.startswith("@") and len(word) > 1:
+            found.losses.append(_argument_file(shown(word)))
         elif is_unknown(word):
             text = shown(word)
-            first = values == 0 and option and _takes_value(option)
+            first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
             listed = option and TAKES_A_LIST.search(dest(option))
-            if HOLDS_ARGUMENTS.search(text) or bears_on_precision(text) or not (first or listed):
+            if holds_arguments(text) or bears_on_precision(text.lower()) or not (first or listed):
                 found.undecided.append(text)
             values += 1
         else:
@@ -129,7 +140,49 @@ def _of_words(words: list[str], shown: Any) -> Arguments:
     return found
 
 
-def _written(name: str, value: str, shown: Any) -> Written:
+def _option(found: Arguments, word: str, rest: list[str], shown: Callable[[str], str]) -> int:
+    """Add an option to the arguments; return how many of the words behind it are its values."""
+    name, equals, value = word.partition("=")
+    if is_unknown(name):
+        found.undecided.append(shown(word))
+        return 0
+    if not _is_known(name) and not bears_on_precision(name):
+        return 0
+    following = rest[0] if rest and not rest[0].startswith("--") else None
+    if _is_switch(name):
+        written = _switched(name, value if equals else None, following, shown)
+        found.add(written)
+        return int(not equals and written.refused is not None)
+    if equals:
+        found.add(_written(name, value, shown))
+        return 0
+    if following is None:
+        found.add(Written(name, True))
+        return 0
+    values = [following]
+    if _names_files(name):
+        values += takewhile(lambda one: not one.startswith(("--", "@")) and not is_unknown(one), rest[1:])
+    found.add(_written(name, " ".join(values), shown))
+    return len(values)
+
+
+def _switched(name: str, value: str | None, following: str | None, shown: Callable[[str], str]) -> Written:
+    """Return a switch; a word behind it that says on or off is what was meant, though the parser refuses it."""
+    if value is not None:
+        if is_unknown(value):
+            return Written(name, None, shown(value), refused=shown(value))
+        return Written(name, TRUTH.get(value.lower(), True), refused=value)
+    if following is not None and following.lower() in TRUTH:
+        return Written(name, TRUTH[following.lower()], refused=following)
+    return Written(name, True)
+
+
+def _argument_file(word: str) -> Loss:
+    detail = "where the program lets argparse read arguments from files, this one can set the precision; it is not read"
+    return Loss(field=word, value=word[1:], reason="unsupported", detail=detail, remedy="Convert that file too.")
+
+
+def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
     return Written(name, None, shown(value)) if is_unknown(value) else Written(name, value)
 
 
@@ -137,12 +190,17 @@ def _is_known(name: str) -> bool:
     return dest(name) in BY_NAME or dest(name) in OTHER_SETTINGS or dest(name) in PARALLELISM
 
 
-def _takes_value(name: str) -> bool:
-    flag = BY_NAME.get(dest(name))
+def _is_switch(name: str) -> bool:
+    """Return whether Megatron-LM's parser takes no value after a flag."""
+    key = dest(name)
+    flag = BY_NAME.get(key)
     if flag is not None:
-        return flag.kind == "value"
-    row = OTHER_SETTINGS.get(dest(name))
-    return row is None or row.default is not False
+        return flag.kind != "value"
+    return key in PARALLELISM or (key in OTHER_SETTINGS and OTHER_SETTINGS[key].default is False)
+
+
+def _names_files(name: str) -> bool:
+    return dest(name) in OTHER_SETTINGS and OTHER_SETTINGS[dest(name)].is_file
 
 
 def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
@@ -189,5 +247,7 @@ def _add_key(found: Arguments, key: str, value: Any) -> None:
         found.add(Written(key, None, f"a {type(value).__name__}"))
     elif value is None:
         return
+    elif isinstance(value, str) and _is_switch(key):
+        found.add(Written(key, TRUTH.get(value.lower(), value)))
     else:
         found.add(Written(key, value))

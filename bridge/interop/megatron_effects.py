@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from bridge.interop.crossing import Inward
     from bridge.interop.megatron_arguments import Arguments, Written
 
-__all__ = ["LATE", "SAY_IT", "environment", "loss_scale", "reduction", "scheme", "sharding", "shown", "undecided"]
+__all__ = [
+    "LATE",
+    "SAY_IT",
+    "environment",
+    "loss_scale",
+    "reduction",
+    "refused",
+    "scheme",
+    "sharding",
+    "shown",
+    "undecided",
+]
 
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 DELAYED: dict[str, Any] = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
@@ -30,6 +41,16 @@ def shown(written: Written) -> object:
 
 def _option(field: str) -> str:
     return f"--{field.replace('_', '-')}"
+
+
+def refused(run: Arguments, crossing: Inward) -> None:
+    """Report switches with a value behind them, which Megatron-LM's parser does not start with."""
+    for written in (*run.overridden, *run.settings.values()):
+        if written.refused is not None:
+            taken = "" if written.value is None else f"; it is read as {'on' if written.value else 'off'}"
+            detail = f"{crossing.system}'s parser takes no value after it and refuses to start{taken}"
+            remedy = "Drop the flag." if written.value is False else "Write the flag alone, or drop it."
+            crossing.lose(written.name, written.refused, "semantics", detail, remedy)
 
 
 def reduction(run: Arguments, mode: str, crossing: Inward) -> None:
@@ -167,6 +188,8 @@ def undecided(run: Arguments, crossing: Inward) -> None:
     for decision in run.decisions:
         detail = "the file alone does not decide this branch; the precision read here is that of the way named"
         crossing.lose(decision, "taken", "unsupported", detail, SAY_IT)
+    for loss in run.losses:
+        crossing.lose(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
     for note in run.notes:
         crossing.lose(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
     for name, value in run.defaulted.items():

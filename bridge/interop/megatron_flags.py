@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["BY_NAME", "FLAGS", "OTHER_SETTINGS", "Flag", "OtherSetting", "bears_on_precision", "dest"]
+__all__ = ["BY_NAME", "FLAGS", "OTHER_SETTINGS", "SWITCH", "Flag", "OtherSetting", "bears_on_precision", "dest"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,8 @@ class OtherSetting:
     detail: str
     reason: str = "unsupported"
     remedy: str = "Set it on Megatron's own config beside the recipe."
+    is_file: bool = False
+    """It names a file that is not read, whatever its name will be."""
 
 
 OTHER_SETTINGS = {
@@ -115,6 +117,30 @@ OTHER_SETTINGS = {
             default=None,
             detail="a file that overrides the precision module by module",
             remedy="Give the file to Megatron beside the recipe; `precision-bridge sources` shows what it says.",
+            is_file=True,
+        ),
+        OtherSetting(
+            option="--yaml-cfg",
+            default=None,
+            detail="Megatron-LM then takes its arguments from that file instead; it is not read, and can set the "
+            "precision",
+            remedy="Convert that file too.",
+            is_file=True,
+        ),
+        OtherSetting(
+            option="--cli-arg-yaml-cfgs",
+            default=None,
+            detail="a fork's arguments from YAML files, which are not read, and can set the precision",
+            remedy="Convert those files too.",
+            is_file=True,
+        ),
+        OtherSetting(
+            option="--deepspeed_config",
+            default=None,
+            detail="under DeepSpeed the fp16 and bf16 blocks of that file decide; it is not read, and can set the "
+            "precision",
+            remedy="Convert that file too.",
+            is_file=True,
         ),
         OtherSetting(option="--kitchen-config-file", default=None, detail="a quantisation library of its own"),
         OtherSetting(option="--kitchen-recipe-number", default=None, detail="a quantisation library of its own"),
@@ -176,8 +202,15 @@ OTHER_SETTINGS = {
         ),
     )
 }
-"""Source: Megatron-LM 0.20 training/arguments.py."""
+"""Source: Megatron-LM 0.20 training/arguments.py, and DeepSpeed's runtime/config.py."""
 
+SWITCH = re.compile(
+    r"--(?:(?:use|disable|enable|overlap|untie|reset|apply)-.+|no-(?!rope-freq|weight-decay-cond-type).+"
+    r"|log-(?!(?:memory-)?interval).+|swiglu|squared-relu|sequence-parallel|group-query-attention|qk-layernorm|mock-data"
+    r"|moe-(?:grouped-gemm|permute-fusion|router-pre-softmax|router-fusion)|manual-gc|add-qkv-bias|async-save"
+    r"|recompute-activations|attention-softmax-in-fp32|calculate-per-token-loss|deterministic-mode|finetune|eod-mask-loss)"
+)
+"""Flags that take no value, whether they bear on precision or not: an unknown word behind one is a word of its own."""
 LOOKS_LIKE_PRECISION = re.compile(
     r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|half|dtype|precision|loss_scale|amax|mxfp|nvfp|hysteresis"
     r"|grad_reduce_in|quantiz|query_key_layer"

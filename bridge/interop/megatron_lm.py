@@ -90,6 +90,7 @@ def _imported(run: Arguments, *, modern: bool) -> Imported:
             "written again later, and the last one counts",
             "Drop it.",
         )
+    megatron_effects.refused(run, crossing)
     mode = _mode(run, crossing)
     for key, written in run.settings.items():
         _setting(key, written, crossing)
@@ -110,8 +111,8 @@ def _mode(run: Arguments, crossing: Inward) -> str:
         crossing.fields["fp32"] = True
         if run.is_launch:
             detail = f"without --bf16 or --fp16 {TITLE} trains in FP32"
-            if run.undecided:
-                detail += f", unless {', '.join(dict.fromkeys(run.undecided))} says otherwise"
+            if run.elsewhere:
+                detail += f", unless {', '.join(run.elsewhere)} says otherwise"
             crossing.implied("--bf16", False, detail)
         else:
             detail = "nothing in it starts a training program or holds its arguments"
@@ -121,7 +122,7 @@ def _mode(run: Arguments, crossing: Inward) -> str:
 
 def _setting(key: str, written: Written, crossing: Inward) -> None:
     """Carry one setting that stands for itself, or report it."""
-    flag = BY_NAME.get(key)
+    flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
     if key in ("bf16", "fp16"):
         if written.value is False:
             crossing.carry(written.name)
@@ -130,13 +131,14 @@ def _setting(key: str, written: Written, crossing: Inward) -> None:
         return
     if key in ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer"):
         return
-    if written.value is None:
+    if written.value is None and row is not None and row.is_file:
+        crossing.lose(written.name, written.shown, row.reason, row.detail, row.remedy)
+    elif written.value is None:
         crossing.lose(written.name, written.shown, "unsupported", LATE, SAY_IT)
     elif flag is not None:
         value = _decoded(flag.kind, flag.sets, written)
         crossing.carry(written.name, **({} if value is _UNSET else {flag.field: value}))
-    elif key in OTHER_SETTINGS:
-        row = OTHER_SETTINGS[key]
+    elif row is not None:
         if str(written.value).lower() == str(row.default).lower():
             crossing.carry(written.name)
         else:
@@ -164,16 +166,21 @@ def _decoded(kind: str, sets: object, written: Written) -> object:
     return sets if sets is not None else kind == "on"
 
 
+PAIR = re.compile(r"""(?:^|(?<=[\s,]))(\w+|[@*])=("[^"]*"|'[^']*'|[^\s,]*)(?=[\s,]|$)""")
+_RULE = "must be NAME=value pairs"
+
+
 def variables_of(given: object) -> dict[str, str]:
     """Return the context key `variables` as a mapping; PayloadError for what is none."""
     if given is None:
         return {}
     if isinstance(given, str):
-        pairs = [pair.partition("=") for pair in given.replace(",", " ").split()]
-        return {name: value for name, _, value in pairs}
+        if PAIR.sub("", given).strip(", "):
+            raise PayloadError(f"variables: {_RULE}, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
+        return {found[1]: found[2].strip("'\"") for found in PAIR.finditer(given)}
     if hasattr(given, "items"):
         return {str(name): str(value) for name, value in given.items()}
-    raise PayloadError(f"variables: must be NAME=value pairs, got {given!r}. Write variables='A=1 B=2'.")
+    raise PayloadError(f"variables: {_RULE}, got {given!r}. Write variables='A=1 B=2'.")
 
 
 def _is_modern(te_version: object) -> bool:

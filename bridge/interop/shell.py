@@ -10,9 +10,11 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from bridge.interop.shell_choices import Branches, united
 from bridge.interop.shell_commands import Commands
 from bridge.interop.shell_condition import arithmetic, decided
 from bridge.interop.shell_syntax import parse
+from bridge.interop.shell_trainings import trainings
 from bridge.interop.shell_tree import AndOr, Arithmetic, Case, Define, Group, If, Loop, Node, Pipe, Simple, Test
 from bridge.interop.shell_values import Unknowns, Values, is_unknown
 from bridge.interop.shell_ways import Way, distinct, held
@@ -42,23 +44,26 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     Raises:
         PayloadError: The script is broken: a quote, a bracket or a block that is never closed.
     """
+    stated = dict(variables or {})
+    unknowns = Unknowns()
     nodes, lexer = parse(text, path)
-    reader = _Reader(lexer)
-    ways = reader.run(nodes, [Way(Values(Unknowns(), dict(variables or {})))])
-    found = [launch for way in ways for launch in way.launches]
+    reader = _Reader(lexer, unknowns)
+    ways = reader.run(nodes, [Way(Values(unknowns, stated, stated))])
+    found = [launch for way in ways for launch in way.finished()]
     for name, body in list(reader.commands.functions.items()):
-        if not found and name not in reader.commands.called:
-            found += [launch for way in reader.run(body, [way.copy() for way in ways]) for launch in way.launches]
-    return distinct(found or [held(way) for way in ways])
+        if all(launch.is_printed for launch in found) and name not in reader.commands.called:
+            found += [launch for way in reader.run(body, [way.copy() for way in ways]) for launch in way.finished()]
+    return trainings(distinct(found or [held(way) for way in ways]))
 
 
 class _Reader:
     """Follows the tree; `Commands` follows its leaves."""
 
-    def __init__(self, lexer: Lexer) -> None:
+    def __init__(self, lexer: Lexer, unknowns: Unknowns) -> None:
         self.lexer = lexer
         self.steps = 0
-        self.commands = Commands(self.run, lexer)
+        self.branches = Branches()
+        self.commands = Commands(self.run, lexer, unknowns)
 
     def run(self, nodes: Iterable[Node], ways: list[Way]) -> list[Way]:
         for node in nodes:
@@ -94,41 +99,55 @@ class _Reader:
         kept: list[Way] = []
         for way in ways:
             found = follow(way)
-            seen: list[object] = []
-            kinds = []
-            for one in found:
-                about = one.precision() if len(found) > 1 else None
-                if about is None or about not in seen:
-                    seen.append(about)
-                    kinds.append(one)
-            if len(kinds) == 1 and len(found) > 1:
-                kinds[0].decisions = way.decisions
-            kept += kinds
-        if len(kept) > MAX_WAYS:
-            kept = kept[:MAX_WAYS]
-            for way in kept:
+            about: list[object] = [one.precision() for one in found] if len(found) > 1 else []
+            kinds: dict[int, list[Way]] = {}
+            for place, one in enumerate(found):
+                kinds.setdefault(about.index(about[place]) if about else place, []).append(one)
+            for first, *others in kinds.values():
+                first.join(others)
+                if len(kinds) == 1 and others:
+                    first.paths = way.paths
+                elif others:
+                    first.paths = united(path for one in (first, *others) for path in one.paths)
+                kept.append(first)
+        return self.limited(kept)
+
+    def limited(self, ways: list[Way]) -> list[Way]:
+        """Return the first ways, which say so where there are too many."""
+        if len(ways) > MAX_WAYS:
+            ways = ways[:MAX_WAYS]
+            for way in ways:
                 way.note(f"more than {MAX_WAYS} ways through the script")
-        return kept
+        return ways
 
     # -- branches ----------------------------------------------------------------------------------------------------
 
     def conditional(self, node: If, way: Way) -> list[Way]:
-        found = []
+        open_: list[tuple[Way, list[Node], str]] = []
+        last: list[Node] = node.otherwise or []
+        passed = []
         for place, branch in enumerate(node.branches):
             answer = self.holds(branch.condition, way)
-            if answer is False:
-                continue
-            taken = way.copy()
-            if answer is None:
-                taken.decisions += (self.told(branch.start, branch.text, "elif" if place else "if"),)
-            found += self.run(branch.body, [taken])
             if answer is True:
-                return found
-        otherwise = way.copy()
-        if found:
-            texts = " nor ".join(branch.text for branch in node.branches)
-            otherwise.decisions += (self.told(node.start, texts, "not" if len(node.branches) == 1 else "neither"),)
-        return found + self.run(node.otherwise or [], [otherwise])
+                last = branch.body
+                break
+            passed.append(branch.text)
+            if answer is None:
+                text = self.told(branch.start, branch.text, "elif" if place else "if")
+                open_.append((way.copy(), branch.body, text))
+        if not open_:
+            return self.run(last, [way.copy()])
+        neither = self.told(node.start, " nor ".join(passed), "not" if len(passed) == 1 else "neither")
+        return self.taken([*open_, (way.copy(), last, neither)], node)
+
+    def taken(self, branches: list[tuple[Way, list[Node], str]], node: Node) -> list[Way]:
+        """Follow each alternative of an undecided branch."""
+        found = []
+        choices = self.branches.alternatives(node.start, [text for _, _, text in branches])
+        for choice, (way, body, _) in zip(choices, branches, strict=True):
+            way.take(choice)
+            found += self.run(body, [way])
+        return found
 
     def and_or(self, node: Node, way: Way) -> list[tuple[Way, bool | None]]:
         """Follow `a && b || c`; return each way and whether what ran last succeeded, None where nobody knows."""
@@ -146,44 +165,58 @@ class _Reader:
         answer = self.holds([node], way)
         if answer is not None:
             return [(way, answer)]
-        taken = way.copy()
         text = self.lexer.text[node.start : node.end]
-        taken.decisions += (self.told(node.start, text, "if"),)
-        way.decisions += (self.told(node.start, text, "not"),)
+        yes, no = self.branches.alternatives(node.start, [self.told(node.start, text, word) for word in ("if", "not")])
+        taken = way.copy()
+        taken.take(yes)
+        way.take(no)
         return [(taken, True), (way, False)]
 
     def case(self, node: Case, way: Way) -> list[Way]:
         subject = way.values.text(node.subject)
-        found, certain = [], False
+        shown = self.commands.shown(subject)
+        open_: list[tuple[Way, list[Node], str]] = []
+        passed = []
         for patterns, body, text, start in node.arms:
             texts = [way.values.text(pattern) for pattern in patterns]
-            if not is_unknown(subject) and not any(map(is_unknown, texts)):
-                if any(fnmatchcase(subject, pattern) for pattern in texts):
-                    return self.run(body, [way])
+            passed.append(text)
+            if "*" in texts:
+                certain = True
+            elif is_unknown(subject) or any(map(is_unknown, texts)):
+                certain = False
+            elif any(fnmatchcase(subject, pattern) for pattern in texts):
+                certain = True
+            else:
                 continue
-            certain = certain or "*" in texts
-            taken = way.copy()
-            shown = way.values.unknowns.shown(subject)
-            taken.decisions += (self.told(start, f"case {shown} in {text})", "if"),)
-            found += self.run(body, [taken])
-        return found if certain else [*found, way]
+            if certain and not open_:
+                return self.run(body, [way])
+            open_.append((way.copy(), body, self.told(start, f"case {shown} in {text})", "if")))
+            if certain:
+                return self.taken(open_, node)
+        if not open_:
+            return [way]
+        word = "neither" if len(passed) > 1 else "not"
+        neither = self.told(node.start, f"{shown} is {word} {' nor '.join(passed)}", "case")
+        return self.taken([*open_, (way, [], neither)], node)
 
     def loop(self, node: Loop, ways: list[Way]) -> list[Way]:
         if node.variable is None or node.items is None:
             if node.variable is not None:
                 for way in ways:
-                    way.values.variables[node.variable] = way.values.unknowns.mark(f"${node.variable}")
+                    way.values.variables[node.variable] = way.values.unknown(node.variable)
             return self.run(node.body, ways)
         kept = []
         for way in ways:
             items = [text for word in node.items for text in way.values.words(word)]
+            if len(items) > MAX_ITEMS:
+                way.note(f"more than {MAX_ITEMS} rounds of the loop on line {self.commands.line(node.start)}")
             current = [way]
-            for item in items[:MAX_ITEMS] or [way.values.unknowns.mark(f"${node.variable}")]:
+            for item in items[:MAX_ITEMS] or [way.values.unknown(node.variable)]:
                 for one in current:
-                    one.values.variables[node.variable] = item
+                    one.values.variables[node.variable] = one.values.stated_or(node.variable, item)
                 current = self.run(node.body, current)
             kept += current
-        return kept[:MAX_WAYS]
+        return self.limited(kept)
 
     def holds(self, condition: list[Node], way: Way) -> bool | None:
         """Return whether a condition holds, None where the file does not say."""
@@ -220,15 +253,8 @@ class _Reader:
 
     def pipe(self, node: Pipe, way: Way) -> list[Way]:
         ways = [way]
-        echoed: list[str] = []
         for inner in node.commands:
-            words = self.commands.words(inner.items, way) if isinstance(inner, Simple) else []
-            if echoed and words[:1] == ["xargs"]:
-                ways = self.commands.launch(inner, [*words, *echoed], way)
-            else:
-                ways = self.one(inner, ways)
-            says = words[:1] in (["echo"], ["printf"])
-            echoed = [piece for word in words[1:] for piece in word.split()] if says else []
+            ways = self.one(inner, ways)
         return ways
 
     def told(self, at: int, text: str, word: str) -> str:

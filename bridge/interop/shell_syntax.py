@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
@@ -122,6 +123,11 @@ class _Parser:
             commands.append(self.command())
         if len(commands) == 1 and not negated:
             return commands[0]
+        for place, inner in enumerate(commands):
+            _feed(inner, commands[place + 1 :])
+            if isinstance(inner, Simple) and place:
+                inner.source = commands[place - 1]
+                inner.fed = self.lexer.text[start : commands[place - 1].end]
         return Pipe(commands=commands, negated=negated, start=start, end=self.before())
 
     # -- commands ----------------------------------------------------------------------------------------------------
@@ -181,8 +187,7 @@ class _Parser:
         node = Simple(items=[], start=start)
         while (token := self.now) is not None:
             if token.kind == "redirect":
-                if token.body is not None:
-                    node.heredocs.append(token.body)
+                self.redirect(token, node)
             elif token.kind in ("word", "array"):
                 node.items.append(token)
             elif token.kind == "test":  # `[[` as an argument is text
@@ -195,7 +200,35 @@ class _Parser:
         if self.now is not None and node.start == self.place():
             self.at += 1  # nothing could be read here: never stand still
         node.end = self.before()
+        node.last_line, node.cut = self.line_end(node)
         return node
+
+    def redirect(self, token: Token, node: Simple) -> None:
+        """Note what a command reads or writes."""
+        if token.body is not None:
+            node.heredocs.append(token.body)
+        elif token.word is not None and token.text in ("<<<", "<"):
+            (node.strings if token.text == "<<<" else node.files).append(token.word)
+        elif token.word is not None and ">" in token.text and self.lexer.text[token.start] not in "023456789":
+            node.outputs.append(token.word)
+
+    def line_end(self, node: Simple) -> tuple[int, str]:
+        """Return the line on which a command ends, and why it does not go on where it looks as if it did."""
+        text, end = self.lexer.text, node.end
+        gap = text[end : self.place()] if self.now is None or self.now.kind == "newline" else ""
+        comment = re.search(r"\\\n[ \t]*#", gap)
+        if comment is not None:
+            return self.lexer.line(end + comment.end() - 1), "a comment stands there"
+        last = node.items[-1].word if node.items else None
+        if last is not None and all(part.kind == "text" for part in last.parts):
+            said = "".join(part.text for part in last.parts)
+            if said and not said.strip(" \t") and text[last.start] == "\\":
+                return self.lexer.line(last.start), "a blank follows the backslash"
+        if "\\\n" in gap:
+            return self.lexer.line(end), "the line behind the backslash is empty"
+        if "#" in gap and gap.rstrip().endswith("\\"):
+            return self.lexer.line(end), "a comment hides the backslash"
+        return self.lexer.line(end), ""
 
     def conditional(self, start: int) -> If:
         branches: list[Branch] = []
@@ -298,3 +331,12 @@ class _Parser:
         self.skip_newlines()
         body = self.command()
         return Define(name=name, body=[body], start=start)
+
+
+def _feed(node: Node, sinks: list[Node]) -> None:
+    """Note on each command of a node what the output goes to."""
+    if isinstance(node, Simple):
+        node.sinks = [*node.sinks, *sinks]
+    elif isinstance(node, Group):
+        for inner in node.body:
+            _feed(inner, sinks)

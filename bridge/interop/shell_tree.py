@@ -21,10 +21,26 @@ class Node:
 
 @dataclass(slots=True, kw_only=True)
 class Simple(Node):
-    """A command of words, assignments and arrays, with the heredocs it reads."""
+    """A command of words, assignments and arrays, with what it reads and writes."""
 
     items: list[Token]
     heredocs: list[Word] = field(default_factory=list)
+    strings: list[Word] = field(default_factory=list)
+    """After `<<<`."""
+    files: list[Word] = field(default_factory=list)
+    """After `<`."""
+    outputs: list[Word] = field(default_factory=list)
+    """After `>` and its kin, for standard output."""
+    source: Node | None = None
+    """What is piped into it."""
+    fed: str = ""
+    """What is piped into it, as written."""
+    sinks: list[Node] = field(default_factory=list)
+    """What it is piped into, next first."""
+    last_line: int = 0
+    """Where it ends, or is cut off."""
+    cut: str = ""
+    """Why a line that seems to continue it does not, as a clause; empty where none seems to."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -60,17 +60,25 @@ class Values:
     Args:
         unknowns: Shared by all readings of the script.
         variables: Arrays as lists, everything else as text.
+        stated: What somebody says of the run; it holds where the script sets a variable to something unknown.
     """
 
-    def __init__(self, unknowns: Unknowns, variables: Mapping[str, str | list[str]] | None = None) -> None:
+    def __init__(
+        self,
+        unknowns: Unknowns,
+        variables: Mapping[str, str | list[str]] | None = None,
+        stated: Mapping[str, str] | None = None,
+    ) -> None:
         self.unknowns = unknowns
+        self.stated = stated or {}
         self.variables: dict[str, str | list[str]] = dict(variables or {})
         self.defaulted: dict[str, str] = {}
         """Variables that nobody set and whose `${name:-default}` was taken."""
 
     def copy(self) -> Values:
         """Return an independent copy."""
-        other = Values(self.unknowns, {k: list(v) if isinstance(v, list) else v for k, v in self.variables.items()})
+        variables = {k: list(v) if isinstance(v, list) else v for k, v in self.variables.items()}
+        other = Values(self.unknowns, variables, self.stated)
         other.defaulted = dict(self.defaulted)
         return other
 
@@ -94,6 +102,35 @@ class Values:
     def assign_element(self, name: str, value: str) -> None:
         """Set an element of an array whose index does not matter: its words count."""
         self.assign_list(name, [value], append=True)
+
+    def assigned(self, name: str, word: Word, start: int) -> str:
+        """Return what an assignment sets, or what somebody said of it where only the run knows.
+
+        Args:
+            name: The variable.
+            word: The whole assignment.
+            start: Where its value begins in the text.
+        """
+        defaulted = dict(self.defaulted)
+        text = self.text(word)[start:]
+        if name not in self.stated or any(part.text == name for part in word.parts if part.kind == "parameter"):
+            return text
+        rest = [part for part in word.parts[1:] if part.kind != "text" or part.text]
+        first = rest[0] if len(rest) == 1 and not word.parts[0].text[start:] else None
+        guessed = first is not None and first.operator.endswith("-") and first.text not in self.variables
+        if guessed:
+            self.defaulted = defaulted
+            return self.stated[name]
+        return self.stated_or(name, text)
+
+    def stated_or(self, name: str, text: str) -> str:
+        """Return what somebody said of a variable where the text has unknown pieces that could come to it."""
+        said = self.stated.get(name)
+        return said if said is not None and is_unknown(text) and _may_be(text, said) else text
+
+    def unknown(self, name: str) -> str:
+        """Return the value of a variable that the run sets: what somebody said of it, or its mark."""
+        return self.stated[name] if name in self.stated else self.unknowns.mark(f"${name}")
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -206,6 +243,20 @@ class Values:
         if operator in ("#", "##", "%", "%%") and len(value) <= 512:
             return _trimmed(value, operator, argument)
         return self.unknowns.mark(part.source)
+
+
+def _may_be(text: str, value: str) -> bool:
+    """Return whether a text with unknown pieces could come to this value."""
+    first, *between, last = re.split(f"{BEGIN}\\d+{END}", text)
+    if not value.startswith(first) or not value.endswith(last) or len(value) < len(first) + len(last):
+        return False
+    at, end = len(first), len(value) - len(last)
+    for piece in between:
+        place = value.find(piece, at, end)
+        if place < 0:
+            return False
+        at = place + len(piece)
+    return True
 
 
 def _trimmed(value: str, operator: str, pattern: str) -> str:

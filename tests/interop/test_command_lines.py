@@ -129,12 +129,15 @@ ELSEWHERE = {
     NEMO: "configuration file of the program",
     f"{NEMO} --config-name=gpt_175b": "gpt_175b.yaml",
     "torchrun -m torchtitan.train --job.config_file llama.toml": "llama.toml",
+    "axolotl preprocess a.yml\naxolotl train b.yml": "b.yml",
+    "accelerate launch -m axolotl.cli.train c.yml": "c.yml",
+    "FORCE_TORCHRUN=1 llamafactory-cli train sft.yaml": "sft.yaml",
 }
 
 
 @pytest.mark.parametrize("text", ELSEWHERE)
 def test_a_precision_that_lies_in_another_file_is_not_guessed(text: str) -> None:
-    with pytest.raises(PayloadError, match=r"^run.sh: line 2, .* takes its precision from") as caught:
+    with pytest.raises(PayloadError, match=r"^run.sh: line \d, .* takes its precision from") as caught:
         runs_of(script(text))
     assert ELSEWHERE[text] in str(caught.value)
 
@@ -187,6 +190,18 @@ def test_launches_beside_the_one_that_is_read_are_recorded() -> None:
     found = lost(run)
     assert found["line 3, x.py"] == "a.yaml"
     assert found["line 4, eval.py"] == "--dtype fp16"
+
+
+def test_a_launch_that_only_the_run_decides_is_kept_or_recorded() -> None:
+    runs = runs_of(script(f"torchrun pretrain_gpt.py $GPT_ARGS\npython {TRAINER} --bf16\npython eval.py $EVAL_ARGS\n"))
+    assert [run.system.name for run in runs] == ["megatron-lm", "huggingface"]
+    assert {"$GPT_ARGS": None, "line 4, eval.py": "$EVAL_ARGS"}.items() <= lost(runs[0]).items()
+
+
+def test_what_the_shell_itself_drops_is_recorded() -> None:
+    run = only(f"python {TRAINER} \\ \n  --bf16 \\\n  --tf32 True")
+    assert run.imported.config.mode == "fp32"
+    assert any("line continuation" in loss.field for loss in run.imported.losses)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.interop import megatron_lm
 from bridge.interop.document import Document
 from bridge.interop.meaning import meaning
-from bridge.interop.megatron_flags import FLAGS, OTHER_SETTINGS
+from bridge.interop.megatron_flags import FLAGS, OTHER_SETTINGS, SWITCH
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import REGISTRY
 from tests.interop.crossings import check_export, check_return, configs, reasons
@@ -91,6 +91,7 @@ def test_our_rows_are_megatrons_flags_with_megatrons_defaults(parser) -> None:
             assert actions[row.option].default == row.default, row.option
             checked += 1
     assert checked > 15
+    assert [name for name, action in actions.items() if SWITCH.fullmatch(name) and action.nargs != 0] == []
     assert actions["--fp8-recipe"].default == "delayed"
 
 
@@ -283,6 +284,35 @@ def test_only_configs_that_can_be_right_are_exported() -> None:
         megatron_lm.export("bf16_mixed")
     with pytest.raises(PrecisionConfigError):
         megatron_lm.export(MixedPrecisionConfig(bf16=True, fp16=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "carried", "remedy"),
+    [
+        (("--bf16", "--fp16", "False"), {"bf16": True, "fp16": False}, "Drop the flag."),
+        (("--fp16=False", "--bf16"), {"bf16": True, "fp16": False}, "Drop the flag."),
+        (("--bf16", "true"), {"bf16": True}, "Write the flag alone, or drop it."),
+        (
+            ("--bf16", "--fp8-format", "hybrid", "--fp8-param-gather", "0"),
+            {"fp8_param_gather": False},
+            "Drop the flag.",
+        ),
+        (("--bf16", "--grad-reduce-in-bf16", "NO"), {"grad_reduce_in_fp32": True}, "Drop the flag."),
+        (("--bf16", "--fp8-output-proj", "off"), {"bf16": True}, "Drop the flag."),
+    ],
+)
+def test_a_word_behind_a_switch_is_meant_and_refused(words, carried, remedy: str) -> None:
+    option = argparse.ArgumentParser(exit_on_error=False)
+    for flag in {word.partition("=")[0] for word in words if word.startswith("--")} - {"--fp8-format"}:
+        option.add_argument(flag, action="store_true")
+    option.add_argument("--fp8-format")
+    with pytest.raises((argparse.ArgumentError, SystemExit)):
+        option.parse_args(words)
+    imported = read(*words)
+    assert {name: getattr(imported.config, name) for name in carried} == carried
+    (loss,) = [loss for loss in imported.losses if loss.reason == "semantics"]
+    assert "parser takes no value after it and refuses to start; it is read as" in loss.detail
+    assert (loss.value, loss.remedy) == (words[-1] if loss.field != "--fp16" else "False", remedy)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import PayloadError
+from bridge.interop import megatron_lm
+from bridge.interop.document import Document
 from bridge.interop.shell import launches
+from tests.interop.crossings import reasons
 
 BASH = shutil.which("bash")
 SPY = 'torchrun() { printf "%s\\0" "$@"; printf "\\n"; }\n'
@@ -52,6 +55,9 @@ SCRIPTS = [
     "while false; do :; done; until true; do :; done; torchrun t.py ok",
     "! false && torchrun t.py --neg",
     'A=(1 2 3); torchrun t.py ${#A[@]} ${A[1]} "${A[*]}"',
+    "A=x; A=y torchrun t.py $A",
+    "torchrun t.py --a \\\n  --b",
+    "echo --bf16 1 > /dev/null; A=$(:) B=2; torchrun t.py $B",
 ]
 
 
@@ -179,3 +185,215 @@ def test_a_broken_script_is_one_sentence(script: str, message: str) -> None:
     with pytest.raises(PayloadError) as caught:
         launches(script, "s.sh")
     assert str(caught.value) == message
+
+
+# -- which way was taken ----------------------------------------------------------------------------------------------
+
+A, B, NOT_A = 'line 1, if [ "$1" = a ]', 'line 2, elif [ "$1" = b ]', 'line 1, neither [ "$1" = a ] nor [ "$1" = b ]'
+CHOOSE = 'if [ "$1" = a ]; then P=--bf16 DTYPE=x\nelif [ "$1" = b ]; then P=--bf16 DTYPE=y\nelse P=--fp16; fi\n'
+NEST = 'if [ "$1" ]; then if [ "$2" ]; then P=--bf16 DTYPE=x; else P=--fp16; fi\nelse P=--bf16 DTYPE=y; fi\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "decisions"),
+    [
+        (CHOOSE + "torchrun t.py $P", [(f"{A} or {B}",), (NOT_A,)]),
+        (
+            'if [ -f x ]; then\nif [ "$2" ]; then DTYPE=a; else DTYPE=b; fi\ntorchrun t.py --bf16\nfi',
+            [("line 1, if [ -f x ]",)],
+        ),
+        (
+            NEST + "torchrun t.py $P",
+            [
+                ('line 1, if [ "$1" ] and line 1, if [ "$2" ]; or line 1, not [ "$1" ]',),
+                ('line 1, if [ "$1" ]', 'line 1, not [ "$2" ]'),
+            ],
+        ),
+        (
+            "case $X in a) P=--bf16;; b) P=--fp16;; esac\ntorchrun t.py $P",
+            [
+                ("line 1, if case $X in a)",),
+                ("line 1, if case $X in b)",),
+                ("line 1, case $X is neither a nor b",),
+            ],
+        ),
+        (
+            'if [ "$1" ]; then torchrun a.py --bf16; else torchrun b.py --bf16; fi',
+            [('line 1, if [ "$1" ]',), ('line 1, not [ "$1" ]',)],
+        ),
+        ('if [ "$1" ]; then DTYPE=a; else DTYPE=b; fi\ntorchrun t.py --bf16', [()]),
+    ],
+)
+def test_launches_that_come_to_the_same_keep_the_branches_they_share(script: str, decisions) -> None:
+    assert [launch.decisions for launch in launches(script)] == decisions
+
+
+def test_what_one_of_two_ways_did_not_read_is_not_forgotten() -> None:
+    (launch,) = launches('if [ "$1" ]; then :; else source conf.sh; fi\ntorchrun t.py --bf16')
+    assert launch.notes == ("source conf.sh",)
+
+
+# -- what somebody states of the run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("PR=$OPTARG", "fp16"),
+        ("PR=$1", "fp16"),
+        ("PR=${1:-bf16}", "fp16"),
+        ("PR=$(cat x)", "fp16"),
+        ("PR=fp$1", "fp16"),
+        ("export PR=$1", "fp16"),
+        ("read PR", "fp16"),
+        ("for PR in $LIST; do :; done", "fp16"),
+        ("PR=bf16", "bf16"),
+        ("PR=", ""),
+        ("PR=bf$1", "bf$1"),
+        ("PR=${PR:-bf16}", "fp16"),
+        ('PR="$PR$1"', "fp16$1"),
+        ("PR+=$1", "fp16$1"),
+    ],
+)
+def test_what_is_stated_wins_over_what_only_the_run_knows(script: str, expected: str) -> None:
+    (launch,) = launches(f"{script}\ntorchrun t.py --bf16 --is=$PR", variables={"PR": "fp16"})
+    assert launch.unknowns.shown(launch.arguments[1]) == f"--is={expected}"
+    assert launch.defaulted == {}
+
+
+def test_what_is_stated_may_hold_blanks_in_quotes() -> None:
+    assert megatron_lm.variables_of("A='--bf16 --x', B=2 1=c") == {"A": "--bf16 --x", "B": "2", "1": "c"}
+    with pytest.raises(PayloadError, match="must be NAME=value pairs, got 'A=1 --x'"):
+        megatron_lm.variables_of("A=1 --x")
+
+
+# -- what is no launch, and what a launch is not given ----------------------------------------------------------------
+
+
+def runs(script: str):
+    return megatron_lm.import_all(Document.of_text(script, "run.sh"))
+
+
+@pytest.mark.parametrize(
+    ("script", "lost"),
+    [
+        ("torchrun t.py --num-layers 2 \\ \n  --bf16 \\\n  --lr 1", (1, "--bf16 --lr 1", "a blank follows")),
+        ("torchrun t.py --num-layers 2 \\\n  # --fp16 \\\n  --bf16", (2, "--bf16", "a comment stands there")),
+        (
+            "torchrun t.py --num-layers 2 \\\n\n  --bf16 | tee x",
+            (1, "--bf16", "the line behind the backslash is empty"),
+        ),
+        ("torchrun t.py --num-layers 2 # \\\n  --bf16", (1, "--bf16", "a comment hides the backslash")),
+        ("torchrun t.py --num-layers 2\n  --bf16", (1, "--bf16", "no backslash ends the line")),
+        ("A='--bf16'\ntorchrun t.py --num-layers 2 \\ \n  $A", (2, "--bf16", "a blank follows the backslash")),
+        ("torchrun t.py --num-layers 2 \\ \n  $EXTRA_ARGS", (1, "$EXTRA_ARGS", "a blank follows the backslash")),
+    ],
+)
+def test_flags_behind_a_broken_continuation_are_no_run_and_are_named(script: str, lost: tuple[int, str, str]) -> None:
+    (run,) = runs(script)
+    assert run.config.mode == "fp32"
+    (loss,) = [loss for loss in run.losses if loss.reason == "dead knob"]
+    assert (loss.field, loss.value) == (f"line continuation on line {lost[0]}", lost[1])
+    assert loss.detail.startswith(lost[2])
+
+
+def test_a_comment_at_the_end_of_a_continuation_breaks_nothing() -> None:
+    (run,) = runs("torchrun t.py --num-layers 2 --bf16 \\\n  # --fp16 \\\n\n$POST x")
+    assert run.recipe == "bf16_mixed"
+    assert [loss.field for loss in run.losses] == ["--accumulate-allreduce-grads-in-fp32"]
+
+
+def test_a_file_of_bare_arguments_is_one_run() -> None:
+    (run,) = megatron_lm.import_all(Document.of_text("--num-layers 2\n--bf16\n--fp8-format hybrid\n", "args.txt"))
+    assert (run.config.mode, run.config.fp8) == ("bf16", "hybrid")
+
+
+TEXT = "torchrun text.py --num-layers 2 --fp16\nEOF\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "labels"),
+    [
+        (f"cat <<EOF\n{TEXT}", ["line 4, real.py", "text.py, in a text on line 1"]),
+        (f"cat > /dev/null <<EOF\n{TEXT}", ["line 4, real.py", "text.py, in a text on line 1"]),
+        (f"cat > a.sh <<EOF\n{TEXT}", ["line 4, real.py", "text.py, written to a.sh on line 1"]),
+        (f"cat <<EOF | tee x/a.sh\n{TEXT}", ["line 4, real.py", "text.py, written to x/a.sh on line 1"]),
+        (f"cat > d/a.sh <<EOF\n{TEXT}chmod +x a.sh\nsbatch ./a.sh\n", ["line 1, text.py", "line 6, real.py"]),
+        (f"cat > a.sh <<EOF\n{TEXT}cat a.sh\n", ["line 5, real.py", "text.py, written to a.sh on line 1"]),
+        (f"cat <<EOF | ssh host bash\n{TEXT}", ["line 1, text.py", "line 4, real.py"]),
+        (f"{{ cat <<EOF\n{TEXT}}} | bash\n", ["line 1, text.py", "line 5, real.py"]),
+        (f"sbatch <<EOF\n{TEXT}", ["line 1, text.py", "line 4, real.py"]),
+        (f"cat > a.py <<EOF\n{TEXT}", ["line 4, real.py"]),
+        (f"/x/bin/python3 - <<EOF\n{TEXT}", ["line 4, real.py"]),
+    ],
+)
+def test_a_heredoc_is_a_run_where_something_runs_it(script: str, labels: list[str]) -> None:
+    assert [run.label for run in runs(f"{script}torchrun real.py --num-layers 2 --bf16")] == labels
+
+
+def test_a_script_of_its_own_leaves_no_variable_behind() -> None:
+    (launch,) = launches("P=--bf16\ncat > env.sh <<EOF\nP=--fp16\nexport X=--y\nEOF\nbash -c 'P=--x'\ntorchrun t.py $P")
+    assert launch.arguments == ("--bf16",)
+
+
+@pytest.mark.parametrize(
+    ("script", "field", "value"),
+    [
+        ("cat f.txt | xargs torchrun t.py --num-layers 2", "xargs on line 1", "cat f.txt"),
+        ("xargs -a f.txt torchrun t.py --num-layers 2", "xargs on line 1", "f.txt"),
+        ("xargs torchrun t.py --num-layers 2 < f.txt", "xargs on line 1", "f.txt"),
+        ("torchrun t.py --num-layers 2 --yaml-cfg f.yaml", "--yaml-cfg", "f.yaml"),
+        ("torchrun t.py --num-layers 2 --yaml-cfg=$F", "--yaml-cfg", "$F"),
+        ("deepspeed t.py --num-layers 2 --deepspeed_config f.json", "--deepspeed_config", "f.json"),
+        ("deepspeed t.py --num-layers 2 --deepspeed-config f.json", "--deepspeed-config", "f.json"),
+        ("torchrun t.py --num-layers 2 @f.txt", "@f.txt", "f.txt"),
+    ],
+)
+def test_a_file_that_can_set_the_precision_is_named(script: str, field: str, value: str) -> None:
+    (run,) = runs(script)
+    (loss,) = [loss for loss in run.losses if loss.field == field]
+    assert (loss.value, loss.reason) == (value, "unsupported")
+    assert "not read" in loss.detail
+    assert "can set the precision" in loss.detail
+    assert "unless" in next(loss.detail for loss in run.losses if loss.field == "--bf16")
+
+
+def test_what_xargs_is_given_is_read_where_the_script_says_it() -> None:
+    told = "printf '%s\\n' bf16 fp16 | xargs -I{} torchrun t.py --{} --num-layers 1\n"
+    assert [run.config.mode for run in runs(told + "xargs -n1 torchrun u.py <<< '--bf16 --fp16'")] == [
+        *("bf16", "fp16"),
+        *("bf16", "fp16"),
+    ]
+
+
+def test_only_programs_that_may_train_are_runs() -> None:
+    script = (
+        "python tools/preprocess_data.py --input $IN --output-prefix x\npython -m pip install --quiet x\n"
+        "python download.py $DATA_DIR\npython -c \"import os; print('torchrun x.py --fp16')\"\n"
+    )
+    assert [run.label for run in runs(f"{script}torchrun t.py $GPT_ARGS\ntorchrun u.py --num-layers 2 --bf16")] == [
+        "line 5, t.py",
+        "line 6, u.py",
+    ]
+    assert [launch.program for launch in launches(script)] == ["tools/preprocess_data.py", "download.py"]
+
+
+def test_a_text_makes_no_other_launch_a_tool() -> None:
+    found = launches("cat <<EOF\nUsage: torchrun u.py --num-layers 2\nEOF\ntorchrun a.py b.yaml")
+    assert [launch.program for launch in found] == ["a.py", "u.py"]
+
+
+def test_a_launch_of_another_system_stays_behind_those_with_flags() -> None:
+    found = launches("accelerate launch a.py\npython prep.py\ntorchrun u.py --num-layers 2 --bf16")
+    assert [launch.program for launch in found] == ["u.py", "a.py"]
+
+
+def test_a_program_that_only_the_run_names_is_a_launch() -> None:
+    (run,) = runs('torchrun --nnodes 2 $SCRIPT "${PARAMS[@]}"')
+    assert (run.label, reasons(run, "${PARAMS[@]}")) == ("line 1, $SCRIPT", ["unsupported"])
+
+
+def test_an_unknown_word_behind_a_switch_may_hold_flags() -> None:
+    (run,) = runs("torchrun t.py --num-layers 2 --swiglu $MORE --lr $LR")
+    assert reasons(run, "$MORE") == ["unsupported"]
+    assert reasons(run, "$LR") == []

@@ -1,0 +1,74 @@
+"""Which launches of a script train something: those with Megatron-LM's flags, and those that may have such."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from bridge.interop.launch import MEGATRON_FLAGS, RUNNERS, holds_arguments
+from bridge.interop.shell_values import is_unknown
+from bridge.interop.shell_ways import bears, relevant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.interop.launch import Launch
+
+__all__ = ["trainings"]
+
+PATH_BY_NAME = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d", re.IGNORECASE)
+OTHER_SYSTEMS = re.compile(r"\b(?:axolotl|llamafactory|torchtitan|nemo|megatron\.bridge)\b")
+OVERRIDE = re.compile(
+    r"[+~]{0,2}(?:exp_manager|model|trainer|optimizer|ddp)[./].*=.*|--trainer\..*|--deepspeed(?:=.*)?"
+)
+UNDERSCORED = re.compile(r"--[a-z]+_\w+(?:=.*)?")
+"""Options as transformers' programs spell them; Megatron-LM's have hyphens."""
+
+
+def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:
+    """Return the launches that train something, first those of which it is certain.
+
+    Where some have Megatron-LM's flags, a launch without anything that could set a precision (a download, a step of
+    preprocessing) is none. Where none has, all of them stay.
+
+    Args:
+        found: Launches in their order.
+        strict: Leave out programs of other systems as well.
+    """
+    if not any(_has_flags(launch) for launch in found if not launch.is_printed):
+        return tuple(found)
+    certain, others = [], []
+    for launch in found:
+        if _has_flags(launch) or _may_have(launch):
+            certain.append(launch)
+        elif not strict and _is_of_another(launch):
+            others.append(launch)
+    return (*certain, *others)
+
+
+def _has_flags(launch: Launch) -> bool:
+    return any(word.partition("=")[0] in MEGATRON_FLAGS for word in launch.arguments)
+
+
+def _may_have(launch: Launch) -> bool:
+    """Return whether a launch has words that bear on precision, or unknown ones that may hold such."""
+    if any(map(bears, launch.runner)):
+        return True
+    for word in relevant(launch.arguments):
+        text = launch.unknowns.shown(word)
+        if is_unknown(word) and (holds_arguments(text) or not PATH_BY_NAME.search(text)):
+            return True
+        if not is_unknown(word) and (word.startswith(("--", "@")) or "/" not in word):
+            return True
+    lost = [f"{loss.field} {loss.value}" for loss in launch.losses]
+    return any(bears(text) or MEGATRON_FLAGS & set(text.split()) or text.startswith("xargs") for text in lost)
+
+
+def _is_of_another(launch: Launch) -> bool:
+    """Return whether a launch looks like one of another system, whose precision may lie elsewhere."""
+    runners = {word.rpartition("/")[2] for word in launch.runner if RUNNERS.search(word)}
+    if runners & {"accelerate", "deepspeed"} or "fabric" in launch.runner[:2]:
+        return True
+    if OTHER_SYSTEMS.search(launch.program) or any(OVERRIDE.fullmatch(word) for word in launch.arguments):
+        return True
+    return sum(UNDERSCORED.fullmatch(word) is not None for word in launch.arguments) > 1
