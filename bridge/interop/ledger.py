@@ -62,12 +62,13 @@ class Arrival:
             config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
         except PrecisionTypeError as error:
             raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
+        same = semantics in (semantics_of(config), "fsdp_policy")  # a policy's FP32 shards are FP32 masters
         return Imported(
             config=config,
             semantics=semantics,
             losses=tuple(self._losses),
             carried=dict(self._carried),
-            recipe=recipe_named(config),
+            recipe=recipe_named(config) if same else None,
         )
 
 

@@ -279,9 +279,9 @@ def _dtypes(values: Mapping[Any, Any], mode: str, crossing: Inward) -> None:
 
 def _gather(values: Mapping[Any, Any], crossing: Inward) -> None:
     said = {name: values[name] for name in GATHER if values.get(name) is not None}
-    if len(set(said.values())) > 1:
+    if len(said) > 1 and said[GATHER[0]] != said[GATHER[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
-        raise PayloadError(f"nemo2: {rule}, got {said}. Give fp8_param_gather alone.")
+        raise PayloadError(f"nemo2: {rule}, got {said!r:.80}. Give fp8_param_gather alone.")
     for name in GATHER:
         if name in said:
             crossing.carry(name, fp8_param_gather=said[name])

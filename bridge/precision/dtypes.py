@@ -50,14 +50,14 @@ def dtype_token(value: object) -> str:
     text = str(value)
     is_torch_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
     if not isinstance(value, str) and not is_torch_dtype:
-        raise ValueError(f"must be a dtype or its name, such as torch.bfloat16 or 'bf16', got {value!r}")
+        raise ValueError(f"must be a dtype or its name, such as torch.bfloat16 or 'bf16', got {value!r:.80}")
     name = text.strip().lower().removeprefix("torch.")
     if name in SPELLINGS:
         return SPELLINGS[name]
     if is_torch_dtype:
         return name
     nearest = did_you_mean(close_matches(name, SPELLINGS)) or "Use 'fp32', 'bf16' or 'fp16'."
-    raise ValueError(f"must be the name of a dtype, got {value!r}. {nearest}")
+    raise ValueError(f"must be the name of a dtype, got {value!r:.80}. {nearest}")
 
 
 def torch_dtype(token: str) -> torch.dtype:

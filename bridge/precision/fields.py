@@ -127,7 +127,7 @@ def coerce(value: object, kind: str, *, text: bool = False, switch: bool = False
 def _bool(value: object) -> bool:
     if _is_bool(value):
         return bool(value)
-    raise ValueError(f"must be true or false, got {value!r}")
+    raise ValueError(f"must be true or false, got {value!r:.80}")
 
 
 def _int(value: object) -> int:
@@ -135,7 +135,7 @@ def _int(value: object) -> int:
         return int(value)
     if not _is_bool(value) and hasattr(value, "__index__"):
         return operator.index(value)
-    raise ValueError(f"must be a whole number, got {value!r}")
+    raise ValueError(f"must be a whole number, got {value!r:.80}")
 
 
 def _float(value: object) -> float:
@@ -143,7 +143,7 @@ def _float(value: object) -> float:
         return value
     if not _is_bool(value) and not isinstance(value, str) and hasattr(value, "__float__"):
         return float(value)
-    raise ValueError(f"must be a number, got {value!r}")
+    raise ValueError(f"must be a number, got {value!r:.80}")
 
 
 def _name(value: object, *, text: bool, switch: bool) -> str | None:
@@ -152,7 +152,9 @@ def _name(value: object, *, text: bool, switch: bool) -> str | None:
         return None
     if isinstance(value, str):
         return str(value)
-    raise ValueError(f"must be a name, got {value!r}" + (". YAML reads an unquoted yes or on as true" if text else ""))
+    raise ValueError(
+        f"must be a name, got {value!r:.80}" + (". YAML reads an unquoted yes or on as true" if text else "")
+    )
 
 
 def _is_bool(value: object) -> bool:
