@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml
 	$(RUN) -m pip install -q -e '.[dev,docs,interop]'
 	$(RUN) -m pip install -q --upgrade --target $(VENV)/te transformer-engine==2.20.2 'pydantic>=2'
 	$(RUN) -m pip install -q --upgrade --no-deps --target $(VENV)/nemo nemo_toolkit==2.6.2
-	$(RUN) -m pip install -q --upgrade --no-deps --target $(VENV)/peer --python-version 3.12 --only-binary=:all: \
+	$(RUN) -m pip install -q --upgrade --no-deps --target $(VENV)/peer --ignore-requires-python --only-binary :all: \
 		megatron-bridge==0.6.2 && touch $@
 
 train: setup
