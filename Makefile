@@ -10,15 +10,16 @@ setup: $(VENV)/.ready
 # torch first and by itself: a bare `torch` would bring gigabytes of CUDA packages to a machine without a GPU.
 # Transformer Engine's Python lies beside the environment, for tests that read its recipe classes: installed in it,
 # without CUDA, it would break `import megatron.core`. NeMo and Megatron Bridge lie beside it too: their mixed precision
-# is one file each, and what the rest of them needs would be gigabytes.
+# is one file each, and what the rest of them needs would be gigabytes. Without them a few tests are skipped.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q torch==2.13.0
 	$(RUN) -m pip install -q -e '.[dev,docs,interop]'
 	$(RUN) -m pip install -q --upgrade --target $(VENV)/te transformer-engine==2.20.2 'pydantic>=2'
-	$(RUN) -m pip install -q --upgrade --no-deps --target $(VENV)/nemo nemo_toolkit==2.6.2
-	$(RUN) -m pip install -q --upgrade --no-deps --target $(VENV)/peer --ignore-requires-python --only-binary :all: \
-		megatron-bridge==0.6.2 && touch $@
+	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo --no-deps nemo_toolkit==2.6.2
+	-$(RUN) -m pip install -q --upgrade --target $(VENV)/peer --no-deps --ignore-requires-python --only-binary :all: \
+		megatron-bridge==0.6.2
+	touch $@
 
 train: setup
 	$(RUN) scripts/train.py $(ARGS)
