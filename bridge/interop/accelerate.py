@@ -7,6 +7,7 @@ becomes a policy that gathers, computes *and reduces* in BF16, and under DeepSpe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.accelerate_fp8 import BACKENDS, arrive_fp8, depart_fp8
@@ -31,6 +32,8 @@ OLD_HANDLER = "FP8RecipeKwargs"
 """The handler of earlier releases, still taken: it names its back end itself, Transformer Engine unless told."""
 PLUGINS = {"fsdp_plugin": "FullyShardedDataParallelPlugin", "deepspeed_plugin": "DeepSpeedPlugin"}
 """Argument of `Accelerator` -> the class that it is of, the name that it has here."""
+SHARDED = ("fsdp_config", "deepspeed_config", "megatron_lm_config")
+"""Blocks of its YAML, one of which `distributed_type` chooses."""
 PREFIX = "ACCELERATE_"
 OWN = ("compute_environment", "distributed_type", "mixed_precision", "num_processes", "main_training_function")
 
@@ -63,11 +66,12 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
     _scaler(book, top, used=base == "fp16" and sharding != "deepspeed")
     if sharding == "fsdp":
         arrive_fsdp(book, top, base)
-    elif sharding == "deepspeed":
-        arrive_deepspeed(book, top, base)
+    decided_elsewhere = sharding == "deepspeed" and arrive_deepspeed(book, top, base)
     _beside(book, top, compute)
     semantics = {"fsdp": "fsdp_policy", "deepspeed": "megatron_o2"}.get(sharding or "", "amp_o1")
-    return book.close("fp32" if base == "fp32" else semantics)
+    imported = book.close("fp32" if base == "fp32" else semantics)
+    is_lost = compute == "fp8" and "fp8" not in book.fields
+    return replace(imported, recipe=None) if decided_elsewhere or is_lost else imported
 
 
 def export(config: MixedPrecisionConfig, *, form: str = "yaml") -> Exported:
@@ -271,6 +275,10 @@ def _recognise(document: Any) -> Recognised | None:
     if "compute_environment" in content or ("distributed_type" in content and "mixed_precision" in content):
         found = [key for key in OWN if key in content]
         return Recognised(certainty=0.95, evidence=f"has `{found[0]}`, which `accelerate config` writes")
+    blocks = [key for key in SHARDED if isinstance(content.get(key), dict)]
+    if "distributed_type" in content and blocks:
+        evidence = f"has `distributed_type` and `{blocks[0]}`, which `accelerate launch` reads"
+        return Recognised(certainty=0.95, evidence=evidence)
     if content.get("mixed_precision") in PRECISIONS:
         return Recognised(certainty=0.6, evidence=f"has `mixed_precision: {content['mixed_precision']}`")
     return None

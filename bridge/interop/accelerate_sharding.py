@@ -76,19 +76,26 @@ def arrive_fsdp(book: Arrival, top: Settings, base: str) -> None:
             book.lose(f"{block.name(key)}.{part}", values[part], "unsupported", detail, "Check it by hand.")
 
 
-def arrive_deepspeed(book: Arrival, top: Settings, base: str) -> None:
-    """Report what DeepSpeed decides by itself."""
+def arrive_deepspeed(book: Arrival, top: Settings, base: str) -> bool:
+    """Report what DeepSpeed decides by itself; return whether a configuration of its own decides the dtype too."""
     block = top.section("DeepSpeedPlugin" if top.given("DeepSpeedPlugin") else "deepspeed_config")
-    if block.given("hf_ds_config"):
-        detail = "this configuration decides about loss scale and reduction"
-        remedy = f"Convert it as well, from deepspeed, with auto={base}."
-        book.lose(block.name("hf_ds_config"), block["hf_ds_config"], "unsupported", detail, remedy)
-    elif block.given("deepspeed_config_file"):
-        detail = "this file decides about loss scale and reduction"
-        name = block.name("deepspeed_config_file")
-        remedy = f"Convert it as well, from deepspeed, with auto={base}."
-        book.lose(name, block["deepspeed_config_file"], "unsupported", detail, remedy)
+    key = next((name for name in ("hf_ds_config", "deepspeed_config_file") if block.given(name)), None)
+    if key is not None:
+        what = "file" if key == "deepspeed_config_file" or isinstance(block[key], str) else "configuration"
+        detail = (
+            f"this {what} decides about the dtype, loss scale and reduction; {base} runs where it has no block for it, "
+            f"or says auto ({VERSION})"
+        )
+        remedy = f"Convert it as well, from deepspeed, with auto={base}: that is the run's precision."
+        book.lose(block.name(key), block[key], "unsupported", detail, remedy)
+        if top.given("mixed_precision"):
+            detail = (
+                f"it fills what the {what} of DeepSpeed leaves out or at auto, and decides nothing else; `accelerate "
+                f"launch` refuses a configuration that holds both ({VERSION})"
+            )
+            book.lose("mixed_precision", top["mixed_precision"], "semantics", detail, f"Write it in the {what} alone.")
     elif base != "fp32":
         book.fields["grad_reduce_in_fp32"] = False
         detail = f"DeepSpeed accumulates and reduces in {base} unless its own file says otherwise (DeepSpeed 0.19.8)"
         book.lose(block.path, base, "implied default", detail, "Use a DeepSpeed file to reduce in FP32.")
+    return key is not None

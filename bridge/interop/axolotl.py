@@ -7,6 +7,7 @@ over a frozen BF16 model; and without any of these there is nothing in FP32 at a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.axolotl_beside import LOOKS_LIKE_PRECISION, report_beside
@@ -66,7 +67,9 @@ def import_(payload: object, *, gpu: object = None) -> Imported:
         assume_torch_scaler(book, "transformers' Trainer")
     _sharding(book, top, fp8=bool(top.switch("fp8")))
     report_beside(book, top, CARRIED)
-    return book.close(semantics)
+    imported = book.close(semantics)
+    is_lost = bool(top.switch("fp8")) and "fp8" not in book.fields
+    return replace(imported, recipe=None) if is_lost else imported
 
 
 def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Exported:

@@ -1,4 +1,9 @@
-"""A recipe as the precision blocks of a DeepSpeed configuration."""
+"""A recipe as the precision blocks of a DeepSpeed configuration.
+
+FP32 accumulation takes ZeRO: the engine refuses gradients in another dtype than the model's without it, and at stage 1
+has an optimizer of its own for BF16 weights and FP32 gradients.
+Source: DeepSpeed 0.19.8 runtime/engine.py (`_do_optimizer_sanity_check`), runtime/bf16_optimizer.py.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 TITLE = "DeepSpeed"
+SHARDED = (
+    "DeepSpeed 0.19.8 raises on FP32 accumulation of half-precision gradients without ZeRO, so zero_optimization.stage="
+    "1 was written: optimizer state is sharded as under Megatron's distributed optimizer, and the numbers do not change"
+)
 
 
 def export(config: MixedPrecisionConfig) -> Exported:
@@ -38,6 +47,9 @@ def export(config: MixedPrecisionConfig) -> Exported:
         dtype = "fp32" if config.grad_reduce_in_fp32 else mode
         payload |= {"data_types": {"grad_accum_dtype": dtype}, "communication_data_type": dtype}
         book.carry("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
+        if dtype != mode:
+            payload["zero_optimization"] = {"stage": 1}
+            book.lose("grad_reduce_in_fp32", "approximated", SHARDED, "Raise the stage, or reduce in half precision.")
     elif mode == "fp32" and semantics == "fp32" and config.grad_reduce_in_fp32:
         book.carry("grad_reduce_in_fp32")
     if config.fp16 and semantics != "amp_o1":

@@ -33,6 +33,7 @@ SUFFIXES = {
     ".slrm": "shell",
     ".py": "python",
     ".env": "env",
+    ".toml": "text",  # which only torchtitan reads; by its contents it may look like a shell script
 }
 
 

@@ -8,6 +8,7 @@ Arguments of the model that other programs write into the same file do say it, a
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
@@ -15,7 +16,9 @@ from bridge.interop.amp import amp_fields, depart_as_amp
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.huggingface_fp8 import SETTINGS as FP8
 from bridge.interop.huggingface_fp8 import float8
+from bridge.interop.huggingface_launcher import LAUNCHER, launchers_precision, launchers_sharding, report_launcher
 from bridge.interop.huggingface_model import Loaded, loaded, report_model
+from bridge.interop.huggingface_removed import REMOVED, report_removed
 from bridge.interop.ledger import Arrival, Departure
 from bridge.interop.optimizers import low_precision_optimizer
 from bridge.interop.scaler import assume_torch_scaler, lose_scaler
@@ -28,7 +31,6 @@ __all__ = ["SYSTEM", "arguments", "export", "import_"]
 
 TITLE = "TrainingArguments"
 VERSION = "transformers 5.23.0"
-REMOVED = ("half_precision_backend", "fp16_opt_level", "fp16_backend")
 SWITCH_NAMES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "torch_compile", "use_cpu", "no_cuda")
 BESIDE = {
     "bf16_full_eval": "evaluation casts the weights themselves to BF16; a recipe is about training",
@@ -68,7 +70,9 @@ def import_(
     if on["bf16_full_eval"] and on["fp16_full_eval"]:
         raise top.wrong("fp16_full_eval", "must be off where bf16_full_eval is on", top["fp16_full_eval"], "Keep one")
     compute = next((name for name in ("bf16", "fp16") if on[name]), "fp32")
-    compute = _environment(book, environment, compute)
+    asked = compute
+    said_by = "ACCELERATE_MIXED_PRECISION" if environment is not None else f"{LAUNCHER}.mixed_precision"
+    compute = _environment(book, environment or launchers_precision(top), compute, said_by)
     compute = float8(book, top, compute, on=bool(_switch(book, top, "fp8")))
     model = loaded(book, top, stated)
     semantics = _mode(book, top, compute, model)
@@ -76,9 +80,12 @@ def import_(
         detail = "without CUDA, accelerate has no FP16 autocast and no scaler: the run is FP32"
         book.lose("fp16", True, "semantics", detail, "Use bf16 on a CPU.")
     _tf32(book, on, compute)
+    report_removed(book, top, compute)
     _beside(book, top, on)
-    report_model(book, top, model, {*SWITCH_NAMES, *REMOVED, *BESIDE, *FP8, "optim", "pure_bf16"})
-    return book.close(semantics)
+    report_model(book, top, model, {*SWITCH_NAMES, *REMOVED, *BESIDE, *FP8, LAUNCHER, "optim", "pure_bf16"})
+    is_open = report_launcher(book, top) and asked == "fp32" and environment is None
+    imported = book.close(semantics)
+    return replace(imported, recipe=None) if is_open else imported
 
 
 def export(config: MixedPrecisionConfig) -> Exported:
@@ -141,10 +148,10 @@ def _switch(book: Arrival, top: Settings, name: str) -> bool | None:
     return taken
 
 
-def _environment(book: Arrival, environment: str | None, compute: str) -> str:
+def _environment(book: Arrival, environment: str | None, compute: str, name: str) -> str:
+    """Return the compute once what stands around the Trainer, said by `name`, has had its say."""
     if environment is None:
         return compute
-    name = "ACCELERATE_MIXED_PRECISION"
     if compute != "fp32":
         if environment != compute:
             detail = f"{compute}=True overrides the environment ({VERSION})"
@@ -166,6 +173,7 @@ def _mode(book: Arrival, top: Settings, compute: str, model: Loaded) -> str:
     half = model.dtype if model.dtype in ("bf16", "fp16") else None
     kept = half is not None and compute in (half, "fp32") and not (compute != "fp32" and model.upcasts)
     sharding = next((name for name in ("deepspeed", "fsdp") if top.values.get(name)), None)
+    sharding = sharding or launchers_sharding(top)
     fields: dict[str, Any] = amp_fields(compute)
     semantics = "fp32" if compute == "fp32" else "amp_o1"
     if sharding is not None and compute != "fp32":
@@ -231,13 +239,6 @@ def _tf32(book: Arrival, on: dict[str, bool | None], compute: str) -> None:
 
 
 def _beside(book: Arrival, top: Settings, on: dict[str, bool | None]) -> None:
-    for name in REMOVED:
-        if not top.given(name):
-            continue
-        detail = "removed in transformers 5, which refuses it"
-        if name == "fp16_opt_level" and top[name] in ("O2", "O3"):
-            detail += "; with apex it meant FP16 weights"
-        book.lose(name, top[name], "dead knob", detail, "Drop it; bf16 and fp16 are what is left.")
     for name, detail in BESIDE.items():
         value = on.get(name, top.values.get(name))
         if name in top and not value:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.amp import amp_fields, depart_as_amp
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.ledger import Arrival, Departure
+from bridge.interop.lightning_apex import arrive_apex, casts_by_apex, report_apex
+from bridge.interop.lightning_instances import instance, is_trainer
 from bridge.interop.lightning_plugins import (
     PRECISIONS,
     arrive_plugin,
@@ -21,6 +23,7 @@ from bridge.interop.lightning_plugins import (
     depart_te,
 )
 from bridge.interop.lightning_strategy import arrive_strategy
+from bridge.interop.megatron_flags import bears_on_precision
 from bridge.interop.scaler import TORCH_SCALER, assume_torch_scaler, lose_scaler
 from bridge.interop.settings import Settings
 
@@ -37,6 +40,7 @@ SHARDED = {
 }
 """Strategy -> the precisions it takes, "32" and "bf16" standing for their long forms."""
 AMP_PLUGIN = "lightning.pytorch.plugins.MixedPrecision"
+READ = ("precision", "plugins", "amp_backend", "amp_level")
 
 
 def import_(payload: object, *, strategy: str | None = None, accelerator: str | None = None) -> Imported:
@@ -44,14 +48,17 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
 
     Args:
         payload: A precision string or number; a mapping of Trainer arguments, or one with them under ``trainer``; or a
-            precision plugin, as an object or as ``class_path`` and ``init_args``.
+            precision plugin, as an object, as ``class_path`` and ``init_args``, or under Hydra's ``_target_``.
         strategy: The Trainer's strategy where the payload does not say: fsdp, deepspeed, ...
         accelerator: Likewise; on "cpu" Lightning turns 16-mixed into bf16-mixed.
     """
-    top = Settings(_arguments(payload), TITLE)
-    if isinstance(top.values.get("trainer"), Mapping):
-        top = top.section("trainer")
+    whole = Settings(_arguments(payload), TITLE)
+    top = whole.section("trainer") if isinstance(whole.values.get("trainer"), Mapping) else whole
+    made = instance(top.values) if is_trainer(top.values) else None
+    if made is not None and made.under:
+        top = Settings(made.arguments, TITLE, top.name(made.under))
     book = Arrival(TITLE)
+    _beside(book, whole, top)
     plugin = _plugin(top)
     plan = _strategy(top, strategy)
     device = top.values.get("accelerator", accelerator)
@@ -59,10 +66,14 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
         if top.given("precision"):
             rule = "must not stand beside a precision plugin"
             raise top.wrong("precision", rule, top["precision"], "Keep one of the two")
+        report_apex(book, top)
         return arrive_plugin(book, *plugin)
     word = _word(book, top)
     compute, kind = PRECISIONS[word]
     _check_strategy(top, plan, word)
+    if casts_by_apex(top, word):
+        return arrive_apex(book, top)
+    report_apex(book, top)
     name = top.name("precision")
     if word in ("16", "16-mixed") and device == "cpu":
         detail = f"{VERSION} makes it bf16-mixed on a CPU"
@@ -133,8 +144,11 @@ def _arguments(payload: object) -> object:
     """Return the payload as Trainer arguments."""
     if payload is None or (isinstance(payload, str | int) and not isinstance(payload, bool)):
         return {} if payload is None else {"precision": payload}
+    made = instance(payload)
+    if made is not None and not is_trainer(payload) and (made.under or made.name.endswith("Precision")):
+        return {"plugins": [payload]}
     if isinstance(payload, Mapping):
-        return {"plugins": [payload]} if "class_path" in payload else payload
+        return payload
     if type(payload).__name__ in (
         "TransformerEnginePrecision",
         "MixedPrecision",
@@ -150,22 +164,24 @@ def _plugin(top: Settings) -> tuple[str, Settings] | None:
     """Return class name and arguments of the precision plugin among `plugins`."""
     given = top.values.get("plugins")
     for plugin in given if isinstance(given, list | tuple) else [given]:
-        if isinstance(plugin, Mapping) and "class_path" in plugin:
-            name = str(plugin["class_path"]).rpartition(".")[2]
-            arguments: Any = plugin.get("init_args")
+        made = instance(plugin)
+        arguments: Any
+        if made is not None:
+            name, arguments = made.name, made.arguments
         elif plugin is not None and hasattr(plugin, "__dict__"):
             name, arguments = type(plugin).__name__, dict(vars(plugin))
         else:
             continue
         if name.endswith("Precision"):
-            return name, Settings({} if arguments is None else arguments, TITLE, f"plugins.{name}")
+            return name, Settings(arguments, TITLE, f"plugins.{name}")
     return None
 
 
 def _strategy(top: Settings, strategy: str | None) -> str:
     given = top.values.get("strategy", strategy)
     if isinstance(given, Mapping):
-        given = given.get("class_path")
+        made = instance(given)
+        given = made.target if made is not None else None
     name = (given if isinstance(given, str) else type(given).__name__ if given is not None else "auto").lower()
     for known in ("fsdp", "modelparallel", "model_parallel", "deepspeed"):
         if known in name:
@@ -185,6 +201,22 @@ def _word(book: Arrival, top: Settings) -> str:
     return str(value)
 
 
+def _beside(book: Arrival, whole: Settings, top: Settings) -> None:
+    """Report what looks like precision and is no argument of the Trainer's."""
+    rows = {top.name(key): (value, f"no argument of the Trainer in {VERSION}") for key, value in top.values.items()}
+    if whole is not top:
+        detail = "nothing of Lightning's reads it, and the program may"
+        rows |= {key: (value, detail) for key, value in whole.values.items() if not isinstance(value, Mapping | list)}
+    for name, (value, detail) in rows.items():
+        key = name.rpartition(".")[2]
+        if key in READ or not bears_on_precision(key):
+            continue
+        if value in (None, False):
+            book.carry(name)
+        else:
+            book.lose(name, value, "unsupported", detail, "Look it up where the program is from.")
+
+
 def _check_strategy(top: Settings, plan: str, word: str) -> None:
     full = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed", "64": "64-true"}.get(word, word)
     if plan in SHARDED and full not in SHARDED[plan]:
@@ -195,6 +227,9 @@ def _check_strategy(top: Settings, plan: str, word: str) -> None:
 def _recognise(document: Any) -> Recognised | None:
     content = document.mapping
     trainer = content.get("trainer")
+    made = instance(content if is_trainer(content) else trainer)
+    if made is not None and is_trainer({"_target_": made.target}):
+        return Recognised(certainty=0.9, evidence=f"makes `{made.target}`")
     if isinstance(trainer, dict) and ("precision" in trainer or "plugins" in trainer) and "exp_manager" not in content:
         own = [key for key in ("max_epochs", "accelerator", "strategy", "devices") if key in trainer]
         if own and isinstance(content.get("model"), dict) and "megatron_amp_O2" in content["model"]:

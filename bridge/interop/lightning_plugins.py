@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from bridge.interop.amp import amp_fields
+from bridge.interop.lightning_instances import instance
 from bridge.interop.scaler import assume_torch_scaler
 from bridge.interop.settings import Settings
 from bridge.precision.dtypes import dtype_token
@@ -123,8 +124,9 @@ def _scaler(given: Settings) -> Settings | None:
     value = given.values.get("scaler")
     if value is None:
         return None
-    if isinstance(value, Mapping):
-        inner = value.get("init_args", {})
+    made = instance(value)
+    if made is not None or isinstance(value, Mapping):
+        inner = made.arguments if made is not None else value.get("init_args", {})
     else:
         inner = {key: getattr(value, f"_{key}", None) for key in ("init_scale", "growth_interval")}
     return Settings({} if inner is None else inner, TITLE, given.name("scaler"))

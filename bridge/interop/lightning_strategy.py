@@ -5,9 +5,9 @@ Source: Lightning 2.6.6 pytorch/strategies (deepspeed.py, fsdp.py, ddp.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from bridge.interop.lightning_instances import instance
 from bridge.interop.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ BESIDE = {
 
 
 def arrive_strategy(book: Arrival, top: Settings, plan: str, compute: str) -> None:
-    """Carry and report what stands in `init_args` of a strategy that is written out."""
-    strategy = top.values.get("strategy")
-    if not isinstance(strategy, Mapping) or not isinstance(strategy.get("init_args"), Mapping):
+    """Carry and report the arguments of a strategy that is written out."""
+    made = instance(top.values.get("strategy"))
+    if made is None:
         return
-    given = Settings(strategy["init_args"], top.system, f"{top.name('strategy')}.init_args")
+    given = Settings(made.arguments, top.system, ".".join(filter(None, (top.name("strategy"), made.under))))
     for key, (detail, remedy) in BESIDE.items():
         if given.given(key):
             book.lose(given.name(key), given[key], "unsupported", detail, remedy)

@@ -1,8 +1,9 @@
-"""NeMo 1.x: `megatron_gpt_config.yaml` and its kin.
+"""NeMo 1.x: `megatron_gpt_config.yaml` and its kin, and the files of models that are not Megatron's.
 
 `trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights, FP32 masters) and O1
-(FP32 weights under autocast), and everything called `fp8_*` is ignored unless `model.transformer_engine` is true.
-The recipe is delayed scaling unless a key `fp8_recipe` says otherwise.
+(FP32 weights under autocast), and everything called `fp8_*` is ignored unless `model.transformer_engine` is true, or
+`model.mcore_gpt` in releases that build Transformer Engine's layers for it anyway. The recipe is delayed scaling
+unless a key `fp8_recipe` says otherwise. A model that is not Megatron's is trained by Lightning (`nemo1_trainer`).
 
 Defaults moved: the shipped file had `fp8_hybrid: False`, history 1 and `most_recent` up to 1.21, and has `True`, 1024
 and `max` since 1.22; precision 16 and O1 became bf16 and O2 by 2.0. A key that is absent from the composed
@@ -13,16 +14,18 @@ that the file is a set of overrides over the shipped one of that release.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields
-from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recognised, System
 from bridge.interop.crossing import Inward
-from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.nemo1_beside import report_beside, report_quantisation
 from bridge.interop.nemo1_export import exported
 from bridge.interop.nemo1_file import File, switch
 from bridge.interop.nemo1_fp8 import SETTINGS, low_precision
+from bridge.interop.nemo1_trainer import trained_by_lightning
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -43,11 +46,7 @@ SCALER = {
     "native_amp_growth_interval": ("loss_scale_window", 1000),
     "hysteresis": ("hysteresis", 2),
 }
-MECHANICS = {
-    "grad_allreduce_chunk_size_mb": "how gradients are sent, not how exactly",
-    "grad_div_ar_fusion": "how gradients are sent, not how exactly",
-    "async_grad_allreduce": "how gradients are sent, not how exactly",
-}
+READ = ("transformer_engine", "megatron_amp_O2", "precision", "fsdp_grad_reduce_dtype")
 
 
 def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
@@ -61,17 +60,35 @@ def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
         raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
     file = File(payload, nemo_version)
     crossing = Inward(f"{TITLE} ({nemo_version})" if nemo_version else TITLE)
+    if not file.is_megatron:
+        imported = trained_by_lightning(file, crossing)
+        return replace(imported, losses=(*imported.losses, *_assumed(file)))
     dtype = _precision(file, crossing)
     o2 = _weights(file, dtype, crossing)
     on = low_precision(file, crossing)
     _loss_scale(file, dtype, crossing)
     _reduction(file, dtype, crossing, o2=o2)
-    _rest(file, crossing, on=on)
-    for where, (variable, default) in file.references.assumed.items():
-        detail = f"the environment variable {variable} decides; the default beside it was taken"
-        crossing.lose(where, default, "implied default", detail, "Write the value itself if the variable is set.")
+    report_beside(file, crossing, dtype, {*SETTINGS, *SCALER, *READ}, on=on)
+    is_quantised = report_quantisation(file, crossing)
     semantics = "fp32" if dtype == "fp32" else "megatron_o2" if o2 else "amp_o1"
-    return crossing.imported(semantics=semantics)
+    imported = crossing.imported(semantics=semantics)
+    losses = (*imported.losses, *_assumed(file))
+    return replace(imported, losses=losses, recipe=None if is_quantised else imported.recipe)
+
+
+def _assumed(file: File) -> list[Loss]:
+    """Return the records of environment variables whose defaults were taken."""
+    detail, remedy = "the default beside it was taken", "Write the value itself if the variable is set."
+    return [
+        Loss(
+            field=where,
+            value=default,
+            reason="implied default",
+            detail=f"the environment variable {variable} decides; {detail}",
+            remedy=remedy,
+        )
+        for where, (variable, default) in file.references.assumed.items()
+    ]
 
 
 def _precision(file: File, crossing: Inward) -> str:
@@ -90,7 +107,7 @@ def _precision(file: File, crossing: Inward) -> str:
     said = str(value).removesuffix(".0")
     if said not in PRECISIONS:
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
-        raise PayloadError(f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r}. {remedy}")
+        raise PayloadError(f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r:.60}. {remedy}")
     crossing.carry(where)
     return PRECISIONS[said]
 
@@ -163,54 +180,6 @@ def _reduction(file: File, dtype: str, crossing: Inward, *, o2: bool) -> None:
         crossing.implied(
             "model.optim.grad_sync_dtype", "fp32" if in_fp32 else "fp16", detail, grad_reduce_in_fp32=in_fp32
         )
-
-
-def _rest(file: File, crossing: Inward, *, on: bool) -> None:
-    """Report what bears on precision and has no field."""
-    done = {
-        *SETTINGS,
-        *SCALER,
-        "transformer_engine",
-        "megatron_amp_O2",
-        "precision",
-        "fsdp_grad_reduce_dtype",
-    }
-    for key, value in file.model.items():
-        key = str(key)  # noqa: PLW2901  YAML keys may be numbers
-        row = OTHER_SETTINGS.get(key)
-        if key in done:
-            continue
-        if key == "fp8_param" and switch(file.setting(key), "model.fp8_param"):
-            detail = "NeMo raises on it: it is set before fp8 is"
-            crossing.lose("model.fp8_param", value, "semantics", detail, "Say fp8_params instead.")
-            continue
-        if key == "reduce_amax":
-            _reduce_amax(file.setting(key), crossing, on=on)
-        elif key == "fp8_interval":
-            detail = "Transformer Engine ignores it since 1.8"
-            crossing.lose("model.fp8_interval", value, "dead knob", detail, "Drop it.")
-        elif key in MECHANICS:
-            crossing.lose(f"model.{key}", value, "unsupported", MECHANICS[key], "Nothing to do for the precision.")
-        elif key == "mcore_customization_config" and isinstance(value, Mapping):
-            for name, inner in value.items():
-                if bears_on_precision(str(name)):
-                    detail = "set on the model without any check"
-                    crossing.lose(f"model.{key}.{name}", inner, "unsupported", detail, "State it as a field.")
-        elif row is not None or bears_on_precision(key):
-            if value in (None, False, row.default if row else None):
-                crossing.carry(f"model.{key}")
-            else:
-                detail = row.detail if row else "a setting of the model that no recipe has"
-                crossing.lose(f"model.{key}", value, "unsupported", detail, "Keep it in the model's configuration.")
-
-
-def _reduce_amax(value: Any, crossing: Inward, *, on: bool) -> None:
-    if switch(value, "model.reduce_amax") or not on:
-        crossing.carry("model.reduce_amax")
-        return
-    detail = "read by NeMo's own transformer only; Megatron Core always reduces, at the nearest over TP alone"
-    remedy = "Set tp_only_amax_red on the TransformerConfig if ranks may differ."
-    crossing.lose("model.reduce_amax", value, "unsupported", detail, remedy)
 
 
 def export(config: MixedPrecisionConfig) -> Exported:

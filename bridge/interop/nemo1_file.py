@@ -1,4 +1,8 @@
-"""A NeMo 1.x configuration as it is read: references followed, sections found, defaults of the shipped file at hand."""
+"""A NeMo 1.x configuration as it is read: references followed, sections found, defaults of the shipped file at hand.
+
+Megatron's models have settings of their own, and training scripts of their own that read them. Speech, BERT on Hugging
+Face weights and the rest of the toolkit know none of those: Lightning trains them as its Trainer's arguments say.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,17 @@ SHIPPED_OLD: dict[str, Any] = {
     "mcore_gpt": False,
 }
 SHIPPED_NEW = {**SHIPPED_OLD, "fp8_hybrid": True, "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
+MEGATRON = re.compile(
+    r"megatron_\w+|mcore_\w+|native_amp_\w+|fp8\w*|transformer_engine|hysteresis|reduce_amax|restore_from_path|peft"
+    r"|(tensor|pipeline|virtual_pipeline|expert|context)_(model_)?parallel_size|(micro|global)_batch_size"
+    r"|sequence_parallel|activations_checkpoint_\w+|apply_query_key_layer_scaling|ffn_hidden_size|encoder_seq_length"
+    r"|grad_allreduce_chunk_size_mb|grad_div_ar_fusion|language_model_path|gpt_model_file|data"
+)
+"""Keys of the model section that only Megatron's models read."""
+OTHERS = ("train_ds", "sample_rate", "preprocessor", "language_model", "labels")
+"""Keys of the model section that other models have and Megatron's do not."""
+MEGATRON_CORE = (1, 21)
+"""The first release that reads `mcore_gpt`."""
 
 
 class File:
@@ -34,15 +49,32 @@ class File:
         model = payload.get("model")
         self.model: Mapping[Any, Any] = model if isinstance(model, Mapping) else payload
         self.version = version
+        self.release: tuple[int, int] | None = None
         self.shipped: dict[str, Any] | None = None
         if version is not None:
             found = re.match(r"v?(\d+)\.(\d+)", str(version))
             if found is None:
                 raise PayloadError(f"nemo_version: must be a version, got {version!r}. Write nemo_version=1.23.")
-            release = (int(found[1]), int(found[2]))
+            self.release = release = (int(found[1]), int(found[2]))
             self.shipped = dict(SHIPPED_NEW if release >= (1, 22) else SHIPPED_OLD)
             self.shipped |= {"precision": "bf16" if release >= (2, 0) else "16"}
             self.shipped |= {"megatron_amp_O2": release >= (2, 0), "mcore_gpt": release >= (2, 0)}
+
+    @property
+    def is_megatron(self) -> bool:
+        """Whether one of Megatron's models is trained; a release says so too, as its shipped file is of one."""
+        if any(MEGATRON.fullmatch(str(key)) for section in (self.model, self.payload) for key in section):
+            return True
+        if self.model is not self.payload and "precision" in self.model:
+            return True
+        return self.release is not None and not any(key in self.model for key in OTHERS)
+
+    @property
+    def is_on_megatron_core(self) -> bool:
+        """Whether GPT is Megatron Core's, and not the transformer that NeMo brings itself."""
+        if self.release is not None and self.release < MEGATRON_CORE:
+            return False
+        return self.switch("mcore_gpt") if "mcore_gpt" in self else bool((self.shipped or {}).get("mcore_gpt"))
 
     def get(self, path: str) -> Any:
         """Return a value by its dotted path from the top, with references followed."""

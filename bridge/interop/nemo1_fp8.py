@@ -1,4 +1,10 @@
-"""FP8 in a NeMo 1.x configuration: the gate, the format and the amax settings with their three sets of defaults."""
+"""FP8 in a NeMo 1.x configuration: the gate, the format and the amax settings with their three sets of defaults.
+
+What opens the gate depends on whose layers are built. NeMo's own transformer takes Transformer Engine's layers where
+`transformer_engine` is true. Megatron Core's GPT (`mcore_gpt`) has them in any case up to 1.23, so that `fp8` alone
+decides; from 2.0 on it has local layers without `transformer_engine`, unless `name` is a spec that brings its own.
+Source: NeMo 1.20 to 2.0, models/language_modeling/megatron_gpt_model.py (`model_provider_func`, `get_specs`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["SETTINGS", "low_precision"]
 
 GATED = ("fp8", "fp8_e4m3", "fp8_hybrid", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_params")
+SPECS = (
+    "te_gpt",
+    "megatron_falcon_gpt",
+    "megatron_gemma2",
+    "megatron_gpt_full_te_layer_autocast",
+    "te_gpt_hyena",
+)
+"""Values of `name` in the model section whose layers are Transformer Engine's."""
+LOCAL_LAYERS = (2, 0)
+"""The first release whose GPT on Megatron Core asks `transformer_engine`."""
 COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 PLAIN = ("fp8_recipe", "fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16")
 SETTINGS = (*GATED, *PLAIN, *COUNTS)
@@ -22,12 +38,7 @@ SETTINGS = (*GATED, *PLAIN, *COUNTS)
 
 def low_precision(file: File, crossing: Inward) -> bool:
     """Carry the FP8 settings; return whether they act."""
-    gate, wanted = file.setting("transformer_engine"), file.setting("fp8")
-    if gate is not None:
-        crossing.carry("model.transformer_engine")
-    elif file.shipped is None and wanted:
-        crossing.implied("model.transformer_engine", False)
-    if not (file.switch("transformer_engine") and file.switch("fp8")):
+    if not (_gate(file, crossing) and file.switch("fp8")):
         _ignored(file, crossing)
         return False
     _format(file, crossing)
@@ -45,14 +56,43 @@ def low_precision(file: File, crossing: Inward) -> bool:
     return True
 
 
+def _gate(file: File, crossing: Inward) -> bool:
+    """Return whether the layers can run FP8, and account for `transformer_engine`."""
+    where, value = "model.transformer_engine", file.setting("transformer_engine")
+    is_on, own_spec = file.switch("transformer_engine"), file.setting("name") in SPECS
+    wanted = file.switch("fp8") and file.is_on_megatron_core
+    if is_on or not wanted or (file.release is not None and file.release >= LOCAL_LAYERS and not own_spec):
+        if value is not None:
+            crossing.carry(where)
+        elif file.shipped is None and file.switch("fp8"):
+            crossing.implied(where, False)
+        return is_on
+    if file.release is None and not own_spec:
+        detail = (
+            "a release before 2.0 was assumed: under mcore_gpt NeMo 1.21 to 1.23 build Transformer Engine's layers "
+            "whatever this says, and fp8 alone decides; 2.0 builds local layers, which run no FP8"
+        )
+        reason = "implied default" if value is None else "semantics"
+        crossing.lose(
+            where, value, reason, detail, "Pass nemo_version, or write true, which every release takes alike."
+        )
+    elif value is not None:
+        whose = f"of {file.setting('name')}" if own_spec else f"of mcore_gpt in NeMo {file.version}"
+        detail = f"the layers {whose} are Transformer Engine's whatever this says, and fp8 alone decides"
+        crossing.lose(where, value, "dead knob", detail, "Write true, which every release takes alike.")
+    return True
+
+
 def _ignored(file: File, crossing: Inward) -> None:
     """Name the switches that are on and do nothing; what only goes with them is without effect on either side."""
     gate = file.switch("transformer_engine")
+    why = "ignored unless transformer_engine is true"
+    if file.is_on_megatron_core:
+        why = "mcore_gpt builds local layers, which run no FP8, unless transformer_engine is true (NeMo 2.0)"
     for key in SETTINGS:
         value = file.written(key)
         if value is True and key != "fp8_hybrid" and not gate:
-            why, remedy = "ignored unless transformer_engine is true", "Set model.transformer_engine=True to have it."
-            crossing.lose(f"model.{key}", value, "dead knob", why, remedy)
+            crossing.lose(f"model.{key}", value, "dead knob", why, "Set model.transformer_engine=True to have it.")
         elif value is not None:
             crossing.carry(f"model.{key}")
 
@@ -81,7 +121,7 @@ def _format(file: File, crossing: Inward) -> None:
 
 
 def _amax(file: File, crossing: Inward) -> None:
-    legacy = not file.setting("mcore_gpt") if "mcore_gpt" in file else not (file.shipped or {}).get("mcore_gpt", False)
+    legacy = not file.is_on_megatron_core
     code = {
         "fp8_margin": 0,
         "fp8_amax_history_len": 1024 if legacy else 1,

@@ -121,11 +121,10 @@ class _Reader:
             self.found += of_variables(assigned(document.text), name, ".env file")
         elif document.kind == "python":
             self.program(document, name)
-        elif document.kind == "shell" and not name.endswith(".toml"):
+        elif document.kind == "shell":
             self.script(document, name)
         else:
-            one = replace(document, kind="text") if name.endswith(".toml") else document
-            for part in one.parts:
+            for part in document.parts:
                 self.configuration(part, name)
 
     def program(self, document: Document, name: str) -> None:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
 from bridge.interop.ledger import Arrival, Departure, semantics_of
 from bridge.interop.settings import Settings
+from bridge.interop.torchtitan_beside import report_beside
 
 if TYPE_CHECKING:
     from bridge.precision.config import MixedPrecisionConfig
@@ -26,6 +28,7 @@ __all__ = ["SYSTEM", "export", "import_"]
 
 TITLE = "torchtitan"
 VERSION = "torchtitan 0.3.0"
+REDUCED = ("float32", "bfloat16", "float16")
 ROWWISE = ("rowwise", "rowwise_with_gw_hp")
 CONVERTERS = (
     "Float8LinearConverter",
@@ -60,19 +63,17 @@ def import_(payload: object, *, sharded: object = True) -> Imported:
     book = Arrival(TITLE)
     whole = training.word("dtype", ("bfloat16", "float32"))
     compute = training.word("mixed_precision_param", ("bfloat16", "float32"))
-    if training.word("mixed_precision_reduce", ("float32", "bfloat16")) == "bfloat16":
-        rule = f"must be float32 ({VERSION} declares nothing else, and checks nothing)"
-        raise training.wrong("mixed_precision_reduce", rule, "bfloat16", "Write float32")
     semantics = _mode(book, training, whole, compute, fsdp=fsdp is not False)
-    if training.given("mixed_precision_reduce"):
-        fields = {} if semantics in ("true", "fp32") else {"grad_reduce_in_fp32": True}
-        book.carry(training.name("mixed_precision_reduce"), **fields)
+    _reduction(book, training, semantics, fsdp=fsdp is not False)
     blocks = _quantisers(top)
     if top.given("model"):
         blocks = _converted(book, top, blocks)
     for name, block in blocks:
         _quantiser(book, name, block)
-    return book.close(semantics)
+    report_beside(book, top)
+    imported = book.close(semantics)
+    is_rowwise = any(loss.detail == ROW_DETAIL for loss in imported.losses)
+    return replace(imported, recipe=None) if is_rowwise else imported
 
 
 def export(config: MixedPrecisionConfig) -> Exported:
@@ -113,7 +114,7 @@ def export(config: MixedPrecisionConfig) -> Exported:
 def _mode(book: Arrival, training: Settings, whole: str | None, compute: str | None, *, fsdp: bool) -> str:
     name, param = training.name("dtype"), training.name("mixed_precision_param")
     if whole == "bfloat16":
-        book.carry(name, bf16=True, params_dtype="bf16", grad_reduce_in_fp32=False)
+        book.carry(name, bf16=True, params_dtype="bf16")
         detail = "parameters, gradients and optimizer state are BF16, without FP32 masters"
         book.lose(name, whole, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
         if compute is not None:
@@ -133,13 +134,33 @@ def _mode(book: Arrival, training: Settings, whole: str | None, compute: str | N
     book.fields |= fields
     if compute is not None:
         book.carry(param, **fields)
+    return "fsdp_policy" if fsdp else "amp_o1"
+
+
+def _reduction(book: Arrival, training: Settings, semantics: str, *, fsdp: bool) -> None:
+    """State in what FSDP reduces gradients; nothing else reads the setting."""
+    name, said = training.name("mixed_precision_reduce"), training.word("mixed_precision_reduce", REDUCED)
     if not fsdp:
-        return "amp_o1"
-    book.fields["grad_reduce_in_fp32"] = True
-    if not training.given("mixed_precision_reduce"):
-        detail = f"float32 in {VERSION}, and nothing else"
-        book.lose(training.name("mixed_precision_reduce"), "float32", "implied default", detail, "Write it down.")
-    return "fsdp_policy"
+        if semantics == "true":
+            book.fields["grad_reduce_in_fp32"] = False
+        if said == "float32" and semantics != "true":
+            book.carry(name)
+        elif said is not None:
+            book.lose(name, said, "dead knob", "read under FSDP only: gradients keep their own dtype", "Drop it.")
+        return
+    if semantics != "fp32":
+        book.fields["grad_reduce_in_fp32"] = said in (None, "float32")
+    if said is None and semantics != "fp32":
+        detail = f"float32 in {VERSION}, which declares nothing else"
+        book.lose(name, "float32", "implied default", detail, "Write it down.")
+    elif said is not None:
+        book.carry(name, **({} if semantics == "fp32" else {"grad_reduce_in_fp32": said == "float32"}))
+    if said in REDUCED[1:]:
+        detail = (
+            f"torchtitan 0.1 to 0.3 declare float32 alone and take {said} from a file all the same, with a warning "
+            "of its parser; the command line refuses it"
+        )
+        book.lose(name, said, "semantics", detail, "Write float32 for FP32 reduction.")
 
 
 def _quantisers(top: Settings) -> list[tuple[str, Settings]]:

@@ -10,6 +10,8 @@ import yaml
 
 from bridge.errors import BridgeError
 from bridge.interop import accelerate
+from bridge.interop.conversion import runs_of
+from bridge.interop.document import Document
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import REGISTRY
 from tests.interop.crossings import check_nothing_dropped, reasons
@@ -92,6 +94,7 @@ def test_ms_amp_carries_bf16_and_says_so() -> None:
     imported = accelerate.import_({"mixed_precision": "fp8", "fp8_config": {"backend": "MSAMP", "opt_level": "O1"}})
     assert imported.config.fp8 is None
     assert reasons(imported, "fp8_config.opt_level") == ["unsupported"]
+    assert imported.recipe is None
 
 
 def test_fsdp_reduces_in_the_compute_dtype_unless_a_policy_says_otherwise() -> None:
@@ -110,6 +113,42 @@ def test_deepspeed_makes_it_o2() -> None:
     imported = accelerate.import_(payload)
     assert (imported.semantics, imported.config.mode) == ("megatron_o2", "bf16")
     assert reasons(imported, "deepspeed_config.deepspeed_config_file") == ["unsupported"]
+
+
+@pytest.mark.parametrize("precision", [None, "no", "bf16"])
+@pytest.mark.parametrize("key", ["deepspeed_config_file", "hf_ds_config"])
+def test_a_file_for_deepspeed_decides_the_dtype_too(precision: str | None, key: str) -> None:
+    said = {"mixed_precision": precision} if precision else {}
+    imported = accelerate.import_({"distributed_type": "DEEPSPEED", "deepspeed_config": {key: "z.json"}, **said})
+    assert imported.recipe is None
+    assert "semantics" in reasons(imported, "mixed_precision") or precision is None
+    (loss,) = (loss for loss in imported.losses if loss.field == f"deepspeed_config.{key}")
+    base = "bf16" if precision == "bf16" else "fp32"
+    assert loss.detail == (
+        f"this file decides about the dtype, loss scale and reduction; {base} runs where it has no block for it, "
+        "or says auto (accelerate 1.15.0)"
+    )
+
+
+@pytest.mark.parametrize(("block", "runs"), [("bf16", "bf16"), ("fp16", "fp16"), ("zero_optimization", "no")])
+def test_the_real_accelerator_goes_by_deepspeeds_file(block: str, runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = pytest.importorskip("accelerate.state", reason="needs accelerate")
+    kind = state.AcceleratorState
+    plugin = type("Plugin", (), {"deepspeed_config": {block: {"enabled": True}}})
+    told = {"distributed_type": state.DistributedType.DEEPSPEED, "deepspeed_plugin": plugin, "_mixed_precision": "no"}
+    for name, value in told.items():
+        monkeypatch.setattr(kind, name, value, raising=False)
+    assert kind.__new__(kind).mixed_precision == runs
+
+
+@pytest.mark.parametrize("block", ["fsdp_config", "deepspeed_config"])
+def test_a_template_without_a_precision_is_recognised(block: str) -> None:
+    kind = block.partition("_")[0].upper()
+    document = Document.of_text(f"distributed_type: {kind}\n{block}:\n  zero_stage: 1\n", "launch.yaml")
+    (run,) = runs_of(document)
+    assert (run.system.name, run.imported.recipe) == ("accelerate", "fp32")
+    assert run.evidence == f"has `distributed_type` and `{block}`, which `accelerate launch` reads"
+    assert reasons(run.imported, "mixed_precision") == ["implied default"]
 
 
 def test_fp16_on_a_cpu_is_fp32_and_said_so() -> None:

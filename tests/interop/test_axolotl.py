@@ -123,6 +123,9 @@ def test_rowwise_is_reported_and_not_called_tensorwise() -> None:
     imported = axolotl.import_({"bf16": True, "fp8": True, "fp8_config": {"recipe": "rowwise"}})
     assert imported.config.fp8 is None
     assert reasons(imported, "fp8_config.recipe") == ["unsupported"]
+    sharded = {"bf16": True, "fp8": True, "deepspeed": "zero3.json"}
+    assert axolotl.import_({**sharded, "fp8": False}).recipe == "bf16_mixed"
+    assert axolotl.import_({**sharded, "fp8_config": {"recipe": "rowwise"}}).recipe is None
 
 
 def test_an_unknown_name_that_looks_like_precision_is_not_dropped() -> None:

@@ -177,6 +177,28 @@ def test_fp32_accumulation_needs_zero() -> None:
     assert reasons(deepspeed.import_(sharded), "data_types.grad_accum_dtype") == []
 
 
+@pytest.mark.parametrize("recipe", ["bf16_mixed", "fp16_mixed"])
+@pytest.mark.parametrize("in_fp32", [True, False])
+def test_an_export_brings_the_zero_that_its_gradients_need(recipe: str, in_fp32: bool) -> None:
+    config = REGISTRY.get(recipe).state(grad_reduce_in_fp32=in_fp32)
+    exported = deepspeed.export(config)
+    assert exported.payload.get("zero_optimization") == ({"stage": 1} if in_fp32 else None)
+    imported = deepspeed.import_(exported.payload)
+    assert imported.config.grad_reduce_in_fp32 is in_fp32
+    assert reasons(imported, "data_types.grad_accum_dtype") == []
+    lost = [loss for loss in exported.losses if loss.field == "grad_reduce_in_fp32"]
+    assert ("grad_reduce_in_fp32" in exported.carried) is not in_fp32
+    assert [str(loss) for loss in lost] == (
+        [
+            "grad_reduce_in_fp32=True (approximated): DeepSpeed 0.19.8 raises on FP32 accumulation of half-precision "
+            "gradients without ZeRO, so zero_optimization.stage=1 was written: optimizer state is sharded as under "
+            "Megatron's distributed optimizer, and the numbers do not change. Raise the stage, or reduce in half "
+            "precision."
+        ]
+        * in_fp32
+    )
+
+
 @pytest.mark.parametrize("written", ["auto", "true", "false"])
 def test_any_word_enables_autocast(written: str) -> None:
     imported = deepspeed.import_({"torch_autocast": {"enabled": written, "dtype": "bfloat16"}})
@@ -256,6 +278,31 @@ class TestTheRealConfig:
     def test_any_word_enables_autocast(self) -> None:
         assert self.made({"torch_autocast": {"enabled": "auto", "dtype": "bfloat16"}}).torch_autocast_enabled
         assert self.made({"torch_autocast": {"enabled": True}}).torch_autocast_dtype is None
+
+    @pytest.mark.parametrize("recipe", ["fp32", "bf16_mixed", "fp16_mixed", "bf16_autocast_mixed"])
+    @pytest.mark.parametrize("in_fp32", [True, False])
+    def test_its_engine_takes_what_is_exported(
+        self, recipe: str, in_fp32: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = pytest.importorskip("deepspeed.runtime.engine", reason="needs deepspeed")
+        monkeypatch.setattr(engine, "is_zero_supported_optimizer", lambda _: True)  # asks for a process group
+        payload = deepspeed.export(REGISTRY.get(recipe).state(grad_reduce_in_fp32=in_fp32)).payload
+        self.chosen(payload)
+        if payload.pop("zero_optimization", None):
+            with pytest.raises(NotImplementedError, match="unsupported mix of model_dtype"):
+                self.chosen(payload)
+
+    def chosen(self, payload: dict[str, Any]) -> Any:
+        """Return the optimizer that the real engine chooses for a configuration; raises as it does."""
+        config = self.made(payload)
+        import torch
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        engine = DeepSpeedEngine.__new__(DeepSpeedEngine)
+        torch.nn.Module.__init__(engine)
+        engine._config, engine.pipeline_parallelism = config, False
+        optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+        return engine._do_optimizer_sanity_check(optimizer)
 
     def test_spellings_of_dtypes_are_its_own(self) -> None:
         self.made({})

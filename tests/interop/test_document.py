@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import PayloadError
+from bridge.interop.conversion import runs_of
 from bridge.interop.document import MAX_BYTES, Document
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "\n".join(
@@ -164,11 +165,18 @@ def test_several_yaml_documents_are_several_parts() -> None:
         ("config", '{"a": 1}', "json"),
         ("config", "a: 1\nb:\n  - c\n", "yaml"),
         ("settings", "export A=1\nB=2", "env"),
+        ("pyproject.toml", "description = 'x'\nfor = 'y'\nARGS=(\n", "text"),
         ("notes", "some words\nand more", "text"),
     ],
 )
 def test_the_kind_is_told_by_name_or_contents(name: str, text: str, kind: str) -> None:
     assert Document.of_text(text, name).kind == kind
+
+
+def test_a_toml_that_no_system_reads_is_no_shell_script() -> None:
+    text = '[tool.x]\ncommand = """\nfor\n"""\nARGS=(\nexport A=1\n'
+    with pytest.raises(PayloadError, match=r"pyproject\.toml: no system is recognised in this text file"):
+        runs_of(Document.of_text(text, "pyproject.toml"))
 
 
 @pytest.mark.parametrize(

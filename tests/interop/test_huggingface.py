@@ -54,6 +54,86 @@ def test_a_file_is_read_whole() -> None:
         assert reasons(imported, name) == ["dead knob"]
 
 
+REFUSED = "5 has no such argument and refuses it"
+
+
+@pytest.mark.parametrize(
+    ("payload", "field", "reason", "detail"),
+    [
+        (
+            {"fp16": True, "half_precision_backend": "apex"},
+            "half_precision_backend",
+            "semantics",
+            "in transformers 4 NVIDIA's Apex casts instead of torch's autocast, at fp16_opt_level (O1 unless it is "
+            "written); ",
+        ),
+        ({"fp16": True, "fp16_backend": "apex"}, "fp16_backend", "semantics", "in transformers 4 NVIDIA's Apex casts"),
+        (
+            {"bf16": True, "half_precision_backend": "apex"},
+            "half_precision_backend",
+            "dead knob",
+            "transformers 4 reads it in FP16 only, and refuses it in BF16; ",
+        ),
+        (
+            {"fp16": True, "half_precision_backend": "auto"},
+            "half_precision_backend",
+            "dead knob",
+            "torch's autocast casts all the same in transformers 4, and ",
+        ),
+        (
+            {"fp16": True, "fp16_opt_level": "O2"},
+            "fp16_opt_level",
+            "dead knob",
+            "read where half_precision_backend is apex (transformers 4), and ",
+        ),
+        (
+            {"fp16": True, "half_precision_backend": "apex", "fp16_opt_level": "O2"},
+            "fp16_opt_level",
+            "semantics",
+            "in transformers 4 Apex makes the weights FP16, over FP32 masters; ",
+        ),
+        (
+            {"fp16": True, "half_precision_backend": "apex", "fp16_opt_level": "O1"},
+            "fp16_opt_level",
+            "semantics",
+            "in transformers 4 Apex casts per function over FP32 weights, which is what was read; ",
+        ),
+    ],
+)
+def test_apex_acts_in_transformers_4_and_is_refused_in_5(
+    payload: dict[str, Any], field: str, reason: str, detail: str
+) -> None:
+    imported = huggingface.import_(payload)
+    (loss,) = (loss for loss in imported.losses if loss.field == field)
+    assert loss.reason == reason
+    assert loss.detail.startswith(detail)
+    assert loss.detail.endswith(REFUSED)
+
+
+def test_arguments_of_the_launcher_are_named() -> None:
+    payload = {"accelerate_launch_args": {"use_fsdp": True, "config_file": "fsdp.yaml", "num_processes": 2}}
+    open_ = huggingface.import_(payload)
+    assert reasons(open_, "accelerate_launch_args.config_file") == ["unsupported"]
+    assert reasons(open_, "accelerate_launch_args.use_fsdp") == ["unsupported"]
+    assert open_.recipe is None  # that file may turn mixed precision on
+    sharded = huggingface.import_({**payload, "bf16": True})
+    assert (sharded.semantics, sharded.config.grad_reduce_in_fp32) == ("fsdp_policy", False)
+    off = huggingface.import_({"accelerate_launch_args": {"use_fsdp": False, "fp8_backend": "TE"}})
+    assert "accelerate_launch_args.use_fsdp" in off.carried
+    assert reasons(off, "accelerate_launch_args.fp8_backend") == ["unsupported"]
+    assert off.recipe == "fp32"
+
+
+def test_the_launchers_precision_is_that_of_the_environment() -> None:
+    launcher = {"accelerate_launch_args": {"mixed_precision": "bf16", "use_deepspeed": True, "config_file": "x.yaml"}}
+    imported = huggingface.import_(launcher)
+    assert (imported.semantics, imported.config.mode) == ("megatron_o2", "bf16")
+    assert "accelerate_launch_args.mixed_precision" in imported.carried
+    overridden = huggingface.import_({**launcher, "fp16": True})
+    assert reasons(overridden, "accelerate_launch_args.mixed_precision") == ["dead knob"]
+    assert huggingface.import_(launcher, accelerate_mixed_precision="no").config.mode == "fp32"
+
+
 def test_compiling_turns_tf32_on_unless_it_is_written() -> None:
     assert huggingface.import_({"bf16": True, "torch_compile": True}).config.tf32 is True
     assert huggingface.import_({"bf16": True, "torch_compile": True, "tf32": False}).config.tf32 is False

@@ -10,6 +10,8 @@ import yaml
 
 from bridge.errors import BridgeError
 from bridge.interop import lightning
+from bridge.interop.conversion import runs_of
+from bridge.interop.document import Document
 from bridge.precision.registry import REGISTRY
 from tests.interop.crossings import reasons
 
@@ -90,6 +92,67 @@ def test_the_loss_scale_of_the_deepspeed_strategy_is_carried() -> None:
 def test_other_arguments_of_a_strategy_are_reported(arguments: dict[str, Any], name: str, reason: str) -> None:
     imported = lightning.import_({"precision": "bf16-mixed", **arguments})
     assert reasons(imported, f"strategy.init_args.{name}") == [reason]
+
+
+TRAINERS = ("lightning.pytorch.trainer.Trainer", "lightning.pytorch.Trainer", "pytorch_lightning.Trainer")
+
+
+@pytest.mark.parametrize(
+    "target", [*TRAINERS, "lightning.Trainer", "lightning.fabric.Fabric", "lightning_fabric.Fabric"]
+)
+@pytest.mark.parametrize("form", ["hydra", "cli"])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("precision", ["bf16-mixed", None])
+def test_a_trainer_is_known_by_its_class(target: str, form: str, nested: bool, precision: str | None) -> None:
+    arguments = {"accelerator": "gpu", **({"precision": precision} if precision else {})}
+    trainer = {"_target_": target, **arguments} if form == "hydra" else {"class_path": target, "init_args": arguments}
+    payload = {"trainer": trainer, "model": {"_target_": "my.Model"}} if nested else trainer
+    document = Document.of_text(yaml.safe_dump(payload), "run.yaml")
+    (run,) = runs_of(document)
+    assert (run.system.name, run.evidence) == ("lightning", f"makes `{target}`")
+    assert run.imported.recipe == ("bf16_autocast_mixed" if precision else "fp32")
+    name = ".".join(["trainer"] * nested + ["init_args"] * (form == "cli") + ["precision"])
+    if precision:
+        assert name in run.imported.carried
+    else:
+        assert reasons(run.imported, name) == ["implied default"]
+
+
+@pytest.mark.parametrize("target", ["torch.nn.Linear", "nemo.lightning.Trainer", "lightning.pytorch.callbacks.Timer"])
+def test_other_classes_are_no_trainer(target: str) -> None:
+    document = Document.of_text(f"trainer:\n  _target_: {target}\n", "run.yaml")
+    with pytest.raises(BridgeError, match="no system is recognised"):
+        runs_of(document)
+
+
+def test_hydras_plugins_and_strategies_are_read() -> None:
+    plugin = {"_target_": TE, "weights_dtype": "torch.bfloat16", "recipe": {"margin": 2}}
+    assert lightning.import_({"plugins": [plugin]}).config.fp8_margin == 2
+    assert lightning.import_(plugin).config.fp8_margin == 2
+    scaled = {"_target_": "lightning.pytorch.strategies.DeepSpeedStrategy", "initial_scale_power": 12}
+    imported = lightning.import_({"precision": "16-mixed", "strategy": scaled})
+    assert imported.carried["strategy.initial_scale_power"] == ("initial_loss_scale",)
+    amp = {"_target_": "lightning.pytorch.plugins.MixedPrecision", "precision": "16-mixed"}
+    amp["scaler"] = {"_target_": "torch.amp.GradScaler", "init_scale": 8.0}  # type: ignore[assignment]
+    assert lightning.import_({"plugins": [amp]}).config.initial_loss_scale == 8
+
+
+def test_apex_is_named_and_read_where_it_casts() -> None:
+    unread = lightning.import_({"precision": 32, "amp_backend": "native", "amp_level": "O2"})
+    assert unread.recipe == "fp32"
+    assert (reasons(unread, "amp_level"), "amp_backend" in unread.carried) == (["dead knob"], True)
+    casts = lightning.import_({"precision": 16, "amp_backend": "apex"})
+    assert (casts.semantics, casts.config.to_dict()["params_dtype"]) == ("megatron_o2", "fp16")
+    assert reasons(casts, "amp_level") == ["implied default"]
+    assert reasons(casts, "amp_backend") == ["semantics"]
+
+
+def test_settings_beside_the_trainer_that_look_like_precision_are_reported() -> None:
+    imported = lightning.import_(
+        {"matmul_precision": "high", "trainer": {"precision": 32, "half": True}, "fp16": False}
+    )
+    assert reasons(imported, "matmul_precision") == reasons(imported, "trainer.half") == ["unsupported"]
+    assert "fp16" in imported.carried
 
 
 def test_a_file_under_fsdp_reduces_in_bf16() -> None:

@@ -93,6 +93,43 @@ def test_everything_fp8_is_ignored_without_transformer_engine() -> None:
     assert reasons(imported, "model.fp8") == reasons(imported, "model.fp8_params") == ["dead knob"]
 
 
+@pytest.mark.parametrize(
+    ("version", "model", "runs", "reason"),
+    [
+        (None, {}, True, "semantics"),
+        ("1.20", {}, False, None),
+        ("1.21", {}, True, "dead knob"),
+        ("1.22", {}, True, "dead knob"),
+        ("1.23.0", {}, True, "dead knob"),
+        ("2.0.0", {}, False, None),
+        ("2.0.0", {"name": "megatron_gemma2"}, True, "dead knob"),
+        ("2.0.0", {"transformer_engine": True}, True, None),
+        (None, {"name": "te_gpt"}, True, "dead knob"),
+        (None, {"mcore_gpt": False}, False, None),
+    ],
+)
+def test_megatron_core_ran_fp8_without_the_gate_until_2_0(
+    version: str | None, model: dict, runs: bool, reason: str | None
+) -> None:
+    given = {**FP8, "transformer_engine": False, "mcore_gpt": True, "fp8_wgrad": True, **model}
+    imported = read(context={"nemo_version": version}, **given)
+    assert imported.config.fp8 == ("hybrid" if runs else None)
+    assert reasons(imported, "model.transformer_engine") == ([reason] if reason else [])
+    assert reasons(imported, "model.fp8") == ([] if runs else ["dead knob"])
+
+
+def test_the_release_that_was_assumed_is_said() -> None:
+    imported = read(mcore_gpt=True, fp8=True, fp8_hybrid=True)
+    (loss,) = (loss for loss in imported.losses if loss.field == "model.transformer_engine")
+    assert (loss.value, loss.reason) == (None, "implied default")
+    assert loss.detail.startswith("a release before 2.0 was assumed: under mcore_gpt NeMo 1.21 to 1.23 build")
+    dead = read(context={"nemo_version": "2.0"}, **{**FP8, "transformer_engine": False}, mcore_gpt=True)
+    (loss,) = (loss for loss in dead.losses if loss.field == "model.fp8")
+    assert (
+        loss.detail == "mcore_gpt builds local layers, which run no FP8, unless transformer_engine is true (NeMo 2.0)"
+    )
+
+
 def test_the_boolean_fp8_becomes_a_format() -> None:
     assert read(**FP8).config.fp8 == "hybrid"
     both = read(**FP8, fp8_e4m3=True)
@@ -164,6 +201,50 @@ def test_the_scaler_is_carried_and_lost_under_megatron_cores_optimizer() -> None
     lost = read(16, **scaler, optim={"name": "mcore_distributed_optim"})
     assert reasons(lost, "model.native_amp_init_scale") == ["dead knob"]
     assert reasons(read(16), "model.native_amp_init_scale") == ["implied default"]
+
+
+def test_quantisation_is_named_and_is_no_registered_recipe() -> None:
+    section = {"algorithm": "int4", "num_calib_size": 512, "enable_kv_cache": True}
+    payload = {"trainer": {"precision": "bf16"}, "model": {"megatron_amp_O2": True}, "quantization": section}
+    finished = nemo1.import_(payload)
+    assert finished.recipe is None
+    assert reasons(finished, "quantization.algorithm") == reasons(finished, "quantization.enable_kv_cache")
+    trained = nemo1.import_({**payload, "model": {"megatron_amp_O2": True, "data": {"train_ds": {}}}})
+    (said,) = (loss.detail for loss in finished.losses if loss.field == "quantization.algorithm")
+    (trains,) = (loss.detail for loss in trained.losses if loss.field == "quantization.algorithm")
+    assert said == "weights, and with most algorithms activations, are quantised (int4) once the model is trained"
+    assert trains == "training goes on over values that are fake-quantised (int4), which no recipe has"
+    assert trained.recipe is None
+    none = nemo1.import_({**payload, "quantization": {"algorithm": None}})
+    assert none.recipe == "bf16_mixed"
+
+
+@pytest.mark.parametrize(
+    ("precision", "version", "mcore", "reason"),
+    [
+        ("bf16", None, True, "dead knob"),
+        (32, None, True, "dead knob"),
+        (16, None, True, "unsupported"),
+        (16, "1.21", True, "dead knob"),
+        ("bf16", "1.21", True, "dead knob"),
+        ("bf16", "1.22", True, "dead knob"),
+        (16, "1.23", True, "unsupported"),
+        ("bf16", "1.20", True, "unsupported"),
+        ("bf16", None, False, "unsupported"),
+        ("bf16", "2.0", None, "dead knob"),
+    ],
+)
+def test_query_key_scaling_acts_in_fp16_only_on_megatron_core(
+    precision: Any, version: str | None, mcore: bool | None, reason: str
+) -> None:
+    model = {"apply_query_key_layer_scaling": True} | ({} if mcore is None else {"mcore_gpt": mcore})
+    imported = read(precision, context={"nemo_version": version}, **model)
+    assert reasons(imported, "model.apply_query_key_layer_scaling") == [reason]
+
+
+def test_query_key_scaling_that_is_off_is_met() -> None:
+    imported = read(apply_query_key_layer_scaling=False)
+    assert "model.apply_query_key_layer_scaling" in imported.carried
 
 
 def test_gradients_are_synchronised_in_what_is_said() -> None:

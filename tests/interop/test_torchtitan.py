@@ -32,6 +32,7 @@ def test_the_third_era_dropped_tensorwise() -> None:
     imported = torchtitan.import_({"converters": [{"Float8LinearConverter": {}}]})
     assert imported.config.fp8 is None
     assert "unsupported" in reasons(imported, "converters.Float8LinearConverter.recipe_name")
+    assert imported.recipe is None
     exported = torchtitan.export(REGISTRY.get("bf16_with_fp8_current_scaling_mixed"))
     assert "converters" not in exported.payload
     assert reasons(exported, "fp8") == ["unsupported"]
@@ -59,11 +60,73 @@ def test_four_meanings(training: dict[str, Any], sharded: bool, semantics: str, 
     assert (imported.semantics, imported.config.mode) == (semantics, mode)
 
 
-def test_gradients_are_reduced_in_fp32_only() -> None:
-    with pytest.raises(BridgeError, match="mixed_precision_reduce: must be float32"):
-        torchtitan.import_({"training": {"mixed_precision_reduce": "bfloat16"}})
+@pytest.mark.parametrize(
+    ("training", "sharded", "in_fp32", "reason"),
+    [
+        ({}, True, True, ["implied default"]),
+        ({"mixed_precision_reduce": "float32"}, True, True, []),
+        ({"mixed_precision_reduce": "bfloat16"}, True, False, ["semantics"]),
+        ({"mixed_precision_reduce": "float16"}, True, False, ["semantics"]),
+        ({"dtype": "bfloat16"}, True, True, ["implied default"]),
+        ({"dtype": "bfloat16", "mixed_precision_reduce": "bfloat16"}, True, False, ["semantics"]),
+        ({"dtype": "bfloat16"}, False, False, []),
+        ({"dtype": "bfloat16", "mixed_precision_reduce": "float32"}, False, False, ["dead knob"]),
+        ({"mixed_precision_param": "float32", "mixed_precision_reduce": "bfloat16"}, True, True, ["semantics"]),
+        ({"mixed_precision_reduce": "bfloat16"}, False, True, ["dead knob"]),
+        ({"mixed_precision_reduce": "float32"}, False, True, []),
+    ],
+)
+def test_gradients_are_reduced_in_what_a_file_says(
+    training: dict[str, Any], sharded: bool, in_fp32: bool, reason: list[str]
+) -> None:
+    imported = torchtitan.import_({"training": training}, sharded=sharded)
+    assert imported.config.grad_reduce_in_fp32 is in_fp32
+    assert reasons(imported, "training.mixed_precision_reduce") == reason
+
+
+def test_another_dtype_of_gradients_is_neither_refused_nor_exported() -> None:
+    imported = torchtitan.import_({"training": {"mixed_precision_reduce": "bfloat16"}})
+    (loss,) = (loss for loss in imported.losses if loss.field == "training.mixed_precision_reduce")
+    assert loss.detail == (
+        "torchtitan 0.1 to 0.3 declare float32 alone and take bfloat16 from a file all the same, with a warning of its "
+        "parser; the command line refuses it"
+    )
+    assert imported.carried[loss.field] == ("grad_reduce_in_fp32",)
     config = REGISTRY.get("bf16_mixed").state(grad_reduce_in_fp32=False)
     assert reasons(torchtitan.export(config), "grad_reduce_in_fp32") == ["unsupported"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({"optimizer": {"state_dtype": "bfloat16"}}, "optimizer.state_dtype"),
+        ({"checkpoint": {"export_dtype": "float16"}}, "checkpoint.export_dtype"),
+        ({"optimizer": {"implementation": "fused_opt_states_bf16"}}, "optimizer.implementation"),
+        ({"optimizer": {"name": "AdamW8bit"}}, "optimizer.name"),
+        ({"quantize": {"linear": {"fp8": {"filter_fqns": []}}}}, "quantize.linear.fp8"),
+        ({"quantize": {"linear": {"int": {"bits": 4}}}}, "quantize.linear.int"),
+        ({"fault_tolerance": {"should_quantize": True}}, "fault_tolerance.should_quantize"),
+        ({"compile": {"enable": True}}, "compile.enable"),
+        ({"nested": {"deeper": {"logits_dtype": "float32"}}}, "nested.deeper.logits_dtype"),
+    ],
+)
+def test_what_has_no_field_is_reported(payload: dict[str, Any], field: str) -> None:
+    assert reasons(torchtitan.import_(payload), field) == ["unsupported"]
+
+
+def test_settings_that_change_nothing_are_met() -> None:
+    payload = {
+        "checkpoint": {"export_dtype": "float32", "initial_load_in_hf_quantized": False},
+        "optimizer": {"implementation": "foreach", "name": "AdamW"},
+        "compile": {"enable": False},
+        "job": {"description": "fp8 on H100"},
+    }
+    imported = torchtitan.import_(payload)
+    assert {loss.field for loss in imported.losses} == {
+        "training.mixed_precision_param",
+        "training.mixed_precision_reduce",
+    }
+    assert "checkpoint.export_dtype" in imported.carried
 
 
 @pytest.mark.parametrize(
