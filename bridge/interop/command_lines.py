@@ -7,21 +7,24 @@ says is handed to the system's own `import_`; what it leaves to another file is 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.command_words import CommandWords, nested, typed
-from bridge.interop.contract import Loss
+from bridge.interop.command_line import BY_ITSELF, TRAINER, CommandLine, Line, lost
+from bridge.interop.command_words import nested, typed
 from bridge.interop.launch import holds_arguments
-from bridge.interop.megatron_effects import LATE, SAY_IT
+from bridge.interop.megatron_deepspeed import is_read
+from bridge.interop.megatron_effects import DEFAULT_TAKEN, SAY_IT
 from bridge.interop.megatron_flags import bears_on_precision
-from bridge.interop.shell_values import is_unknown
+from bridge.interop.shell_files import settings_of
+from bridge.interop.shell_trainings import TOOLS
+from bridge.interop.shell_variables import is_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
+    from bridge.interop.contract import Loss
     from bridge.interop.launch import Launch
 
 __all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
@@ -31,23 +34,6 @@ MEGATRON_LM = re.compile(
     r"|pipeline-model-parallel-size|seq-length|train-iters|train-samples|fp8-format|fp4-format|transformer-impl)"
 )
 MEGATRON_PROGRAMS = re.compile(r"(?:^|/)pretrain_\w+\.py$|Megatron-LM")
-TRAINER = frozenset(
-    {
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "num_train_epochs",
-        "gradient_accumulation_steps",
-        "model_name_or_path",
-        "output_dir",
-        "do_train",
-        "lr_scheduler_type",
-        "gradient_checkpointing",
-        "warmup_ratio",
-        "save_strategy",
-        "dataset_name",
-    }
-)
-"""Options of scripts that parse transformers' `TrainingArguments`; two of them give such a script away."""
 NEMO = (
     "exp_manager.",
     "model.megatron_",
@@ -64,94 +50,8 @@ OWNERS = ("model", "optimizer", "ddp")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 TORCHTITAN = ("training.mixed_precision_param", "training.mixed_precision_reduce", "training.dtype", "model.converters")
 TORCHTITAN_BLOCKS = ("quantize.", "float8.", "mx.")
-FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file", "job.config_file", "config")
-"""Options that name a file which can set the precision."""
+FAIRSEQ = re.compile(r"(?:^|/)(?:fairseq[-_]\w[\w-]*)(?:$|[./])")
 TAKES_A_FILE = frozenset({"axolotl", "llamafactory-cli", "llamafactory"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommandLine:
-    """What one launch says in the words of the system that reads it."""
-
-    system: str
-    evidence: str
-    """Why it is taken for that system's, as a clause."""
-    payload: object = None
-    context: Mapping[str, object] = field(default_factory=dict)
-    """What the line says of the things that a file of the system cannot say."""
-    beside: tuple[Loss, ...] = ()
-    """What the line leaves open, and the files it names."""
-    elsewhere: str = ""
-    """The file that decides; there is no payload then."""
-    said_by: str = "flags"
-    """What decides: "flags" of the program, those of the "launcher", or "variables" that the script exports."""
-
-
-class _Line:
-    """A launch with its words sorted."""
-
-    def __init__(self, launch: Launch, context: Mapping[str, object]) -> None:
-        self.launch, self.context = launch, context
-        shown = launch.unknowns.shown
-        self.words = CommandWords(launch.arguments, shown)
-        self.module = launch.program
-        place = next((at for at, word in enumerate(launch.runner) if PurePosixPath(word).name == "accelerate"), None)
-        if place is None:
-            modules = [at for at, word in enumerate(launch.runner) if word == "accelerate.commands.launch"]
-            place = modules[0] if modules else None
-        self.accelerate = None if place is None else CommandWords(launch.runner[place + 1 :], shown)
-        self.fabric = CommandWords(launch.runner, shown) if "fabric" in launch.runner[:2] else None
-
-    def is_trainer(self, *, forced: bool = False) -> bool:
-        """Return whether the program takes transformers' arguments."""
-        found = TRAINER & (self.words.options.keys() | self.words.undecided.keys())
-        return len(found) > 1 or forced or "per_device_train_batch_size" in found
-
-    def beside(
-        self, used: Collection[str] = (), *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
-    ) -> tuple[Loss, ...]:
-        """Return the records of what the line leaves open.
-
-        Args:
-            used: Variables of the environment that were read.
-            read: The program's options and overrides that were read; None: all of them.
-            files: Options that name a file which was not read.
-        """
-        launch, found = self.launch, []
-        for name, value in {**self.words.options, **self.words.overrides}.items() if read is not None else ():
-            if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
-                detail = "an option of the program that this bridge does not read"
-                where = self.words.written.get(name, name)
-                found.append(_loss(where, value, detail, "Look it up where the program is from."))
-        for words in filter(None, (self.words, self.accelerate, self.fabric)):
-            found += [
-                _loss(words.written[name], words.options[name], NOT_READ, BY_ITSELF)
-                for name in files
-                if isinstance(words.options.get(name), str)
-            ]
-            found += [
-                _loss(words.written.get(name, name), late, LATE, SAY_IT)
-                for name, late in words.undecided.items()
-                if bears_on_precision(name) or name in (*FILES, *words.overrides)
-            ]
-            loose = dict.fromkeys(words.loose)
-            found += [_loss(text, None, f"it may hold further options; {LATE}", SAY_IT) for text in loose]
-        found += [_loss(decision, "taken", BRANCH, SAY_IT) for decision in launch.decisions]
-        found += [*launch.losses, *(_loss(note, None, NOT_READ, BY_ITSELF) for note in launch.notes)]
-        for name, value in launch.defaulted.items():
-            if bears_on_precision(f"{name} {value}".lower()):
-                detail = "the environment or the command line may set it; the script's own default was taken"
-                found.append(_loss(f"${name}", value, detail, SAY_IT, "implied default"))
-        for name, value in launch.environment.items():
-            if name not in used and bears_on_precision(name.lower()):
-                detail = "a variable of the environment, not part of a recipe"
-                found.append(_loss(name, value, detail, "Export it for the new run as well."))
-        return tuple(found)
-
-
-NOT_READ = "it is not read, and may set the precision too"
-BY_ITSELF = "Convert it by itself."
-BRANCH = "the file alone does not decide this branch; the precision read here is that of the way named"
 
 
 def read(launch: Launch, context: Mapping[str, object], chosen: str | None = None) -> CommandLine | None:
@@ -162,12 +62,12 @@ def read(launch: Launch, context: Mapping[str, object], chosen: str | None = Non
         context: What no file can say; the systems' own keys.
         chosen: The system somebody insists on.
     """
-    line = _Line(launch, context)
+    line = Line(launch, context)
     if chosen is not None:
         return READERS[chosen](line, True) if chosen in READERS else None
     if any(MEGATRON_LM.fullmatch(word.partition("=")[0]) for word in launch.arguments):
         return None
-    found = _trainer_file(line)
+    found = _foreign(line) or _trainer_file(line)
     for reader in READERS.values():
         found = found or reader(line, False)
     return found or _deepspeed_file(line)
@@ -182,9 +82,14 @@ def is_megatron(launch: Launch) -> bool:
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Loss]:
     """Return the record of a launch that is not read: its precision lies in a file, or no system's words are in it."""
+    if line is not None and line.is_foreign:
+        return [lost(launch.label, line.elsewhere, f"it {line.evidence}", "Check it by hand.")]
     if line is not None:
         detail = f"it {line.evidence}, and takes its precision from {line.elsewhere}, which is not read"
-        return [_loss(launch.label, line.elsewhere, detail, BY_ITSELF)]
+        return [lost(launch.label, line.elsewhere, detail, BY_ITSELF)]
+    if not launch.line:
+        detail = "on this way nothing is started, and none of the variables holds arguments that are read here"
+        return [lost(launch.label, None, detail, SAY_IT)] if launch.decisions else []
     shown = [(word, launch.unknowns.shown(word)) for word in launch.arguments]
     about = [
         text
@@ -192,10 +97,10 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Loss]:
         if bears_on_precision(word.partition("=")[0]) or (is_unknown(word) and holds_arguments(text))
     ]
     detail = "no system here knows the program's arguments"
-    return [_loss(launch.label, " ".join(about), detail, "Check it by hand.")] if about else []
+    return [lost(launch.label, " ".join(about), detail, "Check it by hand.")] if about else []
 
 
-def _megatron_bridge(line: _Line, forced: bool) -> CommandLine | None:
+def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
     beside = {key: typed(value) for key, value in line.words.overrides.items() if key.split(".")[0] in OWNERS}
     if not own and not (forced and beside):
@@ -217,7 +122,7 @@ def _megatron_bridge(line: _Line, forced: bool) -> CommandLine | None:
     )
 
 
-def _nemo1(line: _Line, forced: bool) -> CommandLine | None:
+def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     overrides = line.words.overrides
     own = [key for key in overrides if key.startswith(NEMO)]
     if not own and not forced:
@@ -231,13 +136,13 @@ def _nemo1(line: _Line, forced: bool) -> CommandLine | None:
     shown = f"{file}.yaml" if isinstance(file, str) else None
     detail = "the overrides go over this file, and what it says beyond them is not read"
     remedy = "Convert the composed configuration, or pass nemo_version for the defaults that NeMo ships."
-    base = _loss("--config-name", shown, detail, remedy)
+    base = lost("--config-name", shown, detail, remedy)
     return CommandLine(
         system="nemo1", evidence=_evidence(own, "an override of NeMo's"), payload=payload, beside=(base, *beside)
     )
 
 
-def _lightning(line: _Line, forced: bool) -> CommandLine | None:
+def _lightning(line: Line, forced: bool) -> CommandLine | None:
     said: dict[str, Any] = {}
     own = []
     for group, start in ((line.words.overrides, "trainer."), (line.words.options, "trainer.")):
@@ -255,14 +160,15 @@ def _lightning(line: _Line, forced: bool) -> CommandLine | None:
     return CommandLine(system="lightning", evidence=evidence, payload=nested(said), beside=line.beside(read=own))
 
 
-def _torchtitan(line: _Line, forced: bool) -> CommandLine | None:
+def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
     options = line.words.options
     own = [key for key in options if key in TORCHTITAN or key.startswith(TORCHTITAN_BLOCKS)]
-    program = "torchtitan" in line.module
+    program = "torchtitan" in line.module.lower() or PurePosixPath(line.module).name == "run_train.sh"
     if not own and not program and not forced:
         return None
     evidence = _evidence(own, "an option of torchtitan's") if own else "starts torchtitan"
     file = next((str(options[name]) for name in ("job.config_file", "config_file") if name in options), "")
+    file = file or line.launch.environment.get("CONFIG_FILE", "")
     if not own:
         return CommandLine(system="torchtitan", evidence=evidence, elsewhere=file or "its configuration")
     said = nested({key: typed(options[key]) for key in own})
@@ -272,13 +178,13 @@ def _torchtitan(line: _Line, forced: bool) -> CommandLine | None:
     return CommandLine(system="torchtitan", evidence=evidence, payload=said, beside=line.beside(read=own))
 
 
-def _huggingface(line: _Line, forced: bool) -> CommandLine | None:
+def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     if not line.is_trainer(forced=forced):
         return None
     from bridge.interop.huggingface import arguments
 
     payload = arguments(line.words.known)
-    found = sorted(TRAINER & payload.keys(), key=lambda name: name != "per_device_train_batch_size")
+    found = sorted(TRAINER & payload.keys(), key=lambda name: (name != "per_device_train_batch_size", name))
     evidence = _evidence([line.words.written.get(name, name) for name in found], "an argument of transformers' Trainer")
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
     environment, used = _environment(line)
@@ -296,7 +202,7 @@ def _huggingface(line: _Line, forced: bool) -> CommandLine | None:
     )
 
 
-def _environment(line: _Line) -> tuple[str | None, set[str]]:
+def _environment(line: Line) -> tuple[str | None, set[str]]:
     """Return what accelerate's launcher or the script's variables say, and the variables that say it."""
     if line.accelerate is not None:
         said = line.accelerate.options.get("mixed_precision")
@@ -307,7 +213,7 @@ def _environment(line: _Line) -> tuple[str | None, set[str]]:
     return (value, {name}) if value in PRECISIONS else (None, set())
 
 
-def _accelerate(line: _Line, forced: bool) -> CommandLine | None:
+def _accelerate(line: Line, forced: bool) -> CommandLine | None:
     launcher = line.accelerate
     options = {} if launcher is None else dict(launcher.options)
     evidence, said_by = "starts with `accelerate launch`", "launcher"
@@ -317,7 +223,11 @@ def _accelerate(line: _Line, forced: bool) -> CommandLine | None:
         if own in PRECISIONS:
             options["mixed_precision"] = own
             evidence, said_by = f"has `--mixed_precision {own}`, which the Accelerator takes", "flags"
-    variables = {key: value for key, value in line.launch.environment.items() if key.startswith("ACCELERATE_")}
+    given = line.launch.environment.items()
+    variables = {key: value for key, value in given if key.startswith("ACCELERATE_") and key not in line.launch.late}
+    if "ACCELERATE_MIXED_PRECISION" in line.launch.late and launcher is None and not options:
+        where = line.launch.environment["ACCELERATE_MIXED_PRECISION"]
+        return CommandLine(system="accelerate", evidence="exports `ACCELERATE_MIXED_PRECISION`", elsewhere=where)
     if "ACCELERATE_MIXED_PRECISION" in variables and launcher is None and "mixed_precision" not in options:
         evidence, said_by = "exports `ACCELERATE_MIXED_PRECISION`", "variables"
     elif "mixed_precision" not in options and not late:
@@ -345,7 +255,7 @@ def _accelerate(line: _Line, forced: bool) -> CommandLine | None:
     return CommandLine(system="accelerate", evidence=evidence, payload=payload, beside=beside, said_by=said_by)
 
 
-def _trainer_file(line: _Line) -> CommandLine | None:
+def _trainer_file(line: Line) -> CommandLine | None:
     """Return the line of a trainer that reads everything from the file it is given."""
     program = PurePosixPath(line.module).name
     name = program.split(".")[0]
@@ -356,13 +266,41 @@ def _trainer_file(line: _Line) -> CommandLine | None:
     return CommandLine(system=system, evidence=f"starts `{name}`", elsewhere=named[0])
 
 
-def _deepspeed_file(line: _Line) -> CommandLine | None:
+def _deepspeed_file(line: Line) -> CommandLine | None:
     """Return the line whose precision lies in the file for DeepSpeed that it names."""
     for option in ("deepspeed_config", "deepspeed"):
         file = line.words.options.get(option)
         if isinstance(file, str):
             evidence = f"has `{line.words.written[option]}`, an option of DeepSpeed's"
-            return CommandLine(system="deepspeed", evidence=evidence, elsewhere=file)
+            return _written_by_the_script(line, file, evidence) or CommandLine(
+                system="deepspeed", evidence=evidence, elsewhere=file
+            )
+    return None
+
+
+def _written_by_the_script(line: Line, name: str, evidence: str) -> CommandLine | None:
+    """Return the line whose file for DeepSpeed the script itself writes, None where it leaves some of it to the run."""
+    file = line.launch.files.get(str(PurePosixPath(name)))
+    found = settings_of(file, name) if file is not None else None
+    if found is None or file is None or any(map(is_read, found[1])):
+        return None
+    beside = [loss for loss in line.beside(files=()) if loss.field != file.note]
+    beside += [
+        lost(f"${variable}", value, DEFAULT_TAKEN, SAY_IT, "implied default")
+        for variable, value in file.defaulted.items()
+    ]
+    evidence = f"{evidence}, and the script writes that file on line {file.line}"
+    return CommandLine(system="deepspeed", evidence=evidence, payload=found[0], beside=tuple(beside))
+
+
+def _foreign(line: Line) -> CommandLine | None:
+    """Return a line that no system here reads although its options look like those of one."""
+    if FAIRSEQ.search(line.module):
+        evidence = "starts fairseq, whose options no system here reads"
+        return CommandLine(system="pytorch", evidence=evidence, elsewhere="fairseq", is_foreign=True)
+    if TOOLS.search(line.module) and not any(bears_on_precision(word) for word in line.launch.arguments):
+        evidence = "starts a tool by its name, and no training"
+        return CommandLine(system="pytorch", evidence=evidence, elsewhere=line.module, is_foreign=True)
     return None
 
 
@@ -370,11 +308,7 @@ def _evidence(names: list[str], what: str) -> str:
     return f"has `{names[0]}`, {what}" if names else f"was named with --from as {what.partition(' of ')[2]}"
 
 
-def _loss(name: str, value: object, detail: str, remedy: str, reason: str = "unsupported") -> Loss:
-    return Loss(field=name, value=value, reason=reason, detail=detail, remedy=remedy)
-
-
-READERS: Mapping[str, Callable[[_Line, bool], CommandLine | None]] = MappingProxyType(
+READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = MappingProxyType(
     {
         "megatron-bridge": _megatron_bridge,
         "nemo1": _nemo1,

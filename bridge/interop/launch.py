@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.interop.shell_values import Unknowns, is_unknown
+from bridge.interop.shell_precision import bearing, known, relevant
+from bridge.interop.shell_variables import Unknowns, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bridge.interop.contract import Loss
     from bridge.interop.shell_choices import Path
+    from bridge.interop.shell_files import WrittenFile
 
 __all__ = [
     "COMMAND_WORDS",
@@ -26,6 +29,7 @@ __all__ = [
     "found_launch",
     "holds_arguments",
     "nested_script",
+    "started_script",
 ]
 
 COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
@@ -52,8 +56,12 @@ PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
 STARTERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed)$|^torch\.distributed\.(run|launch)$")
 """What starts the program that follows it, under any name."""
 HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
-TRAINERS = frozenset({"axolotl", "llamafactory-cli"})
+TRAINERS = frozenset({"axolotl", "llamafactory-cli", "fairseq-train", "fairseq-hydra-train"})
 """Programs that train and are started by a name of their own."""
+SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
+TORCHTITAN = re.compile(
+    r"--(?:model|training|job|float8|mx|quantize|parallelism|compile|activation_checkpoint|checkpoint|optimizer)\..+"
+)
 MEGATRON_FLAGS = frozenset(
     {
         "--num-layers",
@@ -88,6 +96,8 @@ class Launch:
     """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun --nproc_per_node 8`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables the script sets for it."""
+    late: frozenset[str] = frozenset()
+    """Those of them whose values only the run decides."""
     decisions: tuple[str, ...] = ()
     """Branches that the file does not decide, and the way taken."""
     notes: tuple[str, ...] = ()
@@ -95,11 +105,19 @@ class Launch:
     losses: tuple[Loss, ...] = ()
     """What the shell itself drops or adds: flags behind a broken continuation, arguments from a pipe."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the environment may set and whose default in the script was taken."""
+    """Variables that the environment may set, and whose default in the script decides about the precision."""
+    files: Mapping[str, WrittenFile] = field(default_factory=dict)
+    """Files that the script has written before."""
+    lines: tuple[int, ...] = ()
+    """Lines that start the same, each on a way of its own; empty: this one alone."""
+    names: tuple[str, ...] = ()
+    """Programs that are started so, each on a way of its own; empty: this one alone."""
     written: str = ""
     """The file that the script writes it to, and never starts."""
     is_printed: bool = False
     """It stands in a text that the script shows to somebody."""
+    at: int = field(default=0, repr=False, compare=False)
+    """Where the command begins in the script, or in the string of it that is one."""
     paths: tuple[Path, ...] = field(default=((),), repr=False, compare=False)
     """The choices at undecided branches, for each way that leads to it."""
     unknowns: Unknowns = field(default_factory=Unknowns, repr=False, compare=False)
@@ -108,13 +126,43 @@ class Launch:
     def label(self) -> str:
         """Which run it is: "line 41, pretrain_gpt.py"."""
         if not self.line:
-            return f"arguments in {self.program}" if self.program else ""
-        name = PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
-        where = f"line {self.line}, {name}"
+            where = f"arguments in {self.program}" if self.program else ""
+            return "; ".join(filter(None, (where, *self.decisions)))
+        name = " or ".join(self.names or (self.name,))
+        where = f"line {' or '.join(map(str, self.lines or (self.line,)))}, {name}"
         if self.written or self.is_printed:
             text = f"written to {self.written}" if self.written else "in a text"
             where = f"{name}, {text} on line {self.line}"
         return "; ".join((where, *self.decisions))
+
+    @cached_property
+    def relevant(self) -> tuple[object, ...]:
+        """What of runner, arguments, environment and files bears on precision, or may once the run is known."""
+        return relevant(self.runner), relevant(self.arguments), *self._beside
+
+    @cached_property
+    def known(self) -> tuple[object, ...]:
+        """The same without words that only the run knows."""
+        return known(self.runner), known(self.arguments), *self._beside
+
+    @cached_property
+    def _beside(self) -> tuple[object, ...]:
+        """Variables that bear on precision, and the files of the script's own that the arguments name."""
+        variables = tuple(sorted(bearing(self.environment.items()).items()))
+        if not self.files:
+            return variables, ()
+        named = {str(PurePosixPath(self.unknowns.shown(word.rpartition("=")[2]))) for word in self.arguments}
+        return variables, tuple((name, file.precise) for name, file in self.files.items() if name in named)
+
+    @property
+    def starts_script(self) -> bool:
+        """Whether the program is another shell script."""
+        return SCRIPT.search(self.program) is not None
+
+    @cached_property
+    def name(self) -> str:
+        """The program without its folder where it is a Python file."""
+        return PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
 
 
 def holds_arguments(text: str) -> bool:
@@ -169,6 +217,22 @@ def _is_code(words: list[str], place: int) -> bool:
         return False
     before = next((word for word in reversed(words[: place - 1]) if not word.startswith("-")), "")
     return PYTHON.search(before) is not None
+
+
+def started_script(words: list[str], environment: Mapping[str, str]) -> tuple[list[str], str, list[str], bool] | None:
+    """Return runner, program and arguments where a command starts another shell script, else None.
+
+    The last item says whether that is known to train something: torchtitan's own `run_train.sh`.
+    """
+    if not words or words[0] in QUIET or words[0].startswith("-"):
+        return None
+    place = next((at for at, word in enumerate(words) if SCRIPT.search(word) and not word.startswith("-")), None)
+    if place is None:
+        return None
+    program, arguments = words[place], words[place + 1 :]
+    file = environment.get("CONFIG_FILE", "")
+    own = file.endswith(".toml") or any(TORCHTITAN.fullmatch(word) for word in arguments)
+    return words[:place], program, arguments, own and PurePosixPath(program).name == "run_train.sh"
 
 
 def nested_script(words: list[str]) -> str | None:

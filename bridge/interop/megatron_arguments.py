@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Loss
 from bridge.interop.launch import Launch, holds_arguments
 from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
+from bridge.interop.shell_precision import may_hold_options
 from bridge.interop.shell_trainings import trainings
-from bridge.interop.shell_values import is_unknown
+from bridge.interop.shell_variables import is_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from bridge.interop.shell_files import WrittenFile
 
 __all__ = ["Arguments", "Written", "argument_groups", "runs_of"]
 
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
-PARALLELISM = frozenset({"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"})
+PARALLELISM = frozenset(
+    {"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "deepspeed"}
+)
+BESIDE = frozenset({"megatron_fsdp_version"})
+"""Settings with a value on which the meaning of others depends."""
 TRUTH = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
 """What a word directly behind a switch means; Megatron-LM's parser takes none there."""
-TAKES_A_LIST = re.compile(r"path|_blend|split|_files?$|dirs?$")
+TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
+POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 
 
 @dataclass(slots=True)
@@ -59,9 +66,18 @@ class Arguments:
     losses: list[Loss] = field(default_factory=list)
     """What the words themselves give away: what the shell drops, and files that hold further arguments."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, WrittenFile] = field(default_factory=dict)
+    """Files that the script writes before."""
+    shown: Callable[[str], str] = str
+    """Turns the marks of a text back into what was written."""
     label: str = ""
-    is_launch: bool = True
-    """False where nothing is started and no argument is set."""
+    program: str = ""
+    is_started: bool = True
+    """False where a file only sets arguments, for others to use."""
+    is_fragment: bool = False
+    """It is not started, and has arguments or names files that may have some."""
+    used_by: str = ""
+    """What else may have arguments beside these."""
 
     def add(self, written: Written) -> None:
         """Add a setting; an earlier one of another value is remembered as overridden."""
@@ -81,7 +97,13 @@ class Arguments:
             if _names_files(key)
         ]
         words = [loss.field for loss in self.losses if loss.reason == "unsupported"]
-        return list(dict.fromkeys((*self.undecided, *files, *words)))
+        scripts = [note.removeprefix("script ") for note in self.notes if note.startswith("script ")]
+        others = [self.used_by] if self.used_by else []
+        return list(dict.fromkeys((*self.undecided, *files, *words, *scripts, *others)))
+
+    def file(self, name: str) -> WrittenFile | None:
+        """Return the file of this name that the script writes, or None."""
+        return self.files.get(str(PurePosixPath(name)))
 
     def __contains__(self, key: str) -> bool:
         return key in self.settings and self.settings[key].value not in (False, None)
@@ -110,9 +132,12 @@ def runs_of(payload: object) -> list[Arguments]:
 def _of_launch(launch: Launch) -> Arguments:
     found = _of_words(list(launch.arguments), launch.unknowns.shown)
     found.environment, found.decisions, found.notes = launch.environment, launch.decisions, launch.notes
-    found.defaulted, found.label = launch.defaulted, launch.label
+    found.defaulted, found.label, found.program = launch.defaulted, launch.label, launch.program
+    found.files, found.shown, found.is_started = launch.files, launch.unknowns.shown, bool(launch.line)
     found.losses += launch.losses
-    found.is_launch = bool(launch.line or launch.arguments)
+    found.is_fragment = not launch.line and bool(launch.arguments or launch.notes)
+    if not launch.line:
+        found.used_by = "the script that uses these arguments"
     return found
 
 
@@ -131,8 +156,9 @@ def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
         elif is_unknown(word):
             text = shown(word)
             first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
-            listed = option and TAKES_A_LIST.search(dest(option))
-            if holds_arguments(text) or bears_on_precision(text.lower()) or not (first or listed):
+            listed = option and TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(text)
+            named = holds_arguments(text) or bears_on_precision(text.lower())
+            if may_hold_options(word) and (named or not (first or listed)):
                 found.undecided.append(text)
             values += 1
         else:
@@ -187,7 +213,7 @@ def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
 
 
 def _is_known(name: str) -> bool:
-    return dest(name) in BY_NAME or dest(name) in OTHER_SETTINGS or dest(name) in PARALLELISM
+    return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM, BESIDE))
 
 
 def _is_switch(name: str) -> bool:
@@ -228,6 +254,8 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     runs = []
     for name, values in groups:
         found = Arguments(environment={str(key): str(value) for key, value in environment.items()}, label=name)
+        if not name:
+            found.used_by = "the command line that names this file"
         for key, value in values.items():
             _add_key(found, str(key), value)
         runs.append(found)

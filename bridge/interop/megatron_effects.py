@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.megatron_flags import BY_NAME, bears_on_precision
 from bridge.precision.schemes import FP8_SCHEMES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from bridge.interop.crossing import Inward
     from bridge.interop.megatron_arguments import Arguments, Written
 
 __all__ = [
+    "DEFAULT_TAKEN",
     "LATE",
     "SAY_IT",
     "environment",
+    "inference",
     "loss_scale",
     "reduction",
     "refused",
@@ -29,8 +32,12 @@ __all__ = [
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 DELAYED: dict[str, Any] = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+_MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+INFERENCE = re.compile(r"inference|text_generation|generate_samples")
+"""Programs of Megatron-LM that train nothing."""
 LATE = "only the run decides it"
+DEFAULT_TAKEN = "the environment or the command line may set it; the script's own default was taken"
 SAY_IT = "Give the value as it will be: --context variables='NAME=value', or edit the file."
 
 
@@ -56,31 +63,72 @@ def refused(run: Arguments, crossing: Inward) -> None:
 def reduction(run: Arguments, mode: str, crossing: Inward) -> None:
     """Say in what gradients are reduced: `--bf16` alone means FP32, `--fp16` alone does not."""
     wanted, refused = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
+    for key in (wanted, refused):
+        if key in run.settings and run.settings[key].value is None:
+            crossing.lose(run.settings[key].name, run.settings[key].shown, "unsupported", LATE, SAY_IT)
+        elif key in run.settings and key not in run:
+            crossing.carry(run.settings[key].name)
     main = run.settings.get("main_grads_dtype")
     low = main is not None and str(main.value) not in ("fp32", "None")
-    automatic = mode == "bf16" and not low
-    if refused in run:
-        name = run.settings[refused].name
-        if automatic and wanted not in run:
-            crossing.carry(name, grad_reduce_in_fp32=False)
-        else:
-            detail = "it only keeps --bf16 from reducing in FP32 by itself, and there is nothing to keep here"
-            crossing.lose(name, True, "dead knob", detail, "Drop it.")
-    if wanted in run:
+    kept = refused in run and mode == "bf16" and not low
+    if kept:
+        crossing.carry(run.settings[refused].name, grad_reduce_in_fp32=False)
+    elif refused in run:
+        detail = "it only keeps --bf16 from reducing in FP32 by itself, and there is nothing to keep here"
+        crossing.lose(run.settings[refused].name, True, "dead knob", detail, "Drop it.")
+    if any(key in run for key in _MEGATRON_FSDP) and mode != "fp32":
+        _fsdp_reduction(run, mode, crossing, told=kept)
+    elif wanted in run and kept:
+        detail = "--grad-reduce-in-bf16 turns it off"
+        crossing.lose(run.settings[wanted].name, True, "dead knob", detail, "Drop one of the two.")
+    elif wanted in run:
         crossing.carry(run.settings[wanted].name, grad_reduce_in_fp32=True)
-    elif refused not in run and automatic:
+    elif not kept:
+        _reduction_by_mode(run.settings.get(wanted), mode, crossing, automatic=mode == "bf16" and not low)
+
+
+def _reduction_by_mode(written: Written | None, mode: str, crossing: Inward, *, automatic: bool) -> None:
+    """State what the mode alone means for the reduction; `automatic`: it turns FP32 on, whatever is written."""
+    off = written is not None and written.value is False and written.refused is None
+    option = "--accumulate-allreduce-grads-in-fp32"
+    if automatic and off and written is not None:
+        detail = f"{crossing.system} reduces gradients in FP32 under --bf16 whatever this says"
+        remedy = "Drop it; --grad-reduce-in-bf16 is what keeps them in BF16."
+        crossing.lose(written.name, False, "dead knob", detail, remedy)
+        crossing.fields["grad_reduce_in_fp32"] = True
+    elif automatic:
         detail = f"{crossing.system} reduces gradients in FP32 under --bf16"
-        crossing.implied("--accumulate-allreduce-grads-in-fp32", True, detail, grad_reduce_in_fp32=True)
-    elif mode == "fp16" or (mode == "bf16" and low):
+        crossing.implied(option, True, detail, grad_reduce_in_fp32=True)
+    elif mode != "fp32" and off and written is not None:
+        crossing.carry(written.name, grad_reduce_in_fp32=False)
+    elif mode != "fp32":
         detail = f"{crossing.system} reduces gradients in {mode.upper()} without it"
-        crossing.implied("--accumulate-allreduce-grads-in-fp32", False, detail, grad_reduce_in_fp32=False)
-    for key in (wanted, refused):
-        if key in run.settings and key not in run:
-            written = run.settings[key]
-            if written.value is None:
-                crossing.lose(written.name, written.shown, "unsupported", LATE, SAY_IT)
-            else:
-                crossing.carry(written.name)
+        crossing.implied(option, False, detail, grad_reduce_in_fp32=False)
+
+
+def _fsdp_reduction(run: Arguments, mode: str, crossing: Inward, *, told: bool) -> None:
+    """State in what Megatron-FSDP reduces gradients; `told`: the arguments ask for the weights' dtype."""
+    option, wanted = "--megatron-fsdp-main-grads-dtype", "--accumulate-allreduce-grads-in-fp32"
+    kept = _dtype(run, "megatron_fsdp_main_grads_dtype") or mode
+    sent = _dtype(run, "megatron_fsdp_grad_comm_dtype") or kept
+    in_fp32 = kept == sent == "fp32"
+    crossing.fields["grad_reduce_in_fp32"] = in_fp32
+    again = ""
+    if str(getattr(run.settings.get("megatron_fsdp_version"), "value", "")) == "2":
+        again = f"; later states of version 2 read {wanted} again, which --bf16 turns on"
+    if kept == mode and not told:
+        detail = f"Megatron-FSDP keeps gradients in the weights' dtype since 0.19, {mode} here, whatever --{mode} means"
+        crossing.implied(option, "auto", f"{detail} without it{again}")
+    if "accumulate_allreduce_grads_in_fp32" in run:
+        detail = f"Megatron-FSDP ignores it since 0.19, where {option} decides{again}"
+        remedy = "Drop it." if in_fp32 else f"Add {option} fp32."
+        crossing.lose(wanted, True, "dead knob", detail, remedy)
+
+
+def _dtype(run: Arguments, key: str) -> str | None:
+    """Return a dtype that is written, None for "auto"."""
+    written = run.settings.get(key)
+    return None if written is None or written.value in (None, "auto") else str(written.value)
 
 
 def scheme(run: Arguments, crossing: Inward, *, modern: bool) -> None:
@@ -154,15 +202,10 @@ def sharding(run: Arguments, crossing: Inward, *, modern: bool) -> None:
         ways = "--use-distributed-optimizer, --use-torch-fsdp2 or --use-megatron-fsdp"
         detail = f"{crossing.system} asserts on it without {ways}"
         crossing.lose("--fp8-param-gather", True, "semantics", detail, "Add one of the three.")
-    if "use_megatron_fsdp" in run or "use_custom_fsdp" in run:
-        if fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
-            detail = "--use-megatron-fsdp switches it off"
-            crossing.lose("--reuse-grad-buf-for-mxfp8-param-ag", True, "dead knob", detail, "Drop it.")
-            fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
-        if "megatron_fsdp_main_grads_dtype" not in run and fields.get("grad_reduce_in_fp32"):
-            detail = "Megatron-FSDP ignores it since 0.19 and keeps gradients in the weights' dtype"
-            remedy = "Add --megatron-fsdp-main-grads-dtype fp32."
-            crossing.lose("--accumulate-allreduce-grads-in-fp32", True, "semantics", detail, remedy)
+    if any(key in run for key in _MEGATRON_FSDP) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
+        detail = "--use-megatron-fsdp switches it off"
+        crossing.lose("--reuse-grad-buf-for-mxfp8-param-ag", True, "dead knob", detail, "Drop it.")
+        fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
 
 
 def environment(variables: Mapping[str, str], crossing: Inward) -> None:
@@ -181,8 +224,15 @@ def environment(variables: Mapping[str, str], crossing: Inward) -> None:
             crossing.lose(name, value, "unsupported", detail, "Export it for the new run as well.")
 
 
-def undecided(run: Arguments, crossing: Inward) -> None:
-    """Report what only a run of the script decides."""
+def inference(run: Arguments, crossing: Inward) -> None:
+    """Say where a program serves or generates, by its name, and trains nothing."""
+    if INFERENCE.search(run.program):
+        detail = "inference by its name, not training: no gradients are reduced there, and no loss is scaled"
+        crossing.lose(run.label, None, "semantics", detail, "Give the script that trains.")
+
+
+def undecided(run: Arguments, crossing: Inward, named: Collection[str] = ()) -> None:
+    """Report what only a run of the script decides; `named`: files that were reported before."""
     for text in dict.fromkeys(run.undecided):
         crossing.lose(text, None, "unsupported", f"it may hold further flags; {LATE}", SAY_IT)
     for decision in run.decisions:
@@ -191,8 +241,7 @@ def undecided(run: Arguments, crossing: Inward) -> None:
     for loss in run.losses:
         crossing.lose(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
     for note in run.notes:
-        crossing.lose(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
+        if note not in named:
+            crossing.lose(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
     for name, value in run.defaulted.items():
-        if bears_on_precision(f"{name} {value}".lower()):
-            detail = "the environment or the command line may set it; the script's own default was taken"
-            crossing.lose(f"${name}", value, "implied default", detail, SAY_IT)
+        crossing.lose(f"${name}", value, "implied default", DEFAULT_TAKEN, SAY_IT)

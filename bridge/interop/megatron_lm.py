@@ -12,14 +12,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
-from bridge.interop import megatron_effects
-from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recognised, System
+from bridge.interop import megatron_deepspeed, megatron_effects
+from bridge.interop.contract import ContextKey, Exported, Imported, Loss, System
 from bridge.interop.crossing import Inward
 from bridge.interop.meaning import meaning
-from bridge.interop.megatron_arguments import Arguments, Written, argument_groups, runs_of
+from bridge.interop.megatron_arguments import Arguments, Written, runs_of
 from bridge.interop.megatron_effects import LATE, SAY_IT
 from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.interop.megatron_list import argument_list
+from bridge.interop.megatron_recognition import recognise
 from bridge.interop.shell import launches
 
 if TYPE_CHECKING:
@@ -90,33 +91,56 @@ def _imported(run: Arguments, *, modern: bool) -> Imported:
             "written again later, and the last one counts",
             "Drop it.",
         )
+    megatron_effects.inference(run, crossing)
     megatron_effects.refused(run, crossing)
-    mode = _mode(run, crossing)
+    is_silent = not run.is_started and not run.settings
+    named = _unsaid(run, crossing) if is_silent else ()
+    is_open = is_silent and run.is_fragment
+    mode = _mode(run, crossing, is_silent=is_silent)
+    is_open |= mode == "fp32" and run.is_started and bool(run.used_by)
+    engine, semantics = megatron_deepspeed.is_engine(run), None
     for key, written in run.settings.items():
-        _setting(key, written, crossing)
-    megatron_effects.reduction(run, mode, crossing)
+        if not (engine and key in megatron_deepspeed.OWNED):
+            _setting(key, written, crossing)
+    if engine:
+        mode, semantics = megatron_deepspeed.cross(run, mode, crossing)
+        is_open |= semantics is None
+    else:
+        megatron_effects.reduction(run, mode, crossing)
     megatron_effects.scheme(run, crossing, modern=modern)
-    megatron_effects.loss_scale(mode, crossing)
+    if not engine:
+        megatron_effects.loss_scale(mode, crossing)
     megatron_effects.sharding(run, crossing, modern=modern)
     megatron_effects.environment(run.environment, crossing)
-    megatron_effects.undecided(run, crossing)
-    return crossing.imported(semantics="fp32" if mode == "fp32" else "megatron_o2", label=run.label)
+    read = [file.note for file in run.files.values()] if semantics is not None else []
+    megatron_effects.undecided(run, crossing, (*named, *read))
+    semantics = semantics or ("fp32" if mode == "fp32" else "megatron_o2")
+    imported = crossing.imported(semantics=semantics, label=run.label)
+    return replace(imported, recipe=None) if is_open else imported
 
 
-def _mode(run: Arguments, crossing: Inward) -> str:
+def _unsaid(run: Arguments, crossing: Inward) -> tuple[str, ...]:
+    """Report that nothing is started and no precision is said, the files first that may; return these."""
+    decided = tuple(note for note in run.notes if note.startswith(("source ", "script ")))
+    for note in decided:
+        detail = "nothing is started here, and nothing said of the precision: what it sets or starts decides"
+        crossing.lose(note, None, "unsupported", detail, "Convert it by itself.")
+    detail = "nothing in it starts a training program or holds arguments that bear on the precision"
+    crossing.lose("launch", None, "unsupported", detail, "Give the script that has the arguments.")
+    return decided
+
+
+def _mode(run: Arguments, crossing: Inward, *, is_silent: bool) -> str:
     on = [name for name in ("fp16", "bf16") if name in run]
     for name in on:
         crossing.carry(run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name})
     if not on:
         crossing.fields["fp32"] = True
-        if run.is_launch:
-            detail = f"without --bf16 or --fp16 {TITLE} trains in FP32"
-            if run.elsewhere:
-                detail += f", unless {', '.join(run.elsewhere)} says otherwise"
-            crossing.implied("--bf16", False, detail)
-        else:
-            detail = "nothing in it starts a training program or holds its arguments"
-            crossing.lose("launch", None, "unsupported", detail, "Give the script that has the arguments.")
+    if not on and not is_silent:
+        detail = f"without --bf16 or --fp16 {TITLE} trains in FP32"
+        if run.elsewhere:
+            detail += f", unless {', '.join(run.elsewhere)} says otherwise"
+        crossing.implied("--bf16", False, detail)
     return on[-1] if on else "fp32"
 
 
@@ -188,55 +212,6 @@ def _is_modern(te_version: object) -> bool:
     if major is None:
         raise PayloadError(f"te_version: must be a version, got {te_version!r}. Write te_version=2.8.")
     return int(major[0]) >= 2
-
-
-STRONG = re.compile(
-    r"--(?:num-layers|hidden-size|num-attention-heads|micro-batch-size|global-batch-size|tensor-model-parallel-size"
-    r"|pipeline-model-parallel-size|seq-length|train-iters|train-samples|fp8-format|fp4-format|fp8-recipe"
-    r"|accumulate-allreduce-grads-in-fp32|initial-loss-scale|use-mcore-models|transformer-impl)\b"
-)
-KEYS = (
-    "tensor_model_parallel_size",
-    "micro_batch_size",
-    "accumulate_allreduce_grads_in_fp32",
-    "fp8_format",
-    "num_layers",
-)
-
-
-def recognise(document: Document) -> Recognised | None:
-    """Return why a document is taken for Megatron-LM's, or None."""
-    if document.kind in ("shell", "text", "env"):
-        found = sorted(set(STRONG.findall(document.text)))
-        if found:
-            certainty = min(0.95, 0.5 + 0.15 * len(found))
-            return Recognised(
-                certainty=certainty, evidence=f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
-            )
-        if document.kind == "shell" and re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text):
-            return Recognised(
-                certainty=0.35, evidence="is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
-            )
-        named = re.search(r"megatron|pretrain_\w+\.py", document.text, re.IGNORECASE)
-        if document.kind == "shell" and named is not None:
-            return Recognised(certainty=0.3, evidence=f"is a shell script that names `{named[0]}`")
-        return None
-    top = document.mapping
-    if document.has("language_model", "model_parallel"):
-        return Recognised(
-            certainty=0.95, evidence="has `language_model` and `model_parallel`, as files for --yaml-cfg do"
-        )
-    groups = argument_groups(top)
-    if groups:
-        return Recognised(certainty=0.9, evidence=f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments")
-    if top and all(str(key).startswith("--") for key in top):
-        return Recognised(certainty=0.8, evidence="every key is a command-line flag")
-    found = [key for key in KEYS if key in top]
-    if len(found) > 1:
-        return Recognised(
-            certainty=0.7, evidence=f"has {' and '.join(f'`{key}`' for key in found[:2])}, Megatron-LM's arguments"
-        )
-    return None
 
 
 SYSTEM = System(

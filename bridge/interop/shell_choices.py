@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Branch", "Branches", "Choice", "Path", "told", "united"]
+__all__ = ["Branch", "Branches", "Choice", "Path", "excludes", "told", "united"]
 
 MAX_PATHS = 16
 MAX_SHOWN = 4
@@ -49,6 +49,11 @@ class Branches:
 
 Path = tuple[Choice, ...]
 """The choices on the way to one place, first to last."""
+
+
+def excludes(one: Path, other: Path) -> bool:
+    """Return whether no run of the script takes both paths: they part at a branch."""
+    return any(mine.branch is theirs.branch and not mine.taken & theirs.taken for mine in one for theirs in other)
 
 
 def united(paths: Iterable[Path]) -> tuple[Path, ...]:
@@ -94,7 +99,7 @@ def told(paths: Iterable[Path], *, alone: bool) -> tuple[str, ...]:
     if not known:
         return ()
     shared = [choice for choice in known[0] if all(choice in path for path in known)]
-    found = tuple(map(str, shared))
+    found = tuple(dict.fromkeys(map(str, shared)))
     if len(known) == 1 or alone:
         return found
     rest = [" and ".join(str(choice) for choice in path if choice not in shared) for path in known]

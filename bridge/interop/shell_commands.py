@@ -1,4 +1,4 @@
-"""The commands of a launch script: assignments, declarations, functions, strings that are scripts, and launches."""
+"""The commands of a launch script: functions, strings that are scripts, files that it writes, and launches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Loss
-from bridge.interop.launch import COMMAND_WORDS, QUIET, SHELLS, found_launch, nested_script
+from bridge.interop.launch import COMMAND_WORDS, QUIET, SHELLS, found_launch, nested_script, started_script
+from bridge.interop.shell_builtins import BUILTINS, READERS, assign, assignment, expanded, follow, give, judged
 from bridge.interop.shell_input import Xargs, echoed, heredoc_kind
+from bridge.interop.shell_precision import PRECISION_WORDS, deciding_keys
 from bridge.interop.shell_syntax import parse
 from bridge.interop.shell_tree import Simple
 from bridge.interop.shell_values import is_unknown
-from bridge.interop.shell_ways import PRECISION_WORDS, Stop
+from bridge.interop.shell_ways import Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from bridge.interop.shell_builtins import Words
     from bridge.interop.shell_tokens import Token
     from bridge.interop.shell_tree import Node
     from bridge.interop.shell_values import Unknowns
@@ -29,12 +32,10 @@ __all__ = ["Commands"]
 
 MAX_DEPTH = 12
 """Of functions and strings within each other."""
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
-READERS = frozenset({"read", "mapfile", "readarray"})
 MAX_CALLS = 16
 """Of one xargs."""
 ARGUMENTS_BY_NAME = re.compile(r"ARG|OPT|FLAG|PARAM", re.IGNORECASE)
-DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
+POSITIONAL = (*"123456789", "@", "*")
 
 
 class Commands:
@@ -59,14 +60,17 @@ class Commands:
 
     def simple(self, node: Simple, way: Way) -> list[Way]:
         """Follow one command, or a line of assignments."""
-        count = next((at for at, token in enumerate(node.items) if not self.assignment(token)), len(node.items))
+        count = next((at for at, token in enumerate(node.items) if not assignment(token)), len(node.items))
         items = node.items[count:]
-        words = self.words(items, way)  # bash expands them before it assigns
+        given = expanded(items, way.values)  # bash expands them before it assigns
+        words = given.texts
         prefix: dict[str, str] = {}
-        before = dict(way.values.variables)
-        for token in node.items[:count]:
-            if named := self.assignment(token):
-                self.assign(token, named, way, prefix)
+        heads = [named for token in node.items[:count] if (named := assignment(token))]
+        before = {
+            named[1]: (way.values.variables.get(named[1]), way.values.reading(named[1])) for named in heads if items
+        }
+        for token, named in zip(node.items, heads, strict=False):
+            assign(token, named, way, prefix)
         stop, way.stop = way.stop, None
         if not items:
             way.exported |= {name: value for name, value in prefix.items() if name in way.exported}
@@ -76,14 +80,15 @@ class Commands:
             return [way]
         self.runs(words, way)
         count = len(way.launches)
-        ways = self.command(node, words, items, way=way, prefix=prefix)
-        for name in prefix:  # `NAME=value command` sets it for the command only
-            way.values.variables.pop(name, None)
-            if name in before:
-                way.values.variables[name] = before[name]
+        ways = self.command(node, given, items=items, way=way, prefix=prefix)
         for one in ways:
+            for name, (value, read) in before.items():  # `NAME=value command` sets it for the command only
+                one.values.forget(name)
+                if value is not None:
+                    one.values.set(name, value, read)
             if len(one.launches) > count:
                 one.stop = Stop(line=self.fixed if self.fixed is not None else node.last_line, why=node.cut)
+        self.writes(node, words, ways)
         return ways if words[:1] and words[0] in READERS else self.heredocs(node, ways, words)
 
     def continues(self, words: list[str], stop: Stop | None) -> bool:
@@ -118,131 +123,110 @@ class Commands:
         return self.unknowns.shown(text)
 
     def command(
-        self, node: Simple, words: list[str], items: list[Token], *, way: Way, prefix: dict[str, str]
+        self,
+        node: Simple,
+        given: Words,
+        *,
+        items: list[Token],
+        way: Way,
+        prefix: dict[str, str],
     ) -> list[Way]:
         """Follow one command whose words are known."""
+        words = given.texts
         command = words[0] if words else ""
-        if command in DECLARERS:
-            self.declare(command, words, items, way)
+        if command in BUILTINS:
+            follow(given, items, node, way)
         elif command in (".", "source"):
             way.note(f"source {self.shown(' '.join(words[1:2]))}")
-        elif command in READERS:
-            self.read(words, node, way)
-        elif command == "unset":
-            way.values.variables.update(dict.fromkeys(words[1:], ""))
-        elif command == "shift":
-            _shift(words, way)
-        elif command == "set" and "--" in words:
-            _give(words[words.index("--") + 1 :], way)
         elif command == "eval":
-            return self.nested(" ".join(words[1:]), node, way)
+            more = given.deciding - way.values.deciding
+            way.values.deciding |= more
+            ways = self.nested(" ".join(words[1:]), node, way, is_here=True)
+            for one in ways:
+                one.values.deciding -= more
+            return ways
         elif command in self.functions:
-            return self.function(command, words[1:], way)
+            return self.function(command, given, way)
         elif command == "xargs":
-            return self.xargs(node, words, way, prefix)
+            return self.xargs(node, given, way, prefix)
         else:
-            return self.launch(node, words, way, prefix)
+            return self.launch(node, words, way, prefix, given.deciding)
         return [way]
 
-    def declare(self, command: str, words: list[str], items: list[Token], way: Way) -> None:
-        """Follow `export NAME=value` and its kin."""
-        declared: dict[str, str] = {}
-        for token in items[1:]:
-            name = token.word.literal if token.word is not None else None
-            if named := self.assignment(token):
-                self.assign(token, named, way, declared)
-            elif command == "export" and name and name in way.values.variables:
-                value = way.values.variables[name]
-                declared[name] = value if isinstance(value, str) else " ".join(value)
-        if command == "export" or "-x" in words:
-            way.exported |= declared
-
-    def words(self, items: list[Token], way: Way) -> list[str]:
-        """Return the words of a command."""
-        found: list[str] = []
-        for token in items:
-            if token.kind == "array":
-                found.append(token.text)
-            elif token.word is not None:
-                found += way.values.words(token.word)
-        return found
-
-    def assignment(self, token: Token) -> re.Match[str] | None:
-        """Return the head `NAME=` of an assignment, None for anything else."""
-        if token.kind == "array":
-            return ASSIGNMENT.match(token.text)
-        first = token.word.parts[0] if token.word is not None and token.word.parts else None
-        if first is None or first.kind != "text" or first.quoted:
-            return None
-        return ASSIGNMENT.match(first.text)
-
-    def assign(self, token: Token, named: re.Match[str], way: Way, into: dict[str, str]) -> None:
-        """Follow one assignment; scalars are noted in `into`."""
-        name, index, append = named[1], named[2], bool(named[3])
-        values = way.values
-        if token.kind == "array":
-            words = [text for word in token.words for text in values.words(word)]
-            if name in values.stated and not append and words and all(map(is_unknown, words)):
-                words = values.stated[name].split()
-            values.assign_list(name, words, append=append)
-            return
-        if token.word is None:
-            return
-        if append or index:
-            text = values.text(token.word)[named.end() :]
-        else:
-            text = values.assigned(name, token.word, named.end())
-        if index:
-            values.assign_element(name, text)
-            return
-        before = values.variables.get(name)
-        values.assign(name, text, append=append)
-        if before is None or isinstance(before, str):
-            value = values.variables[name]
-            into[name] = value if isinstance(value, str) else text
-
-    def read(self, words: list[str], node: Simple, way: Way) -> None:
-        """Follow `read NAME`, which may take a heredoc."""
-        names = [word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
-        for name in names:
-            body = way.values.text(node.heredocs[-1]) if node.heredocs else way.values.unknown(name)
-            way.values.variables[name] = body
-
-    def function(self, name: str, words: list[str], way: Way) -> list[Way]:
+    def function(self, name: str, given: Words, way: Way) -> list[Way]:
         """Follow a call of a function of the script."""
         self.called.add(name)
         if self.depth >= MAX_DEPTH:
             return [way]
-        outer = {place: way.values.variables.get(place) for place in (*"123456789", "@", "*")}
-        _give(words, way)
+        values = way.values
+        outer = {place: (values.variables.get(place), values.reading(place)) for place in POSITIONAL}
+        for place in POSITIONAL:
+            values.forget(place)
+        give(given, 1, values)
+        frame = values.enter()
         self.depth += 1
         ways = self.run(self.functions[name], [way])
         self.depth -= 1
         for one in ways:
-            for place, value in outer.items():
-                one.values.variables.pop(place, None)
+            one.values.leave(frame)
+            for place, (value, read) in outer.items():
+                one.values.forget(place)
                 if value is not None:
-                    one.values.variables[place] = value
+                    one.values.set(place, value, read)
         return ways
+
+    def writes(self, node: Simple, words: list[str], ways: list[Way]) -> None:
+        """Note the files that a command writes, and what it makes them from."""
+        line = self.line(node.start)
+        for way in ways if words and not node.heredocs else ():
+            values, command = way.values, words[0]
+            outputs = [values.text(word) for word in node.outputs]
+            if command == "echo" and outputs:
+                text = " ".join(word for word in words[1:] if not re.fullmatch(r"-[neE]+", word))
+                way.files.write(outputs[-1], text, line, append=node.appends)
+            elif outputs:
+                chain, source = [[*words, *(values.text(word) for word in node.files)]], node.source
+                while isinstance(source, Simple):
+                    read = [values.text(word) for word in source.files]
+                    chain.append([*expanded(source.items, values).texts, *read])
+                    source = source.source
+                way.files.make(outputs, chain, line)
+            way.files.run(words, line)
 
     def heredocs(self, node: Simple, ways: list[Way], words: list[str]) -> list[Way]:
         """Read a heredoc that is itself a script, or say that it is a configuration."""
         is_shell = bool(words) and PurePosixPath(words[0]).name in SHELLS
         for body in (*node.heredocs, *(node.strings if is_shell else ())):
             text = ways[0].values.text(body) if ways else ""
-            chain = [words, *(self.words(sink.items, ways[0]) for sink in node.sinks if isinstance(sink, Simple))]
-            outputs = (node, *(sink for sink in node.sinks if isinstance(sink, Simple)))
-            files = [self.shown(ways[0].values.text(word)) for one in outputs for word in one.outputs]
+            sinks = [sink for sink in node.sinks if isinstance(sink, Simple)] if ways else []
+            chain = [words, *(expanded(sink.items, ways[0].values).texts for sink in sinks)]
+            files = [self.shown(ways[0].values.text(word)) for one in (node, *sinks) for word in one.outputs]
             kind, file = heredoc_kind(chain, files)
+            for way in ways if file else ():
+                taken = way.decided(deciding_keys(way.values.pieces(body)))
+                written = way.values.text(body)
+                way.files.write(file, written, self.line(node.start), append=node.appends, defaulted=taken)
             if PRECISION_WORDS.search(text) and (text.lstrip()[:1] in ("{", "[") or kind == "configuration"):
                 for way in ways:
                     way.note(f"heredoc on line {self.line(node.start)}")
             elif kind in ("script", "written", "printed"):
                 for way in ways:
-                    self.script(way.values.text(body), node, way, file=file, is_printed=kind == "printed")
+                    with way.values.watching() as read:
+                        text = way.values.text(body)
+                        about = judged([body], way.values) | read.flags if read else set()
+                    self.script(text, node, way, file=file, is_printed=kind == "printed", about=about)
         return ways
 
-    def script(self, text: str, node: Node, way: Way, *, file: str = "", is_printed: bool = False) -> None:
+    def script(
+        self,
+        text: str,
+        node: Node,
+        way: Way,
+        *,
+        file: str = "",
+        is_printed: bool = False,
+        about: Iterable[str] = (),
+    ) -> None:
         """Follow a script that a process of its own runs, so that only what it starts comes back.
 
         Args:
@@ -251,8 +235,10 @@ class Commands:
             way: The way that comes to it.
             file: Where it is written to instead of being run.
             is_printed: It is shown to somebody instead of being run.
+            about: The defaults on which the options in it depend that bear on precision.
         """
         inner = way.copy()
+        inner.values.deciding |= set(about)
         inner.stop, inner.stray = None, []
         count = len(way.launches)
         for one in self.nested(text, node, inner):
@@ -260,14 +246,16 @@ class Commands:
                 replace(launch, written=launch.written or file, is_printed=launch.is_printed or is_printed)
                 for launch in one.launches[count:]
             ]
+            if file or is_printed:
+                one.scripts = way.scripts
             if is_printed:
                 one.notes = way.notes
             way.take_over(one)
             way.stray += [] if is_printed or file else one.stray
 
-    def nested(self, text: str, node: Node, way: Way) -> list[Way]:
-        """Follow a script that is a string of this one."""
-        if self.depth >= MAX_DEPTH or not COMMAND_WORDS.search(text):
+    def nested(self, text: str, node: Node, way: Way, *, is_here: bool = False) -> list[Way]:
+        """Follow a script that is a string of this one; `is_here`: what it sets stays set."""
+        if self.depth >= MAX_DEPTH or not (COMMAND_WORDS.search(text) or (is_here and "=" in text)):
             return [way]
         try:
             nodes, _ = parse(text, self.lexer.path)
@@ -281,23 +269,41 @@ class Commands:
         self.depth -= 1
         return ways
 
-    def launch(self, node: Node, words: list[str], way: Way, prefix: Mapping[str, str] | None = None) -> list[Way]:
-        """Note a command that starts a program."""
+    def launch(
+        self, node: Node, words: list[str], way: Way, prefix: Mapping[str, str], about: Iterable[str] = ()
+    ) -> list[Way]:
+        """Note a command that starts a program; `about`: the defaults on which its options depend."""
         script = nested_script(words)
         if script is not None:
-            self.script(script, node, way)
+            self.script(script, node, way, about=about)
             return [way]
+        environment = {**way.exported, **(prefix or {})}
+        line = self.line(node.start)
         started = found_launch(words)
         if started is not None:
             runner, program, arguments = started
-            environment = {**way.exported, **(prefix or {})}
-            line = self.line(node.start)
-            way.launches.append(way.launch(line, program, arguments, runner=runner, environment=environment))
+            way.launches.append(
+                way.launch(line, program, arguments, about, runner=runner, environment=environment, at=node.start)
+            )
+        other = started_script(words, environment)
+        if other is not None:
+            runner, program, arguments, trains = other
+            note = f"script {self.shown(program)}"
+            noted = way.notes
+            way.note(note)
+            found = way.launch(line, program, arguments, about, runner=runner, environment=environment, at=node.start)
+            way.notes = noted
+            if started is not None and started[1] in (program, words[0]):
+                way.launches[-1] = found
+            elif trains and started is None:
+                way.launches.append(found)
+            elif started is None:
+                way.scripts.append(found)
         return [way]
 
-    def xargs(self, node: Simple, words: list[str], way: Way, prefix: Mapping[str, str]) -> list[Way]:
+    def xargs(self, node: Simple, words: Words, way: Way, prefix: Mapping[str, str]) -> list[Way]:
         """Note what xargs starts, with the arguments it is given where the script says them."""
-        call = Xargs.of(words)
+        call = Xargs.of(words.texts)
         given = self.given(node, call, way)
         first = len(way.launches)
         if given is None:
@@ -307,7 +313,8 @@ class Commands:
             commands = call.calls(given)[:MAX_CALLS]
         ways = [way]
         for command in commands:
-            ways = [found for one in ways for found in self.launch(node, ["xargs", *command], one, prefix)]
+            started = ["xargs", *command]
+            ways = [found for one in ways for found in self.launch(node, started, one, prefix, words.deciding)]
         if given is None:
             file = call.file or " ".join(way.values.text(word) for word in node.files)
             value = self.shown(file) or " ".join(node.fed.split()) or "standard input"
@@ -324,19 +331,4 @@ class Commands:
             return None
         if node.heredocs or node.strings:
             return [line.split() for line in way.values.text((*node.heredocs, *node.strings)[-1]).splitlines()]
-        return echoed(self.words(node.source.items, way)) if isinstance(node.source, Simple) else None
-
-
-def _give(words: list[str], way: Way) -> None:
-    """Set the positional parameters."""
-    given = {str(place): word for place, word in enumerate(words[:9], 1)}
-    way.values.variables.update({**given, "@": list(words), "*": " ".join(words)})
-
-
-def _shift(words: list[str], way: Way) -> None:
-    held = way.values.variables.get("@")
-    if isinstance(held, list):
-        count = int(words[1]) if len(words) > 1 and words[1].isdigit() else 1
-        for place in range(1, 10):
-            way.values.variables.pop(str(place), None)
-        _give(held[count:], way)
+        return echoed(expanded(node.source.items, way.values).texts) if isinstance(node.source, Simple) else None

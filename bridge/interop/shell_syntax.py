@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["parse"]
 
 MAX_DEPTH = 60
+MAX_CHAIN = 80
 CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}", "in"})
 
 
@@ -103,7 +104,13 @@ class _Parser:
 
     def and_or(self) -> Node:
         left = self.pipe()
+        count = 0
         while self.is_operator("&&", "||"):
+            count += 1
+            if count > MAX_CHAIN:
+                line = self.lexer.line(left.start)
+                rule = f"must not have more than {MAX_CHAIN} `&&` and `||` in a row"
+                raise PayloadError(f"{self.lexer.path}, line {line}: {rule}. Simplify the script.")
             operator = self.tokens[self.at].text
             self.at += 1
             self.skip_newlines()
@@ -128,7 +135,8 @@ class _Parser:
             if isinstance(inner, Simple) and place:
                 inner.source = commands[place - 1]
                 inner.fed = self.lexer.text[start : commands[place - 1].end]
-        return Pipe(commands=commands, negated=negated, start=start, end=self.before())
+        text = self.lexer.text[start : self.before()] if negated else ""
+        return Pipe(commands=commands, negated=negated, start=start, end=self.before(), text=text)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -139,10 +147,10 @@ class _Parser:
         node: Node
         if token.kind == "test":
             self.at += 1
-            node = Test(words=token.words, start=start)
+            node = Test(words=token.words, start=start, text=token.text)
         elif token.kind == "arithmetic":
             self.at += 1
-            node = Arithmetic(text=token.text, start=start)
+            node = Arithmetic(expression=token.text, start=start, text=f"(({token.text}))")
         elif word == "if":
             node = self.conditional(start)
         elif word in ("for", "select"):
@@ -200,6 +208,7 @@ class _Parser:
         if self.now is not None and node.start == self.place():
             self.at += 1  # nothing could be read here: never stand still
         node.end = self.before()
+        node.text = self.lexer.text[start : node.end] if self.lexer.text[start : start + 1] in "[t:f" else ""
         node.last_line, node.cut = self.line_end(node)
         return node
 
@@ -211,6 +220,7 @@ class _Parser:
             (node.strings if token.text == "<<<" else node.files).append(token.word)
         elif token.word is not None and ">" in token.text and self.lexer.text[token.start] not in "023456789":
             node.outputs.append(token.word)
+            node.appends = token.text in (">>", "&>>")
 
     def line_end(self, node: Simple) -> tuple[int, str]:
         """Return the line on which a command ends, and why it does not go on where it looks as if it did."""

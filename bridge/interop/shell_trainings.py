@@ -6,17 +6,19 @@ import re
 from typing import TYPE_CHECKING
 
 from bridge.interop.launch import MEGATRON_FLAGS, RUNNERS, holds_arguments
+from bridge.interop.shell_precision import bears, relevant
 from bridge.interop.shell_values import is_unknown
-from bridge.interop.shell_ways import bears, relevant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bridge.interop.launch import Launch
 
-__all__ = ["trainings"]
+__all__ = ["TOOLS", "trainings"]
 
 PATH_BY_NAME = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d", re.IGNORECASE)
+TOOLS = re.compile(r"(?:^|[/._])(?:convert|export|preprocess|prepare|download|merge|tokenize)(?:_\w+)*(?:\.py)?$")
+"""Names of programs that make data or checkpoints for a training."""
 OTHER_SYSTEMS = re.compile(r"\b(?:axolotl|llamafactory|torchtitan|nemo|megatron\.bridge)\b")
 OVERRIDE = re.compile(
     r"[+~]{0,2}(?:exp_manager|model|trainer|optimizer|ddp)[./].*=.*|--trainer\..*|--deepspeed(?:=.*)?"
@@ -36,10 +38,13 @@ def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch,
         strict: Leave out programs of other systems as well.
     """
     if not any(_has_flags(launch) for launch in found if not launch.is_printed):
-        return tuple(found)
-    certain, others = [], []
+        trained = [launch for launch in found if not TOOLS.search(launch.program)]
+        return tuple(launch for launch in found if not trained or launch in trained or _says_something(launch))
+    certain: list[Launch] = []
+    others = []
+    scripts = {(launch.line, launch.name) for launch in found if launch.starts_script and _has_flags(launch)}
     for launch in found:
-        if _has_flags(launch) or _may_have(launch):
+        if _has_flags(launch) or _may_have(launch) or (launch.line, launch.name) in scripts:
             certain.append(launch)
         elif not strict and _is_of_another(launch):
             others.append(launch)
@@ -48,6 +53,11 @@ def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch,
 
 def _has_flags(launch: Launch) -> bool:
     return any(word.partition("=")[0] in MEGATRON_FLAGS for word in launch.arguments)
+
+
+def _says_something(launch: Launch) -> bool:
+    """Return whether a launch has words that bear on precision or may hold such."""
+    return any(map(bears, launch.runner)) or bool(relevant(launch.arguments))
 
 
 def _may_have(launch: Launch) -> bool:

@@ -17,6 +17,8 @@ class Node:
 
     start: int
     end: int = 0
+    text: str = ""
+    """As written, where it can be a condition."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Simple(Node):
     """After `<`."""
     outputs: list[Word] = field(default_factory=list)
     """After `>` and its kin, for standard output."""
+    appends: bool = False
+    """They come after `>>`."""
     source: Node | None = None
     """What is piped into it."""
     fed: str = ""
@@ -54,7 +58,7 @@ class Test(Node):
 class Arithmetic(Node):
     """`(( ... ))`."""
 
-    text: str
+    expression: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,98 +10,39 @@ import fnmatch
 import re
 from typing import TYPE_CHECKING
 
+from bridge.errors import PayloadError
 from bridge.interop.shell_number import calculated
+from bridge.interop.shell_variables import BEGIN, END, MAX_FIELDS, Read, Unknowns, Variables, is_unknown
+from bridge.interop.shell_words import Lexer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
     from bridge.interop.shell_tokens import Part, Word
 
-__all__ = ["Unknowns", "Values", "is_unknown"]
+__all__ = ["Piece", "Unknowns", "Values", "is_unknown"]
 
-BEGIN, END = "\ue000", "\ue001"
-MARK = re.compile(f"{BEGIN}(\\d+){END}")
-MAX_LENGTH = 65_536
-"""Of a variable: a script that doubles a string forty times is not a launch script."""
-MAX_FIELDS = 20_000
 MAX_WORK = 5_000_000
 """Characters that all expansions of one script may come to; from there on its variables count as unknown."""
+DEFAULTS = frozenset({":-", "-", ":=", "="})
+NAME = re.compile(r"[A-Za-z_]\w*")
+PRINTED = re.compile(r"(?:\$\(|`)\s*echo\s+([^|;&<>()`\\]+?)(?:\|\s*xargs\s*)?[)`]")
+"""A substitution that prints what the script itself knows, perhaps trimmed by xargs."""
+
+Piece = tuple[str, frozenset[str]]
+"""A piece of a word, and the defaulted variables that it depends on."""
 
 
-def is_unknown(text: str) -> bool:
-    """Return whether a piece of the text is decided only when the script runs."""
-    return BEGIN in text
-
-
-class Unknowns:
-    """The unknown pieces of one script."""
-
-    def __init__(self) -> None:
-        self.sources: list[str] = []
-        self.known: dict[str, str] = {}
-        self.work = 0
-        """Characters expanded so far."""
-
-    def mark(self, source: str) -> str:
-        """Return the mark of an unknown piece."""
-        if source not in self.known:
-            self.known[source] = f"{BEGIN}{len(self.sources)}{END}"
-            self.sources.append(source)
-        return self.known[source]
-
-    def shown(self, text: str) -> str:
-        """Return the text with each mark as it was written."""
-        return MARK.sub(lambda found: self.sources[int(found[1])], text)
-
-
-class Values:
-    """Variables at one point of a script.
-
-    Args:
-        unknowns: Shared by all readings of the script.
-        variables: Arrays as lists, everything else as text.
-        stated: What somebody says of the run; it holds where the script sets a variable to something unknown.
-    """
-
-    def __init__(
-        self,
-        unknowns: Unknowns,
-        variables: Mapping[str, str | list[str]] | None = None,
-        stated: Mapping[str, str] | None = None,
-    ) -> None:
-        self.unknowns = unknowns
-        self.stated = stated or {}
-        self.variables: dict[str, str | list[str]] = dict(variables or {})
-        self.defaulted: dict[str, str] = {}
-        """Variables that nobody set and whose `${name:-default}` was taken."""
+class Values(Variables):
+    """Variables at one point of a script, and what its words say there."""
 
     def copy(self) -> Values:
         """Return an independent copy."""
-        variables = {k: list(v) if isinstance(v, list) else v for k, v in self.variables.items()}
-        other = Values(self.unknowns, variables, self.stated)
-        other.defaulted = dict(self.defaulted)
+        other = Values(self.unknowns, None, self.stated)
+        self.copy_into(other)
         return other
 
-    # -- setting -----------------------------------------------------------------------------------------------------
-
-    def assign(self, name: str, value: str, *, append: bool = False) -> None:
-        """Set or extend a variable."""
-        old = self.variables.get(name)
-        if isinstance(old, list):
-            old[:1] = [(old[0] if old else "") + value] if append else [value]
-            return
-        joined = (old if old is not None else self.unknowns.mark(f"${name}")) + value if append else value
-        self.variables[name] = joined if len(joined) <= MAX_LENGTH else self.unknowns.mark(f"${name}")
-
-    def assign_list(self, name: str, words: list[str], *, append: bool = False) -> None:
-        """Set or extend an array."""
-        old = self.variables.get(name)
-        before = (old if isinstance(old, list) else [old] if old else []) if append else []
-        self.variables[name] = [*before, *words][:MAX_FIELDS]
-
-    def assign_element(self, name: str, value: str) -> None:
-        """Set an element of an array whose index does not matter: its words count."""
-        self.assign_list(name, [value], append=True)
+    # -- what somebody states ----------------------------------------------------------------------------------------
 
     def assigned(self, name: str, word: Word, start: int) -> str:
         """Return what an assignment sets, or what somebody said of it where only the run knows.
@@ -120,6 +61,7 @@ class Values:
         guessed = first is not None and first.operator.endswith("-") and first.text not in self.variables
         if guessed:
             self.defaulted = defaulted
+            self.read.origins.clear()
             return self.stated[name]
         return self.stated_or(name, text)
 
@@ -172,10 +114,29 @@ class Values:
     def _is_list(self, part: Part) -> bool:
         return part.kind == "parameter" and (part.index == "[@]" or part.text == "@") and part.operator != "#"
 
+    def pieces(self, word: Word) -> list[Piece]:
+        """Return the pieces of a word, each with the defaults that it depends on.
+
+        A variable that holds options depends on none here: those were looked at when its value was put together.
+        """
+        found: list[Piece] = []
+        for part in word.parts:
+            if part.kind == "text":
+                found.append((part.text, frozenset()))
+                continue
+            with self.watching() as read:
+                text = self._part(part)
+            held = part.kind == "parameter" and not self._takes_default(part, self._value(part))
+            composed = held and any(one.startswith("-") for one in text.split())
+            found.append((text, frozenset() if composed else frozenset(read.origins)))
+        return found
+
     def _fields(self, part: Part) -> list[str]:
         if self._is_list(part) and part.quoted:
-            value = self.variables.get(part.text)
+            name = self.resolved(part.text)
+            value = self.variables.get(name)
             if isinstance(value, list) and not part.operator:
+                self.note_read(name)
                 return list(value)
             text = self._part(part)
             return [text] if text else []
@@ -185,14 +146,13 @@ class Values:
         if part.kind == "text":
             return part.text
         if part.kind == "command":
-            number = calculated(part.source[3:-2], self.variables) if part.source.startswith("$((") else None
-            return self.unknowns.mark(part.source) if number is None else str(number)
+            return self._command(part.source)
         value = self._value(part)
         operator = part.operator
         self.unknowns.work += len(value or "")
         if self.unknowns.work > MAX_WORK:
             return self.unknowns.mark(part.source)
-        if operator in (":-", "-", ":=", "="):
+        if operator in DEFAULTS:
             return self._with_default(part, value)
         if operator in (":+", "+"):
             return self._alternative(part, value)
@@ -202,9 +162,38 @@ class Values:
             return value
         return self._edited(part, value)
 
+    def _command(self, source: str) -> str:
+        """Return what a substitution comes to, its mark where that takes a run."""
+        self.read_by(NAME.findall(source))
+        if source.startswith("$(("):
+            number = calculated(source[3:-2], self.variables)
+            return self.unknowns.mark(source) if number is None else str(number)
+        printed = PRINTED.fullmatch(source)
+        if printed is not None and self.unknowns.work <= MAX_WORK:
+            try:
+                tokens = Lexer(printed[1]).tokens()
+            except PayloadError:
+                tokens = []
+            words = [text for token in tokens if token.word is not None for text in self.words(token.word)]
+            said = " ".join(words)
+            if words and not words[0].startswith("-") and not is_unknown(said) and not set(said) & set("'\"*?["):
+                return " ".join(said.split())
+        return self.unknowns.mark(source)
+
+    def read_by(self, names: Iterable[str]) -> None:
+        """Note that the values of some variables were read."""
+        for name in names:
+            self.note_read(self.resolved(name))
+
     def _value(self, part: Part) -> str | None:
         """Return a variable as text, or None where the script never set it."""
-        value = self.variables.get(part.text)
+        name = self.resolved(part.text)
+        if part.operator.startswith("!"):
+            name = self._pointed(name)
+        if name == "#" and isinstance(self.variables.get("@"), list):
+            return str(len(self.variables["@"]))
+        value = self.variables.get(name)
+        self.note_read(name)
         if isinstance(value, list):
             if part.index in ("[@]", "[*]"):
                 return " ".join(value)
@@ -212,15 +201,27 @@ class Values:
             return value[int(place)] if place.isdigit() and int(place) < len(value) else None
         return value
 
+    def _pointed(self, name: str) -> str:
+        """Return the variable whose name another one holds, as `${!name}` reads it."""
+        value = self.variables.get(name)
+        self.note_read(name)
+        return self.resolved(value) if isinstance(value, str) and NAME.fullmatch(value) else ""
+
+    def _takes_default(self, part: Part, value: str | None) -> bool:
+        """Return whether `${name:-default}` is its default."""
+        return part.operator in DEFAULTS and (value is None or (not value and ":" in part.operator))
+
     def _with_default(self, part: Part, value: str | None) -> str:
-        if value is None or (not value and ":" in part.operator):
-            default = self.text(part.argument)
-            if value is None:
-                self.defaulted[part.text] = default
-            if "=" in part.operator:
-                self.variables[part.text] = default
-            return default
-        return value
+        if value is not None and not self._takes_default(part, value):
+            return value
+        default = self.text(part.argument)
+        name = self.resolved(part.text)
+        if value is None:
+            self.defaulted[name] = default
+            self.read.origins.add(name)
+        if "=" in part.operator:
+            self.set(name, default, Read(origins={name} if value is None else set(self.origins.get(name, ()))))
+        return default
 
     def _alternative(self, part: Part, value: str | None) -> str:
         if value is None:
@@ -229,11 +230,13 @@ class Values:
 
     def _edited(self, part: Part, value: str) -> str:
         """Return `${name#pattern}` and its kin for patterns that need no run, a mark for the rest."""
-        operator, argument = part.operator, self.text(part.argument)
+        operator, argument = part.operator.removeprefix("!"), self.text(part.argument)
+        if part.operator == "!" and not part.index:
+            return value
         if is_unknown(value) or is_unknown(argument):
             return self.unknowns.mark(part.source)
         if operator == "#" and not argument:
-            stored = self.variables.get(part.text)
+            stored = self.variables.get(self.resolved(part.text))
             return str(len(stored) if isinstance(stored, list) and part.index else len(value))
         if operator in ("^^", ",,"):
             return value.upper() if operator == "^^" else value.lower()

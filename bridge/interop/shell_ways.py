@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from bridge.interop.contract import Loss
 from bridge.interop.launch import MEGATRON_FLAGS, Launch
-from bridge.interop.shell_choices import told, united
-from bridge.interop.shell_values import is_unknown
+from bridge.interop.shell_files import Files
+from bridge.interop.shell_precision import PRECISION_WORDS, bearing, bears, options, relevant
+from bridge.interop.shell_variables import is_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from bridge.interop.shell_choices import Choice, Path
     from bridge.interop.shell_values import Values
+    from bridge.interop.shell_variables import Value
 
-__all__ = ["PRECISION_WORDS", "Stop", "Way", "bears", "distinct", "held", "relevant"]
-
-PRECISION_WORDS = re.compile(
-    r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|\bhalf\b|dtype|precision|loss[-_]?scale|amax|mxfp|nvfp"
-    r"|hysteresis|grads[-_]in|grad[-_]reduce[-_]in|quant|transformer[-_]impl|QK_LAYER|query[-_]key[-_]layer|kitchen"
-    r"|--use-(?:megatron|custom|torch)-fsdp|yaml[-_]cfg|deepspeed[-_]config",
-    re.IGNORECASE,
-)
-"""What a piece of a script that bears on precision looks like."""
+__all__ = ["PRECISION_WORDS", "Stop", "Way"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +46,15 @@ class Way:
     """Options that stand where a command should, with their lines."""
     stop: Stop | None = None
     """Set while the last command was one that started something."""
+    files: Files = field(default_factory=lambda: Files(str))
+    """What it has written so far."""
+    scripts: list[Launch] = field(default_factory=list)
+    """Other shell scripts that it runs: they may start something with what they are given."""
+
+    @classmethod
+    def first(cls, values: Values) -> Way:
+        """Return the way that enters a script."""
+        return cls(values, files=Files(values.unknowns.shown))
 
     def copy(self) -> Way:
         """Return an independent copy."""
@@ -64,6 +65,8 @@ class Way:
             exported=dict(self.exported),
             ran=set(self.ran),
             stray=list(self.stray),
+            files=self.files.copy(),
+            scripts=list(self.scripts),
         )
 
     def take(self, choice: Choice) -> None:
@@ -71,16 +74,36 @@ class Way:
         self.paths = tuple((*path, choice) for path in self.paths)
 
     def join(self, others: Iterable[Way]) -> None:
-        """Go on for other ways of the same precision too: with what they started and what they could not read."""
+        """Go on for other ways of the same precision too: with what they started and what they could not read.
+
+        A variable in which they differ is one that only the run knows from here on, so that a branch that it decides
+        later is followed both ways.
+        """
         for other in others:
+            self._forget(other)
             self.take_over(other)
             self.stray += [one for one in other.stray if one not in self.stray]
-            self.values.defaulted = {**other.values.defaulted, **self.values.defaulted}
+            self.values.merge(other.values)
+
+    def _forget(self, other: Way) -> None:
+        """Make unknown what another way says otherwise; options stay, and are a default where the other has none."""
+        ours, theirs = self.values.variables, other.values.variables
+        for name in self.changed(theirs):
+            here, there = ours.get(name), theirs.get(name)
+            said = [word for value in (here, there) for word in ([value] if isinstance(value, str) else value or [])]
+            composed = any(word.startswith("-") for one in said for word in one.split())
+            if composed and None in (here, there):
+                self.values.default(name, here or there or "")
+            elif not composed and not isinstance(here, list) and not isinstance(there, list):
+                ours[name] = self.values.unknowns.mark(f"${name}")
 
     def take_over(self, other: Way) -> None:
         """Remember what another way started, ran and could not read."""
         known = {id(launch) for launch in self.launches}
         self.launches += [launch for launch in other.launches if id(launch) not in known]
+        known = {id(script) for script in self.scripts}
+        self.scripts += [script for script in other.scripts if id(script) not in known]
+        self.files.known = {**other.files.known, **self.files.known}
         self.ran |= other.ran
         for note in other.notes:
             self.note(note)
@@ -90,23 +113,47 @@ class Way:
         line: int,
         program: str,
         arguments: Iterable[str],
+        about: Iterable[str] = (),
         *,
         runner: Iterable[str] = (),
         environment: Mapping[str, str],
+        at: int = 0,
     ) -> Launch:
-        """Return a launch as it happens on this way."""
-        unknowns = self.values.unknowns
+        """Return a launch as it happens on this way; `about`: the defaults on which its options depend."""
+        values, unknowns = self.values, self.values.unknowns
+        deciding = {*values.deciding, *about}
+        for name in bearing(environment.items()):
+            deciding |= values.origins.get(name, frozenset())
         return Launch(
             line=line,
             program=unknowns.shown(program),
             arguments=tuple(arguments),
             runner=tuple(runner),
-            environment=dict(environment),
+            environment={name: unknowns.shown(value) for name, value in environment.items()},
+            late=frozenset(name for name, value in environment.items() if is_unknown(value)),
+            at=at,
             paths=self.paths,
             notes=self.notes,
-            defaulted=dict(self.values.defaulted),
+            defaulted=self.decided(deciding),
+            files=self.files.known,
             unknowns=unknowns,
         )
+
+    def decided(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the defaults of these variables, as a report shows them."""
+        values = self.values
+        return {
+            name: " ".join(values.unknowns.shown(values.defaulted[name]).split())
+            for name in sorted(names)
+            if name in values.defaulted
+        }
+
+    def depend(self, names: Iterable[str], first: int) -> None:
+        """Note that the precision of the launches from `first` on depends on these defaults."""
+        about = self.decided(names)
+        self.launches[first:] = [
+            replace(launch, defaulted={**launch.defaulted, **about}) for launch in self.launches[first:]
+        ]
 
     def note(self, what: str) -> None:
         """Remember something that was not read."""
@@ -136,90 +183,44 @@ class Way:
                 remedy = "Join it to the command that it belongs to."
                 yield Loss(field=shown, value=None, reason="dead knob", detail=detail, remedy=remedy)
 
-    def precision(self) -> object:
-        """What of this way bears on precision: ways that agree on it are one."""
+    def changed(self, before: Mapping[str, Value]) -> set[str]:
+        """Return the variables that are no longer what they were."""
+        ours = self.values.variables
+        return {name for name in {**before, **ours} if before.get(name) != ours.get(name)}
+
+    def precision(self, names: Iterable[str]) -> object:
+        """What of this way, in these variables, bears on precision: ways that agree on it are one."""
         held = {}
-        for name, value in self.values.variables.items():
+        for name in names:
+            value = self.values.variables.get(name, "")
             words = value if isinstance(value, list) else value.split()
-            about = tuple(words) if bears(name) else relevant(words)
+            program = words[-1] if words and words[-1].endswith(".py") else ""
+            about = tuple(words) if bears(name) else (*relevant(words), program) if program else relevant(words)
             if about:
                 held[name] = about
-        return held, sorted({relevant(launch.arguments) for launch in self.launches})
+        return held, self.files.precise(), {launch.relevant for launch in self.launches}
 
+    def weigh(self, other: Way, about: set[str], first: int) -> None:
+        """Note what depends on the defaults that decided a branch: what another way through it makes different.
 
-def distinct(found: list[Launch]) -> tuple[Launch, ...]:
-    """Return the launches by line, one for each precision; a decision that changes nothing is left out."""
-    grouped: dict[object, list[Launch]] = {}
-    for launch in found:
-        about = (relevant(launch.arguments), tuple(launch.environment.items()))
-        grouped.setdefault((_place(launch), about), []).append(launch)
-    precisions: dict[object, int] = {}
-    for group in grouped.values():
-        precisions[_place(group[0])] = precisions.get(_place(group[0]), 0) + 1
-    merged = [_merged(group, alone=precisions[_place(group[0])] == 1) for group in grouped.values()]
-    return tuple(sorted(merged, key=lambda launch: (launch.is_printed, bool(launch.written), launch.line)))
-
-
-def _place(launch: Launch) -> tuple[object, ...]:
-    return launch.line, launch.program, launch.written, launch.is_printed
-
-
-def _merged(group: list[Launch], *, alone: bool) -> Launch:
-    """Return the one launch that stands for several of the same precision."""
-    paths = united(path for launch in group for path in launch.paths)
-    defaulted: dict[str, str] = {}
-    for launch in reversed(group):
-        defaulted.update(launch.defaulted)
-    return replace(
-        group[0],
-        paths=paths,
-        decisions=told(paths, alone=alone),
-        notes=tuple(dict.fromkeys(note for launch in group for note in launch.notes)),
-        losses=tuple({str(loss): loss for launch in group for loss in launch.losses}.values()),
-        defaulted=defaulted,
-    )
+        Args:
+            other: A way through another alternative of the branch that this one took.
+            about: The defaults.
+            first: How many launches both had before it.
+        """
+        ours, theirs = self.values.variables, other.values.variables
+        names = self.changed(theirs)
+        self.values.depend(names, about, flags=False)
+        held = [name for name in names if options(ours.get(name)) != options(theirs.get(name))]
+        self.values.depend(held, about, flags=True)
+        self.files.depend(other.files, self.decided(about))
+        mine, others = self.launches[first:], other.launches[first:]
+        if mine and others and {launch.relevant for launch in mine} != {launch.relevant for launch in others}:
+            self.depend(about, first)
+        if any((note in self.notes) != (note in other.notes) for note in (*self.notes, *other.notes) if bears(note)):
+            self.values.deciding |= about
+            self.depend(about, first)
 
 
 def _is_among(file: str, names: set[str]) -> bool:
     return bool(file) and file.rpartition("/")[2] in names
-
-
-@lru_cache(maxsize=4096)
-def bears(text: str) -> bool:
-    """Return whether a piece of a script bears on precision."""
-    return PRECISION_WORDS.search(text) is not None
-
-
-def relevant(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that bear on precision: such flags with their values, and unknown words that may hold some."""
-    found = []
-    for place, word in enumerate(words):
-        before = words[place - 1] if place else ""
-        value = before.startswith("--") and not word.startswith("--")
-        if (
-            bears(word)
-            or (value and bears(before))
-            or (is_unknown(word if not word.startswith("--") else word.partition("=")[0]) and not value)
-            or word.startswith("@")
-        ):
-            found.append(word)
-    return tuple(found)
-
-
-def held(way: Way) -> Launch:
-    """Return the arguments that variables hold, for a file that others source."""
-    holders = {}
-    for name, value in way.values.variables.items():
-        words = value if isinstance(value, list) else value.split()
-        if any(word.startswith("--") for word in words):
-            holders[name] = [piece for word in words for piece in word.split()]
-    merged = {name: words for name, words in holders.items() if not _inside(name, words, holders)}
-    arguments = [word for words in merged.values() for word in words]
-    arguments += [word for _, words in way.stray for word in words]
-    return way.launch(0, ", ".join(merged), arguments, environment=way.exported)
-
-
-def _inside(name: str, words: list[str], holders: dict[str, list[str]]) -> bool:
-    """Return whether another variable holds all of these words: it was made of this one."""
-    text = " ".join(words)
-    return any(other != name and len(held) > len(words) and text in " ".join(held) for other, held in holders.items())

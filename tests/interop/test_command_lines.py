@@ -249,3 +249,68 @@ def test_words_are_options_overrides_and_the_rest() -> None:
     assert words.overrides == {"x.y": "1", "x@k": "v"}
     assert words.rest == ["fit"]
     assert nested({"a.b": 1, "a": {"b": 2}, "c.d.e": 3, "c.d.f": 4}) == {"a": {"b": 2}, "c": {"d": {"e": 3, "f": 4}}}
+
+
+# -- lines that say too little, and ways that say nothing -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python scripts/pissa_init.py --model_name_or_path x --output_dir y",
+        "torchrun main_ds.py --model_name_or_path=x --output_dir=y --num_epochs=1",
+    ],
+)
+def test_two_options_of_a_trainer_without_one_of_training_are_no_training(text: str) -> None:
+    with pytest.raises(PayloadError, match="whose arguments no system here knows"):
+        runs_of(script(text))
+    assert only(f"{text} --bf16").system.name == "huggingface"
+
+
+CONVERTED = (
+    'if [ -n "$MX" ]; then A="--model.converters=mx"; else A=""; fi\n'
+    'CONFIG_FILE="./x.toml" $ROOT/run_train.sh --training.steps=5 $A'
+)
+
+
+def test_a_way_without_arguments_is_told_and_its_file_named() -> None:
+    run = only(CONVERTED)
+    assert (run.system.name, run.imported.config.fp8_recipe) == ("torchtitan", "mxfp8")
+    assert run.imported.label == 'line 3, $ROOT/run_train.sh; line 2, if [ -n "$MX" ]'
+    found = lost(run)
+    assert found["CONFIG_FILE"] == "./x.toml"
+    assert found['line 3, $ROOT/run_train.sh; line 2, not [ -n "$MX" ]'] == "./x.toml"
+    assert {'line 2, if [ -n "$MX" ]', "script $ROOT/run_train.sh"} <= found.keys()
+    with pytest.raises(PayloadError, match=r"takes its precision from ./x.toml, which is not read"):
+        runs_of(script(CONVERTED), None, {"variables": "MX="})
+
+
+def test_a_way_through_a_fragment_that_sets_nothing_is_told() -> None:
+    run = only('if [ -n "$MX" ]; then A="--model.converters=mx"; else A=""; fi')
+    assert run.imported.label == 'arguments in A; line 2, if [ -n "$MX" ]'
+    assert 'line 2, not [ -n "$MX" ]' in lost(run)
+
+
+def test_a_script_that_is_given_flags_on_one_way_is_started_on_the_other() -> None:
+    first, second = runs_of(script('if [ -n "$F" ]; then P="--num-layers 2 --bf16"; fi\n./submit.sh ${P}'))
+    assert [run.imported.config.mode for run in (first, second)] == ["bf16", "fp32"]
+    assert second.source["run"] == 'line 3, ./submit.sh; line 2, not [ -n "$F" ]'
+    assert {"script ./submit.sh", "${P}"} <= lost(second).keys()
+    assert "unless ${P}, ./submit.sh says otherwise" in next(
+        loss.detail for loss in second.imported.losses if loss.field == "--bf16"
+    )
+
+
+def test_a_default_of_a_launcher_is_named_and_no_other() -> None:
+    run = only("accelerate launch --mixed_precision ${MP:-bf16} train.py --fp8_project ${NAME:-x} --lr ${LR:-1}")
+    assert [loss.field for loss in run.imported.losses if loss.reason == "implied default" and "$" in loss.field] == [
+        "$MP",
+        "$NAME",
+    ]
+
+
+def test_an_exported_variable_that_only_the_run_sets_is_named() -> None:
+    with pytest.raises(PayloadError, match=r"takes its precision from \$MP, which is not read"):
+        runs_of(script("export ACCELERATE_MIXED_PRECISION=$MP\npython train.py"))
+    found = lost(only(f"export ACCELERATE_MIXED_PRECISION=$MP\npython {TRAINER} --bf16"))
+    assert found["ACCELERATE_MIXED_PRECISION"] == "$MP"

@@ -58,6 +58,15 @@ SCRIPTS = [
     "A=x; A=y torchrun t.py $A",
     "torchrun t.py --a \\\n  --b",
     "echo --bf16 1 > /dev/null; A=$(:) B=2; torchrun t.py $B",
+    'f() { local -n r=$1; r+=(b "c d"); set -- x; local A=z; }\nA=(a)\nf A\ntorchrun t.py "${A[@]}"',
+    'declare -n r=A; r="x y"; B="${r}"; unset -n r; torchrun t.py $A "$B" ${r:-gone}',
+    'IFS=, read -r A B <<< \'x,y z,w\'; read -ra L <<< \' p  q \'; torchrun t.py "$A" "$B" "${L[@]}"',
+    'printf -v A \'%s %s\' x y; B=A; torchrun t.py "$A" "${!B}"',
+    'A=$(echo \' a  b \' | xargs) B=$(echo c   d); torchrun t.py "$A" "$B"',
+    "f() { local a=1 b; a=2; g; c=$a; }; g() { a=3; local d=4; }; a=0; f; torchrun t.py $a $c ${b:-n} ${d:-n}",
+    "false || { A=1; }; true || exit 1; true && B=2; torchrun t.py $A $B",
+    "mapfile -t L <<'EOF'\na b\nc\nEOF\ntorchrun t.py \"${L[@]}\" ${#L[@]}",
+    'A=; f() { for a in "$@"; do A="$A$a$#"; done; }; set -- q; f x "y z"; torchrun t.py $1 "$A" $#',
 ]
 
 
@@ -155,8 +164,17 @@ def test_ways_do_not_multiply_without_end() -> None:
         'eval "' * 3000,
         "a" + "[[ " * 3000,
         'A="' + "$B " * 100_000 + '"',
+        "torchrun t.py " + "${EXTRA_ARGS:-} " * 10_000,
+        "X=${X:-1}\nf() { if [ $X = 1 ]; then f; f; else f; fi; }\nf\ntorchrun t.py --bf16",
+        "".join(f"V{n}=${{V{n}:-1}}\nif [ $V{n} = 1 ]; then W{n}=a; else W{n}=b; fi\n" for n in range(800)),
+        " && ".join(["[ $X = 1 ]"] * 2_000) + " && A=--bf16\ntorchrun t.py $A",
+        "".join(f"[ -f {n} ] || exit 1\n" for n in range(2_000)) + "torchrun t.py --bf16",
+        "".join(f"echo {{}} > f{n}.json\n" for n in range(2_000)) + "torchrun t.py --bf16\n" * 300,
+        "set -- " + "a " * 20_000 + "\nshift" * 1_000 + '\ntorchrun t.py --bf16 "$@"',
+        "cat > a.json <<EOF\n" + '{"enabled": ${X:-1} ' * 6_000 + "\nEOF\ntorchrun t.py --bf16",
+        "\n".join(f"if [ -f {n} ]; then A{n}=1; else A{n}=2; fi" for n in range(800)),
     ],
-    ids=range(12),
+    ids=range(21),
 )
 def test_a_hostile_script_is_done_in_less_than_two_seconds(script: str) -> None:
     begun = time.process_time()

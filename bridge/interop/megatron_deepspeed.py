@@ -1,0 +1,121 @@
+"""Megatron-LM under DeepSpeed, whose engine scales the loss and reduces gradients as its own file says.
+
+Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer to the engine and leaves the
+arguments of its own scaler unread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BridgeError
+from bridge.interop import deepspeed
+from bridge.interop.megatron_effects import DEFAULT_TAKEN, LATE, SAY_IT, shown
+from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.shell_files import settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from bridge.interop.contract import Imported
+    from bridge.interop.crossing import Inward
+    from bridge.interop.megatron_arguments import Arguments, Written
+    from bridge.interop.shell_files import WrittenFile
+
+__all__ = ["OWNED", "cross", "is_engine", "is_read"]
+
+FILE = "deepspeed_config"
+SCALER = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+REDUCTION = ("accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16")
+OWNED = (FILE, *SCALER, *REDUCTION)
+"""Settings of Megatron-LM's that the engine decides instead."""
+FIELDS = {"initial_scale_power": "initial_loss_scale"}
+"""Settings of DeepSpeed's that have another name here."""
+BLOCKS = ("fp16", "bf16", "bfloat16", "torch_autocast", "data_types", "amp")
+
+
+def is_engine(run: Arguments) -> bool:
+    """Return whether a run trains with DeepSpeed's engine."""
+    return "deepspeed" in run or FILE in run.settings
+
+
+def is_read(key: str) -> bool:
+    """Return whether a setting of DeepSpeed's, by its dotted name, bears on precision."""
+    return key.split(".", maxsplit=1)[0] in BLOCKS or bears_on_precision(key)
+
+
+def cross(run: Arguments, mode: str, crossing: Inward) -> tuple[str, str | None]:
+    """Carry what the engine's file says where the script writes it, and leave open what it decides where not.
+
+    Args:
+        run: The arguments.
+        mode: What `--fp16` and `--bf16` say.
+        crossing: The book.
+
+    Returns:
+        The mode and the semantics that the file decides; None for the semantics where it is not read.
+    """
+    for key in (*SCALER, *REDUCTION):
+        written = run.settings.get(key)
+        if written is not None and written.value is not False:
+            does = "scales the loss" if key in SCALER else "reduces gradients"
+            detail = f"under --deepspeed the engine {does}, as its own file says, and nothing reads this"
+            crossing.lose(written.name, shown(written), "dead knob", detail, "Set it in that file.")
+    option = run.settings.get(FILE)
+    if option is None:
+        detail = "the engine scales the loss and reduces gradients as its configuration says, which is not named here"
+        crossing.lose("--deepspeed", True, "unsupported", detail, "Convert its configuration too.")
+        return mode, None
+    file = run.file(str(shown(option)))
+    found = settings_of(file, str(shown(option))) if file is not None else None
+    if file is None or found is None:
+        return _unread(option, file.made(str(shown(option))) if file is not None else "", mode, crossing)
+    values, open_ = found[0], {key: run.shown(value) for key, value in found[1].items() if is_read(key)}
+    switch = next((key for key in open_ if key.endswith("enabled")), "")
+    if switch:
+        return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, crossing)
+    try:
+        imported = deepspeed.import_(values)
+    except BridgeError as error:
+        return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, crossing)
+    crossing.carry(option.name)
+    name = str(shown(option))
+    if mode not in (imported.config.mode, "fp32"):
+        detail = f"{name}, written on line {file.line}, trains in {imported.config.mode}"
+        detail += ", and DeepSpeed goes by it or refuses to start"
+        crossing.lose(f"--{mode}", True, "semantics", detail, "Make the two agree.")
+    if mode != imported.config.mode:
+        for field in ("bf16", "fp16", "fp32", "params_dtype", "pipeline_dtype"):
+            crossing.fields.pop(field, None)
+    _carry(file, imported, open_, name, crossing)
+    return imported.config.mode, imported.semantics
+
+
+def _unread(option: Written, why: str, mode: str, crossing: Inward) -> tuple[str, None]:
+    """Report that the file decides and is not read."""
+    row = OTHER_SETTINGS[FILE]
+    detail = "; ".join(filter(None, (row.detail, why)))
+    crossing.lose(option.name, shown(option), row.reason, detail, row.remedy)
+    return mode, None
+
+
+def _carry(file: WrittenFile, imported: Imported, open_: dict[str, str], name: str, crossing: Inward) -> None:
+    """Put what the file says over what the arguments say; leave out what only the run decides."""
+    said = _stated(imported, open_)
+    for setting, fields in imported.carried.items():
+        crossing.carry(f"{name}: {setting}", **{field: said[field] for field in fields if field in said})
+    crossing.fields.update(said)
+    for loss in imported.losses:
+        if loss.field not in open_:
+            crossing.lose(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
+    for key, value in open_.items():
+        crossing.lose(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)
+    for variable, default in file.defaulted.items():
+        crossing.lose(f"${variable}", default, "implied default", DEFAULT_TAKEN, SAY_IT)
+
+
+def _stated(imported: Imported, open_: Collection[str]) -> dict[str, Any]:
+    """Return the fields that an import states, without those that only the run decides."""
+    last = [key.rpartition(".")[2] for key in open_]
+    unknown = {FIELDS.get(name, name) for name in last}
+    return {field: value for field, value in imported.config.to_dict().items() if field not in unknown}

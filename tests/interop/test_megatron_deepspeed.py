@@ -1,0 +1,132 @@
+"""Megatron-LM under DeepSpeed: the engine's file decides, and is read where the script itself writes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.errors import PayloadError
+from bridge.interop import deepspeed, megatron_lm
+from bridge.interop.contract import Imported
+from bridge.interop.conversion import runs_of
+from bridge.interop.document import Document
+from tests.interop.crossings import reasons
+
+RUN = "deepspeed pretrain_gpt.py --num-layers 2 --fp16 --deepspeed"
+BF16 = '"bf16": {"enabled": true}'
+BLOCK = (
+    '"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 10, "loss_scale_window": 500, "hysteresis": 3}'
+)
+SCALE = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+
+
+def only(script: str) -> Imported:
+    (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    return run
+
+
+def written(block: str, name: str = "ds.json") -> str:
+    return f'cat <<EOT > {name}\n{{{block}, "train_batch_size": $GBS, "zero_optimization": {{"stage": 1}}}}\nEOT\n'
+
+
+@pytest.mark.parametrize("options", ["--deepspeed_config ds.json", "--deepspeed_config=$FILE", ""])
+def test_what_the_engines_file_decides_is_left_open(options: str) -> None:
+    run = only(f"{RUN} {options}")
+    assert (run.config.mode, run.recipe) == ("fp16", None)
+    assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
+    (loss,) = [loss for loss in run.losses if loss.field.startswith("--deepspeed")]
+    assert loss.reason == "unsupported"
+
+
+def test_arguments_of_megatrons_own_scaler_are_dead_under_the_engine() -> None:
+    run = only(f"{RUN} --deepspeed_config ds.json --loss-scale 15 --hysteresis 2 --accumulate-allreduce-grads-in-fp32")
+    for option in ("--loss-scale", "--hysteresis", "--accumulate-allreduce-grads-in-fp32"):
+        assert reasons(run, option) == ["dead knob"]
+    assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
+
+
+def test_a_file_that_the_script_writes_is_read() -> None:
+    script = f"config_json=./ds_$SLURM_JOB_ID.json\n{written(BLOCK, '$config_json')}"
+    run = only(f"{script}{RUN} --loss-scale 15 --deepspeed_config ${{config_json}}")
+    assert run.config.fp16
+    assert (run.config.loss_scale, run.config.initial_loss_scale, run.config.min_loss_scale) == (None, 1024, 1)
+    assert (run.config.loss_scale_window, run.config.hysteresis) == (500, 3)
+    assert run.config.grad_reduce_in_fp32 is False
+    assert reasons(run, "--loss-scale") == ["dead knob"]
+    assert reasons(run, "./ds_$SLURM_JOB_ID.json: communication_data_type") == ["implied default"]
+    assert not [loss for loss in run.losses if "heredoc" in loss.field or loss.field == "--deepspeed_config"]
+
+
+def test_it_is_what_deepspeeds_own_file_means() -> None:
+    alone = deepspeed.import_({"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}})
+    run = only(f"{written(BF16)}{RUN.replace('fp16', 'bf16')} --deepspeed_config ds.json")
+    assert run.semantics == alone.semantics
+    assert alone.config.to_dict().items() <= run.config.to_dict().items()
+    assert len([loss for loss in run.losses if loss.field.startswith("ds.json: ")]) == len(alone.losses)
+
+
+def test_a_file_goes_over_the_command_line() -> None:
+    run = only(f"{written(BF16)}{RUN} --deepspeed_config ds.json")
+    assert (run.config.mode, run.config.is_stated("pipeline_dtype")) == ("bf16", False)
+    assert reasons(run, "--fp16") == ["semantics"]
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ('sed "s/A/1/" tmpl.json | sed "s/B/2/" > ds.json', "the script makes it from tmpl.json"),
+        ("envsubst < tmpl.json > ds.json", "the script makes it from tmpl.json"),
+        ("jq '.fp16.enabled=true' base.json > ./ds.json", "the script makes it from base.json"),
+        ("cp base.json ds.json", "the script makes it from base.json"),
+        (f"{written(BLOCK)}sed -i 's/true/false/' ds.json", "the script edits it on line 4"),
+        (f"{written(BLOCK)}python change.py > ds.json", "can set the precision"),
+        ("cat base.json - > ds.json <<EOF\n,\nEOF", "can set the precision"),
+        (written('"fp16": {"enabled": $ON}'), "its fp16.enabled is $ON, and only the run decides it"),
+        (written('"fp16": {"enabled": true}, "bf16": {"enabled": true}'), "the script writes what DeepSpeed refuses"),
+        (written("no json"), "can set the precision"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_where_it_comes_from(script: str, told: str) -> None:
+    run = only(f"{script}\n{RUN} --deepspeed_config ds.json")
+    (loss,) = [loss for loss in run.losses if loss.field == "--deepspeed_config"]
+    assert told in loss.detail
+    assert "not read" in loss.detail
+    assert run.recipe is None
+    assert not set(SCALE) & run.config.stated
+
+
+def test_a_setting_that_only_the_run_decides_is_left_open() -> None:
+    block = '"fp16": {"enabled": true, "initial_scale_power": $SP, "hysteresis": ${H:-4}}, "wall_clock": ${W:-true}'
+    run = only(f"{written(block)}{RUN} --deepspeed_config ds.json")
+    assert (run.config.is_stated("initial_loss_scale"), run.config.hysteresis) == (False, 4)
+    assert [(loss.value, loss.reason) for loss in run.losses if loss.field == "ds.json: fp16.initial_scale_power"] == [
+        ("$SP", "unsupported")
+    ]
+    assert (reasons(run, "$H"), reasons(run, "$W")) == (["implied default"], [])
+
+
+def test_the_file_that_was_written_last_counts() -> None:
+    echoed = 'echo \'{"fp16": {"enabled": true, "loss_scale": 128}}\' > ds.json'
+    assert only(f"{written(BLOCK)}{echoed}\n{RUN} --deepspeed_config ds.json").config.loss_scale == 128
+    appended = f"{echoed}\necho '{{}}' >> ds.json"
+    assert reasons(only(f"{appended}\n{RUN} --deepspeed_config ds.json"), "--deepspeed_config") == ["unsupported"]
+
+
+def test_each_way_has_its_own_file() -> None:
+    def branch(condition: str) -> str:
+        files = written(BLOCK.replace("10", "8")), written(BLOCK)
+        return f"if [ {condition} ]; then\n{files[0]}else\n{files[1]}fi\n{RUN} --deepspeed_config ds.json"
+
+    runs = megatron_lm.import_all(Document.of_text(branch('"$A" = 1'), "run.sh"))
+    assert [run.config.initial_loss_scale for run in runs] == [256, 1024]
+    assert all(reasons(run, run.label.partition("; ")[2]) == ["unsupported"] for run in runs)
+    run = only(branch('"${A:-1}" = 1'))
+    assert (run.config.initial_loss_scale, reasons(run, "$A")) == (256, ["implied default"])
+
+
+def test_another_program_with_a_file_of_the_script_is_a_run_of_deepspeed() -> None:
+    script = f"{written(BLOCK)}deepspeed train.py --deepspeed --deepspeed_config ds.json --lr ${{LR:-1}}"
+    (run,) = runs_of(Document.of_text(script, "run.sh"))
+    assert (run.system.name, run.imported.config.initial_loss_scale) == ("deepspeed", 1024)
+    late = written('"fp16": {"enabled": true, "loss_scale": $LS}')
+    with pytest.raises(PayloadError, match="takes its precision from ds.json"):
+        runs_of(Document.of_text(f"{late}deepspeed train.py --deepspeed_config ds.json", "run.sh"))

@@ -1,0 +1,182 @@
+"""Megatron-LM's files beyond the plain launch: argument files, fragments, and programs that train nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.errors import PayloadError
+from bridge.interop import megatron_lm
+from bridge.interop.contract import Imported
+from bridge.interop.conversion import runs_of
+from bridge.interop.detect import detect
+from bridge.interop.document import Document
+from tests.interop.crossings import reasons
+
+
+def read(text: str, name: str = "run.sh") -> Imported:
+    (run,) = megatron_lm.import_all(megatron_lm.read(Document.of_text(text, name)))
+    return run
+
+
+# -- argument files ---------------------------------------------------------------------------------------------------
+
+MODEL = "bf16: True\nnum_layers: 4\nhidden_size: 12288\nnum_attention_heads: 96\nseq_length: 2048\n"
+TRAINER = (
+    "seq_length: 4096\nmicro_batch_size: 1\nglobal_batch_size: 96\ntrain_iters: 500000\nweight_decay: 0.1\n"
+    "adam_beta1: 0.9\nadam_beta2: 0.95\ninit_method_std: 0.006\nclip_grad: 1.0\nlr: 6.0e-5\nmin_lr: 6.0e-6\n"
+    "lr_decay_style: cosine\nlog_interval: 1\neval_iters: -1\n"
+)
+
+
+@pytest.mark.parametrize(("text", "mode", "recipe"), [(MODEL, "bf16", "bf16_mixed"), (TRAINER, "fp32", None)])
+def test_a_file_of_bare_arguments_is_recognised(text: str, mode: str, recipe: str | None) -> None:
+    document = Document.of_text(text, "args.yaml")
+    assert detect(document)[0].name == "megatron-lm"
+    run = read(text, "args.yaml")
+    assert (run.config.mode, run.recipe) == (mode, recipe)
+
+
+def test_arguments_that_say_nothing_of_precision_leave_it_to_the_command_line() -> None:
+    (loss,) = read(TRAINER, "trainer.yaml").losses
+    assert loss.detail.endswith("unless the command line that names this file says otherwise")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "num_layers: 4\nhidden_size: 8\nnum_attention_heads: 2\nseq_length: 4\n",
+        MODEL + "model_type: chatglm\n",
+        MODEL + "pipe_parallel_size: 2\n",
+        MODEL + "output_dir: x\n",
+        MODEL + "optimizer:\n  lr: 1\n",
+        "bf16: true\nlr: 1\nseed: 2\nnum_workers: 3\n",
+    ],
+)
+def test_a_file_that_may_be_another_systems_is_not(text: str) -> None:
+    assert megatron_lm.SYSTEM.recognise(Document.of_text(text, "a.yaml")) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "mode", "in_fp32", "reason"),
+    [
+        ("accumulate_allreduce_grads_in_fp32: False", "bf16", True, ["dead knob"]),
+        ("accumulate_allreduce_grads_in_fp32: True", "bf16", True, []),
+        ("accumulate_allreduce_grads_in_fp32: False", "fp16", False, []),
+    ],
+)
+def test_a_written_reduction_is_no_default(written: str, mode: str, in_fp32: bool, reason: list[str]) -> None:
+    run = read(f"{mode}: True\nnum_layers: 2\n{written}\n", "args.yaml")
+    assert run.config.grad_reduce_in_fp32 is in_fp32
+    assert reasons(run, "accumulate_allreduce_grads_in_fp32") == reason
+    assert reasons(run, "--accumulate-allreduce-grads-in-fp32") == []
+
+
+FSDP = ("--bf16", "--use-megatron-fsdp")
+ACCUMULATE, MAIN, SENT = (
+    "--accumulate-allreduce-grads-in-fp32",
+    "--megatron-fsdp-main-grads-dtype",
+    "--megatron-fsdp-grad-comm-dtype",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "in_fp32", "reported"),
+    [
+        (FSDP, False, {MAIN: ["implied default"], ACCUMULATE: []}),
+        ((*FSDP, ACCUMULATE), False, {MAIN: ["implied default"], ACCUMULATE: ["dead knob"]}),
+        ((*FSDP, "--grad-reduce-in-bf16"), False, {MAIN: [], "--grad-reduce-in-bf16": []}),
+        ((*FSDP, MAIN, "fp32"), True, {MAIN: ["unsupported"], ACCUMULATE: []}),
+        ((*FSDP, MAIN, "fp32", SENT, "bf16"), False, {MAIN: ["unsupported"], SENT: ["unsupported"]}),
+        (("--bf16", "--use-custom-fsdp", MAIN, "auto"), False, {MAIN: ["implied default"]}),
+    ],
+)
+def test_megatron_fsdp_decides_in_what_gradients_are_reduced(words, in_fp32: bool, reported) -> None:
+    run = megatron_lm.import_(list(words))
+    assert run.config.grad_reduce_in_fp32 is in_fp32
+    assert {field: reasons(run, field) for field in reported} == reported
+
+
+def test_version_2_of_megatron_fsdp_is_told() -> None:
+    run = megatron_lm.import_([*FSDP, "--megatron-fsdp-version", "2"])
+    (loss,) = [loss for loss in run.losses if loss.field == MAIN]
+    assert "later states of version 2 read" in loss.detail
+
+
+# -- files that start nothing -----------------------------------------------------------------------------------------
+
+FIGURE = (
+    'PP=2\nMEGATRON_EXTRA_PARAMS="--activations-checkpoint-method uniform "\n. `pwd`/CONFIG.sh\n. SBATCH.sh\nexit 0\n'
+)
+
+
+def test_a_fragment_that_says_nothing_names_first_what_decides() -> None:
+    run = read(FIGURE)
+    assert [loss.field for loss in run.losses] == ["source `pwd`/CONFIG.sh", "source SBATCH.sh", "launch"]
+    assert run.losses[0].detail.startswith("nothing is started here, and nothing said of the precision")
+    assert (run.config.mode, run.recipe, run.carried) == ("fp32", None, {})
+
+
+def test_a_fragment_whose_arguments_are_not_all_is_no_fp32_run() -> None:
+    run = read("export MEGATRON_ARGS='--num-layers 2 --hysteresis 4'\n")
+    assert run.recipe == "fp32"
+    (loss,) = [loss for loss in run.losses if loss.field == "--bf16"]
+    assert loss.detail.endswith("unless the script that uses these arguments says otherwise")
+
+
+def test_each_way_through_a_fragment_is_told() -> None:
+    script = 'if [ -n "$F" ]; then P="--bf16 --fp8-format hybrid"; else P=""; fi\nexport ARGS="--num-layers 2 $P"\n'
+    first, second = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    assert (first.config.fp8, first.label) == ("hybrid", 'arguments in ARGS; line 1, if [ -n "$F" ]')
+    assert second.label == 'arguments in ARGS; line 1, not [ -n "$F" ]'
+    assert [loss.field for loss in second.losses] == ["launch", 'line 1, not [ -n "$F" ]']
+
+
+def test_a_script_that_starts_nothing_says_so() -> None:
+    (run,) = megatron_lm.import_all(Document.of_text(". ./CONFIG.sh\nsbatch SRUN.sh\nexit 0\n", "run.sh"))
+    assert [loss.field for loss in run.losses] == ["source ./CONFIG.sh", "script SRUN.sh", "launch"]
+    assert run.recipe is None
+
+
+def test_a_command_string_in_a_heredoc_for_sbatch_is_read() -> None:
+    script = (
+        'A=(--bf16 --num-layers 2)\nif [ "${FSDP:-1}" = 1 ]; then\n'
+        '  A=("${A[@]}" --use-megatron-fsdp --grad-reduce-in-bf16)\nfi\n'
+        'CMD="\ncd x;\n${PROFILE} python pretrain_gpt.py ${A[@]}"\n'
+        'sbatch <<EOF\n#!/bin/bash\nsrun -l bash -x -c "${CMD}" 2>&1 | tee \\${SLURM_JOB_ID}.log\nEOF\n'
+    )
+    (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    assert (run.config.mode, run.config.grad_reduce_in_fp32) == ("bf16", False)
+
+
+# -- programs that train nothing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program", ["-m examples.inference.launch_inference_server", "tools/run_text_generation_server.py"]
+)
+def test_inference_is_kept_and_told(program: str) -> None:
+    (run,) = runs_of(Document.of_text(f"torchrun {program} --num-layers 2 --bf16", "run.sh"))
+    assert run.imported.config.bf16
+    first = run.imported.losses[0]
+    assert (first.field, first.reason) == (run.imported.label, "semantics")
+    assert first.detail.startswith("inference by its name, not training")
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("fairseq-train $DATA --arch t --memory-efficient-fp16 --fp16", "it starts fairseq"),
+        ("train() { fairseq-hydra-train --fp16 $@; }", "it starts fairseq"),
+        ("cat a | python x/fairseq_cli/interactive.py $M --fp16 > y", "it starts fairseq"),
+        ("python megatron/convert_llama_nemo_to_hf.py --in-path x", "it starts a tool by its name"),
+    ],
+)
+def test_another_systems_program_is_not_megatrons(script: str, says: str) -> None:
+    with pytest.raises(PayloadError, match=says):
+        runs_of(Document.of_text(script, "run.sh"))
+
+
+def test_a_tool_beside_a_training_is_no_run() -> None:
+    script = "python tools/convert_data.py --in x\ntorchrun train_megatron.py $GPT_ARGS"
+    (run,) = runs_of(Document.of_text(script, "run.sh"))
+    assert run.source["run"] == "line 2, train_megatron.py"

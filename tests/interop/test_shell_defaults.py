@@ -1,0 +1,274 @@
+"""Defaults of a script's variables: those on which the precision depends are named, and no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.errors import BridgeError
+from bridge.interop import megatron_lm
+from bridge.interop.conversion import plain, runs_of, told
+from bridge.interop.document import Document
+from bridge.interop.shell import launches
+from tests.interop.crossings import reasons
+
+SAMPLES = sorted(path for path in (Path(__file__).parent / "samples").iterdir() if path.is_file())
+RUN = "torchrun pretrain_gpt.py --num-layers 2 --bf16"
+
+
+def defaults(script: str) -> list[set[str]]:
+    """The defaults that each launch of a script depends on."""
+    return [set(launch.defaulted) for launch in launches(script)]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        # a condition decides
+        (f'X=${{X:-1}}\nif [ "$X" = 1 ]; then A=--grad-reduce-in-bf16; fi\n{RUN} $A', {"X"}),
+        (f'X=${{X:-0}}\nif [ "$X" = 1 ]; then A=--grad-reduce-in-bf16; fi\n{RUN} $A', {"X"}),
+        (f'X=${{Y:-1}}\n[[ "$X" == 1 ]] && A="--fp8-format hybrid"\n{RUN} $A', {"Y"}),
+        (f'X=${{X:-0}}\n[ "$X" = 1 ] || A="--fp8-format hybrid"\n{RUN} $A', {"X"}),
+        (f"X=${{X:-1}}\n(( X > 0 )) && A=--fp8-param-gather\n{RUN} $A", {"X"}),
+        (f"case ${{X:-a}} in a) A=(--fp4-format e2m1);; b) A=();; esac\n{RUN} ${{A[@]}}", {"X"}),
+        (
+            f'X=${{1:-fp8}}\nif [ $X = bf16 ]; then :; elif [ $X = fp8 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A',
+            {"1"},
+        ),
+        (f'if [ "${{X:-1}}" = 1 ]; then {RUN} --fp8-format e4m3; else {RUN}; fi', {"X"}),
+        # through other variables
+        (f"X=${{X:-a}}\nM=$X\ncase $M in a) N=1;; *) N=2;; esac\n[ $N = 1 ] && A=--fp8-param-gather\n{RUN} $A", {"X"}),
+        (f'X=${{X:-1}}\nY=$((X * 2))\nif [ $Y = 2 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A', {"X"}),
+        (f'IFS=, read -r -a L <<< "${{X:-fp8,bf16}}"\nfor p in "${{L[@]}}"; do {RUN} --tag-$p; done', {"X"}),
+        (f'f() {{ if [ "$1" = fp8 ]; then A="--fp8-format e4m3"; fi; }}\nf ${{X:-bf16}}\n{RUN} $A', {"X"}),
+        # a flag's value
+        (f"{RUN} --fp8-format ${{X:-hybrid}} --lr ${{LR:-1}}", {"X"}),
+        (f"{RUN} --transformer-impl=${{X:-local}}", {"X"}),
+        ("P=${X:-fp16}\ntorchrun pretrain_gpt.py --num-layers 2 --$P", {"X"}),
+        (f'C="{RUN} --hysteresis ${{X:-2}} --lr ${{LR:-1}}"\n$C', {"X"}),
+        (f'C="{RUN} --hysteresis ${{X:-2}}"\nbash -c "$C --seed ${{SEED:-1}}"', {"X"}),
+        (f"export NVTE_FP8_DPA_BWD=${{X:-1}} SEED=${{SEED:-1}}\n{RUN}", {"X"}),
+        ("accelerate launch --mixed_precision ${X:-bf16} train.py --lr ${LR:-1}", {"X"}),
+        ("python train.py trainer.precision=${X:-16} seed=${SEED:-1}", {"X"}),
+        # what may hold any flag
+        (f"{RUN} ${{EXTRA_ARGS:-}}", {"EXTRA_ARGS"}),
+        (f'A=${{MORE_FLAGS:-}}\nC="{RUN} $A"\neval $C', {"MORE_FLAGS"}),
+        (f'[ -z "$ARGS" ] && ARGS="--lr 1"\n{RUN} $ARGS', {"ARGS"}),
+    ],
+)
+def test_a_default_that_decides_is_named(script: str, expected: set[str]) -> None:
+    assert all(found == expected for found in defaults(script))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"DATA_CACHE_PATH=${{DATA_CACHE_PATH:-/x/fp4_matrix}}\n{RUN} --data-cache-path $DATA_CACHE_PATH",
+        f'WANDB_PROJECT="${{WANDB_PROJECT:-fp8_paper}}"\n{RUN} --wandb-project "$WANDB_PROJECT"',
+        f'N=${{N:-1}}\nif [ $N = 1 ]; then A="--lr 1"; else A="--lr 2"; fi\n{RUN} $A',
+        f'N=${{N:-1}}\nif [ $N != 1 ]; then echo "N must be 1"; exit 1; fi\n{RUN}',
+        f'OUT=${{OUT:-}}\nif [ -z "$OUT" ]; then OUT=out/bf16_run; fi\n{RUN} --save $OUT',
+        f"FP8_FORMAT=${{FP8_FORMAT:-hybrid}}\n{RUN}",
+        f'X=${{X:-1}}\nif [ $X = 1 ]; then E=a; else E=b; fi\n{RUN} --name "$E"',
+        f"{RUN} --optimizer ${{OPTIMIZER:-adam}} ${{DATA_DIR:-}}",
+        f"export CUDA_DEVICE_MAX_CONNECTIONS=${{CUDA_DEVICE_MAX_CONNECTIONS:-1}}\n{RUN}",
+    ],
+)
+def test_a_default_that_decides_nothing_is_not_named(script: str) -> None:
+    assert defaults(script) == [set()]
+
+
+def test_a_default_is_a_default_of_the_launch_that_it_decides() -> None:
+    script = f'if [ "${{X:-1}}" = 1 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A\n{RUN}\n{RUN} --hysteresis ${{Y:-2}}'
+    assert defaults(script) == [{"X"}, set(), {"Y"}]
+
+
+def test_each_round_of_a_loop_has_its_own_defaults() -> None:
+    script = f'for v in a b; do\n A=()\n [ $v = b ] && A=(--fp4-recipe "${{R:-nvfp4}}")\n {RUN} "${{A[@]}}"\ndone'
+    assert defaults(script) == [set(), {"R"}]
+
+
+def test_what_somebody_states_is_no_default() -> None:
+    script = f'X=${{X:-1}}\nif [ "$X" = 1 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A'
+    (launch,) = launches(script, variables={"X": "0"})
+    assert (launch.defaulted, "--fp8-format" in launch.arguments) == ({}, False)
+
+
+def test_the_default_is_a_record_with_its_value() -> None:
+    script = f'X="${{X:-$(pwd)/a}}"\n{RUN} --te-precision-config-file $X'
+    (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    assert [(loss.value, loss.reason) for loss in run.losses if loss.field == "$X"] == [("$(pwd)/a", "implied default")]
+
+
+# -- references and local variables -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["local -n", "declare -n", "typeset -n", "local -rn"])
+def test_a_function_fills_an_array_by_reference(word: str) -> None:
+    script = (
+        f"build() {{\n local kind=$1\n {word} out=$2\n out=()\n case $kind in fp4) out=(--fp4-format e2m1) ;; esac\n"
+        f'}}\nARGS=(--x)\nbuild fp4 ARGS\n{RUN} "${{ARGS[@]}}"\nbuild bf16 ARGS\n{RUN} "${{ARGS[@]}}"'
+    )
+    assert [launch.arguments[3:] for launch in launches(script)] == [("--fp4-format", "e2m1"), ()]
+
+
+def test_a_reference_extends_reads_and_ends_with_its_function() -> None:
+    script = (
+        "f() { declare -n r=$1; r+=(--fp8-format); g r; }\ng() { local -n q=$1; q+=(hybrid); n=${#q[@]}; }\n"
+        f'A=()\nf A\nr=--plain\n{RUN} "${{A[@]}}" $n $r\ndeclare -n s=A\n{RUN} "${{s[0]}}"'
+    )
+    first, second = (launch.arguments[3:] for launch in launches(script))
+    assert first == ("--fp8-format", "hybrid", "2", "--plain")
+    assert second == ("--fp8-format",)
+
+
+def test_a_reference_to_what_only_the_run_names_is_reported() -> None:
+    script = f'f() {{ local -n out=$1; out=(--fp8-format e4m3); }}\nf "$NAME"\n{RUN} "${{FP8_ARGS[@]}}"'
+    (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    assert reasons(run, "${FP8_ARGS[@]}") == ["unsupported"]
+    assert any("through out, which stands for the variable that $NAME names" in loss.field for loss in run.losses)
+
+
+def test_references_in_a_circle_end() -> None:
+    assert launches(f"declare -n a=b\ndeclare -n b=a\na=1\n{RUN} $a $b")
+
+
+def test_local_variables_end_with_their_function() -> None:
+    script = f'f() {{ local A=--fp8-param-gather B; B=1; C=$B; }}\nA=--swiglu\nf\n{RUN} $A --n "$C" "$B"'
+    (launch,) = launches(script)
+    assert [launch.unknowns.shown(word) for word in launch.arguments[3:]] == ["--swiglu", "--n", "1", "$B"]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("read -r A B <<< 'bf16 fp8 x'", ("bf16", "fp8 x")),
+        ("IFS=: read A B <<< bf16:fp8", ("bf16", "fp8")),
+        ("read -ra L <<< 'bf16 fp8'\nA=${L[0]} B=${L[1]}", ("bf16", "fp8")),
+        ("mapfile -t L <<'EOF'\nbf16\nfp8\nEOF\nA=${L[0]} B=${L[1]}", ("bf16", "fp8")),
+        ("printf -v A '%s' bf16\nX=A\nB=${!X}", ("bf16", "bf16")),
+        ("R=' bf16 '\nA=$(echo \"$R\" | xargs) B=`echo fp8`", ("bf16", "fp8")),
+        ("set -- a b bf16 fp8\nshift 2\nA=$1 B=$2", ("bf16", "fp8")),
+    ],
+)
+def test_what_a_script_reads_from_itself_is_known(script: str, words: tuple[str, str]) -> None:
+    (launch,) = launches(f'{script}\n{RUN} "$A" "$B"')
+    assert launch.arguments[3:] == words
+
+
+# -- what is passed through -------------------------------------------------------------------------------------------
+
+PASSED = (
+    'CKPT=${1:-"checkpoints/a"}\nEXTRA=()\nshift 1\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n'
+    '    --save) EXTRA+=("--x" "$2"); shift 2 ;;\n    *) EXTRA+=("$1"); shift ;;\n  esac\ndone\n'
+)
+
+
+@pytest.mark.parametrize("last", ['--save "$CKPT"', '--tensorboard-dir "$CKPT"', "--data-path a", "--swiglu", ""])
+def test_arguments_that_are_passed_through_may_hold_flags(last: str) -> None:
+    (run,) = megatron_lm.import_all(Document.of_text(f"{PASSED}{RUN} {last} ${{EXTRA[@]}}", "run.sh"))
+    assert reasons(run, "$1") == ["unsupported"]
+    assert [loss.value for loss in run.losses if loss.field == "$1"] == [None]
+
+
+# -- runs that are the same -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "labels"),
+    [
+        (f'if [ -z "$OUT" ]; then OUT=x/bf16_a; fi\n{RUN} --save $OUT/y', ["line 2, pretrain_gpt.py"]),
+        (f'if [ "$LOG" = 1 ]; then\n{RUN} | tee x\nelse\n{RUN}\nfi', ["line 2 or 4, pretrain_gpt.py"]),
+        (
+            'if [ "$M" ]; then P=pretrain_t5.py; else P=pretrain_gpt.py; fi\ntorchrun $P --num-layers 2 --bf16',
+            ["line 2, pretrain_t5.py or pretrain_gpt.py"],
+        ),
+        (f'if [ "$E" ]; then A="$EXTRA_ARGS"; fi\n{RUN} $A', ["line 2, pretrain_gpt.py"]),
+        (f"{RUN}\n{RUN}", ["line 1, pretrain_gpt.py", "line 2, pretrain_gpt.py"]),
+    ],
+)
+def test_runs_that_are_the_same_are_one(script: str, labels: list[str]) -> None:
+    assert [launch.label for launch in launches(script)] == labels
+
+
+def test_a_variable_that_two_ways_set_differently_decides_later() -> None:
+    script = f'if [ -f x ]; then M=a; else M=b; fi\nif [ $M = a ]; then A="--fp8-format e4m3"; fi\n{RUN} $A'
+    assert [launch.label.partition("; ")[2] for launch in launches(script)] == [
+        "line 2, if [ $M = a ]",
+        "line 2, not [ $M = a ]",
+    ]
+
+
+@pytest.mark.parametrize("guard", ["if [ ! -f x ]; then echo no; exit 1; fi", "[ -f x ] || exit 1", "ls x || exit 1"])
+def test_a_way_that_ends_the_script_is_no_way(guard: str) -> None:
+    (launch,) = launches(f"{guard}\n{RUN}")
+    assert launch.decisions == ()
+
+
+def test_a_way_out_of_a_loop_keeps_what_it_set() -> None:
+    script = f'for f in a b; do if [ -f $f ]; then A="--fp8-format e4m3"; break; fi; done\n{RUN} $A'
+    assert [("--fp8-format" in launch.arguments) for launch in launches(script)] == [True, False]
+
+
+# -- the marks of unknown pieces --------------------------------------------------------------------------------------
+
+PIECES = st.sampled_from(
+    [
+        'X="${X:-$(pwd)/fp8}"',
+        'P="${P:-$HOME}"',
+        "read X",
+        'A=("${A[@]}" --fp8-format "$X")',
+        'A+=" --hysteresis $X"',
+        'export NVTE_FP8_DPA="$X" ACCELERATE_MIXED_PRECISION=$P',
+        'case "$X" in a$Y) A=--fp16 ;; *) A="--bf16 $P" ;; esac',
+        'if [ "$X" = "$P" ]; then A="$A --loss-scale $X"; fi',
+        '[[ $X == a ]] && A="--fp8-recipe $X"',
+        'bash -c "if [ $X = 1 ]; then torchrun pretrain_gpt.py --num-layers 1 --fp16 $A; fi"',
+        'f() { local -n r=$1; r="--fp8-format $X"; }; f A; f $P',
+        "for p in $X a; do torchrun pretrain_gpt.py --num-layers 1 --$p $A; done",
+        'cat > "$P/ds.json" <<EOF\n{"fp16": {"enabled": true, "loss_scale": $X, "$Y": "a$Y"}}\nEOF',
+        'deepspeed pretrain_gpt.py --num-layers 1 --fp16 --deepspeed --deepspeed_config "$P/ds.json"',
+        "deepspeed train.py --deepspeed --deepspeed_config $P/ds.json",
+        'sed "s/a/$X/" $P/t.json > $P/ds.json',
+        'accelerate launch --mixed_precision "$X" --config_file $P/c.yaml train.py $A',
+        'python run.py --per_device_train_batch_size 1 --bf16 $X --deepspeed "$P/d.json" $A',
+        'CONFIG_FILE="$P/x.toml" ./run_train.sh --model.converters=$X $A',
+        "python nemo.py exp_manager.name=$X trainer.precision=$X ++model.fp8=$P",
+        "torchrun pretrain_gpt.py --num-layers 1 --bf16 @$X ${EXTRA_ARGS:-$X} ${P%$X} ${!X}",
+        "X=\ue0007\ue001 # \ue0001",
+        "shift $X; set -- $X a",
+        "echo $A | xargs torchrun pretrain_gpt.py --num-layers 1",
+        'source "$X/fp8.sh"; . $P',
+        "$A --fp8-format $X",
+        "fairseq-train $X --fp16",
+    ]
+)
+
+
+def is_plain(text: str, name: str) -> bool:
+    """Whether everything that is said of a script is without private characters."""
+    try:
+        found = runs_of(Document.of_text(text, name))
+    except BridgeError as error:
+        said = str(error)
+    else:
+        said = json.dumps(
+            [[run.source, plain(run.imported.config.to_dict()), told(run.imported.losses, "in")] for run in found],
+            ensure_ascii=False,
+        )
+    return not any("\ue000" <= char <= "\uf8ff" for char in said)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=st.lists(PIECES, max_size=8))
+def test_no_mark_of_an_unknown_piece_is_ever_shown(lines: list[str]) -> None:
+    assert is_plain("\n".join(lines), "run.sh")
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_no_mark_is_shown_for_a_sample(path: Path) -> None:
+    assert is_plain(path.read_text(), path.name)
