@@ -29,7 +29,8 @@ def test_the_public_surface_is_what_it_was() -> None:
         "runtime_config_update",
         "synchronize",
     }
-    assert set(compatible.__all__) == {
+    assert compatible.__all__ == sorted(compatible.__all__)
+    assert {name for name in compatible.__all__ if not name.endswith("_mixed")} == {
         "MIXED_PRECISION_RECIPES",
         "MixedPrecisionConfig",
         "get_mixed_precision_config",

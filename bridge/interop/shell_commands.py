@@ -114,9 +114,8 @@ class Commands:
 
     def runs(self, words: list[str], way: Way) -> None:
         """Note which files that the script wrote it starts now."""
-        names = {PurePosixPath(launch.written).name for launch in way.launches if launch.written}
-        if names and words and (words[0] not in QUIET or words[0] == "source"):
-            way.ran |= names & {PurePosixPath(self.shown(word)).name for word in words}
+        if way.written and words and (words[0] not in QUIET or words[0] == "source"):
+            way.ran |= way.written & {PurePosixPath(self.shown(word)).name for word in words}
 
     def shown(self, text: str) -> str:
         """Return a text with its unknown pieces as written."""
@@ -248,6 +247,8 @@ class Commands:
             ]
             if file or is_printed:
                 one.scripts = way.scripts
+            if file and len(one.launches) > count:
+                one.written |= {PurePosixPath(file).name}
             if is_printed:
                 one.notes = way.notes
             way.take_over(one)

@@ -40,6 +40,8 @@ class Way:
     """The choices of each way."""
     notes: tuple[str, ...] = ()
     exported: dict[str, str] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
+    """Names of files that the script writes and that would start something."""
     ran: set[str] = field(default_factory=set)
     """Names of files that the script runs."""
     stray: list[tuple[int, list[str]]] = field(default_factory=list)
@@ -105,6 +107,7 @@ class Way:
         self.scripts += [script for script in other.scripts if id(script) not in known]
         self.files.known = {**other.files.known, **self.files.known}
         self.ran |= other.ran
+        self.written |= other.written
         for note in other.notes:
             self.note(note)
 

@@ -5,14 +5,25 @@ Tokens are plain strings so that recipes can be listed, compared and written to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import close_matches, did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SPELLINGS", "TORCH_NAMES", "dtype_token", "torch_dtype"]
+__all__ = ["LAZY_TORCH", "SPELLINGS", "TORCH_NAMES", "dtype_token", "torch_dtype"]
+
+
+class _LazyTorch:
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        return getattr(torch, name)
+
+
+LAZY_TORCH = _LazyTorch()
+"""Stands for `torch` in a module whose annotations name it, and imports it when somebody evaluates them."""
 
 TORCH_NAMES = {
     "fp64": "float64",

@@ -40,6 +40,8 @@ class StatedField:
         unstates: None takes a statement back instead of being one (``params_dtype=None``: derive it).
         twin: Another name of the same setting; stated alone, either name stands for both.
         leads: Of two twins stated with different values, this one is read.
+        needs: A switch that this one has no meaning without: where an earlier layer turned this one on and a later one
+            turns that one off, this one goes off with it.
     """
 
     name: str
@@ -53,6 +55,7 @@ class StatedField:
         unstates: bool = False,
         twin: str | None = None,
         leads: bool = False,
+        needs: str | None = None,
     ) -> None:
         self.default = default
         self.kind = kind
@@ -60,6 +63,7 @@ class StatedField:
         self.unstates = unstates
         self.twin = twin
         self.leads = leads
+        self.needs = needs
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

@@ -37,6 +37,13 @@ MEGATRON_DEFAULTS: dict[str, Any] = {
 }
 """Field -> the default of Megatron Core's class that holds it."""
 COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+SECOND_HOMES = {
+    "fp8_recipe": ("optimizer", "fp8_recipe"),
+    "fp8_param": ("ddp", "fp8_param_gather"),
+    "fp4_param": ("ddp", "fp4_param_gather"),
+    "reuse_grad_buf_for_mxfp8_param_ag": ("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
+}
+"""Field -> the other owner of the setting and its name there: what one was given and no recipe states holds in both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +109,8 @@ class Settings:
         read = _Effective(precision, model, optimizer or {}, ddp or {})
         family, low_format, scheme = read.low_precision()
         start, end = read.counts(family)
-        reuses = scheme == "mxfp8" and bool(read.value("reuse_grad_buf_for_mxfp8_param_ag"))
+        fsdp = bool(read_field(ddp or {}, "use_megatron_fsdp", default=False))  # which has no buffer to reuse
+        reuses = scheme == "mxfp8" and not fsdp and bool(read.value("reuse_grad_buf_for_mxfp8_param_ag"))
         notes = read.inert(family, scheme, start + end)
         table = FP8_SCHEMES if family == "fp8" else FP4_SCHEMES
         settings = table[scheme].settings if scheme in table else ()
@@ -155,9 +163,12 @@ class _Effective:
 
     def owned(self, name: str) -> Any:
         """Return the owner's value, or Megatron's default."""
-        if name in ("grad_reduce_in_fp32", "reuse_grad_buf_for_mxfp8_param_ag"):
-            return read_field(self.ddp, name, MEGATRON_DEFAULTS[name])
-        value = read_field(self.model, name, MEGATRON_DEFAULTS.get(name))
+        in_ddp = name in ("grad_reduce_in_fp32", "reuse_grad_buf_for_mxfp8_param_ag")
+        default = MEGATRON_DEFAULTS.get(name)
+        value = read_field(self.ddp if in_ddp else self.model, name, default)
+        if self.precision is not None and name in SECOND_HOMES and value == default:
+            role, attribute = SECOND_HOMES[name]
+            value = read_field({"optimizer": self.optimizer, "ddp": self.ddp}[role], attribute, default)
         return getattr(value, "value", value)
 
     def value(self, name: str) -> Any:
@@ -204,10 +215,10 @@ class _Effective:
         return (start, end) if start or end or stated or self.precision is None else (1, 1)
 
     def is_distributed(self) -> bool:
-        given = read_field(self.optimizer, "use_distributed_optimizer")
-        if given is None:
-            given = read_field(self.ddp, "use_distributed_optimizer", default=False)
-        return bool(given)
+        """Return whether the optimizer is sharded: on in one of optimizer and DDP, it is turned on in both."""
+        owners = (self.optimizer, self.ddp)
+        fsdp = read_field(self.ddp, "use_megatron_fsdp", default=False)
+        return bool(fsdp) or any(read_field(owner, "use_distributed_optimizer", default=False) for owner in owners)
 
     def inert(self, family: str | None, scheme: str | None, kept: int) -> tuple[str, ...]:
         """Return one sentence per setting that is on and does nothing here."""

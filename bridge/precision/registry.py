@@ -31,6 +31,7 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.config import MixedPrecisionConfig
+from bridge.precision.peer import PeerConfig, from_peer, is_peer_config
 from bridge.precision.sources import Sources
 
 __all__ = ["MIXED_PRECISION_RECIPES", "REGISTRY", "Recipe", "Registry", "get_mixed_precision_config", "register"]
@@ -193,7 +194,7 @@ class Registry:
 class RecipeMapping(MutableMapping[str, RecipeFunction]):
     """The registry as a mapping from name to function, as Megatron Bridge's module variable is one.
 
-    Iteration yields canonical names; every spelling and alias can be looked up.
+    Iteration yields every name as there, once with underscores and once with hyphens; aliases can be looked up too.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -213,16 +214,23 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
         self._registry.remove(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._registry.names())
+        for name in self._registry.names():
+            yield name
+            if "_" in name:
+                yield name.replace("_", "-")
 
     def __len__(self) -> int:
-        return len(self._registry.names())
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
         return name in self._registry
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self)})"
+        return f"{type(self).__name__}({', '.join(self._registry.names())})"
+
+    def copy(self) -> dict[str, RecipeFunction]:
+        """Return a plain dictionary of what is registered now, under both spellings."""
+        return dict(self)
 
 
 def canonical(name: str) -> str:
@@ -275,8 +283,11 @@ MIXED_PRECISION_RECIPES = RecipeMapping(REGISTRY)
 register = REGISTRY.register
 
 
-def get_mixed_precision_config(name: str | MixedPrecisionConfig) -> MixedPrecisionConfig:
+def get_mixed_precision_config(name: str | MixedPrecisionConfig | PeerConfig) -> MixedPrecisionConfig:
     """Return a fresh config of the registered recipe `name`; a config is returned as it is.
+
+    Args:
+        name: A recipe's name, a config, or an object of Megatron Bridge's class, which is read into a new config.
 
     Raises:
         UnknownRecipeError: No such recipe (a ValueError).
@@ -284,6 +295,8 @@ def get_mixed_precision_config(name: str | MixedPrecisionConfig) -> MixedPrecisi
     """
     if isinstance(name, MixedPrecisionConfig):
         return name
+    if is_peer_config(name):
+        return from_peer(name)
     if not isinstance(name, str):
         raise PrecisionTypeError(
             f"mixed_precision: must be a recipe's name or a MixedPrecisionConfig, got {name!r:.80}. "

@@ -82,14 +82,18 @@ def known_names(config: MixedPrecisionConfig) -> Iterator[Finding]:
 
 
 def scheme_has_format(config: MixedPrecisionConfig) -> Iterator[Finding]:
-    """A scheme that was stated has a format, or the run is not a low-precision run at all."""
-    for family in ("fp8", "fp4"):
+    """A scheme that was stated has a format, or the run is not the low-precision run it looks like.
+
+    Who says that the family is off, or runs in the other one, has said what the run is: the scheme is without effect
+    then, and a sync reports it.
+    """
+    for family, other in (("fp8", "fp4"), ("fp4", "fp8")):
         field = f"{family}_recipe"
         scheme = getattr(config, field)
         if not config.is_stated(field) or getattr(config, family) is not None or scheme is None:
             continue
-        if config.is_stated(family) and scheme == _default(config, field):
-            continue  # a full dump of a config with this family off says both
+        if config.is_stated(family) or getattr(config, other) is not None:
+            continue
         formats = FP8_SCHEMES[scheme].formats if family == "fp8" and scheme in FP8_SCHEMES else FP4_FORMATS
         mode = config.mode.upper()
         remedy = f"Say {family}={formats[-1]!r} as well, or drop {field}."
@@ -133,7 +137,7 @@ def counts(config: MixedPrecisionConfig) -> Iterator[Finding]:
 
 
 def stored_weights(config: MixedPrecisionConfig) -> Iterator[Finding]:
-    """Weights are stored in a format only where that format is on, under one answer to the one question."""
+    """Weights are stored in a format only where that format is not left open, under one answer to the one question."""
     for family in ("fp8", "fp4"):
         model_name, ddp_name = f"{family}_param", f"{family}_param_gather"
         own = {name: config.to_dict().get(name) for name in (model_name, ddp_name)}
@@ -147,7 +151,7 @@ def stored_weights(config: MixedPrecisionConfig) -> Iterator[Finding]:
                 where=config.source_of(model_name),
                 remedy=remedy,
             )
-        if getattr(config, ddp_name) and getattr(config, family) is None:
+        if getattr(config, ddp_name) and getattr(config, family) is None and not config.is_stated(family):
             field = ddp_name if ddp_name in config.stated else model_name
             chosen = FP8_FORMATS[0] if family == "fp8" else FP4_FORMATS[0]
             remedy = f"Set {field}=False, or say {family}={chosen!r}."
@@ -157,7 +161,7 @@ def stored_weights(config: MixedPrecisionConfig) -> Iterator[Finding]:
 def reused_grad_buffer(config: MixedPrecisionConfig) -> Iterator[Finding]:
     """The gradient buffer is reused only to gather MXFP8 weights."""
     field = "reuse_grad_buf_for_mxfp8_param_ag"
-    if not getattr(config, field):
+    if not getattr(config, field) or (config.fp8 is None and config.is_stated("fp8")):
         return
     if config.fp8 is None or config.fp8_recipe != "mxfp8":
         rule = "the gradient buffer can be reused under MXFP8 only"
@@ -223,7 +227,3 @@ RULES: tuple[Callable[[MixedPrecisionConfig], Iterator[Finding]], ...] = (
     dtypes,
     loss_scaling,
 )
-
-
-def _default(config: MixedPrecisionConfig, field: str) -> object:
-    return getattr(type(config), field)

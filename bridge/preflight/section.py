@@ -17,7 +17,7 @@ from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.preflight.field_names import NAMES
 from bridge.preflight.fields import DEFAULTS, FIELDS, OwnerField
-from bridge.sync.owner import WRITTEN, Owner
+from bridge.sync.owner import WRITTEN, Owner, seen_through
 
 __all__ = ["Malformed", "Section", "read_precision", "read_section"]
 
@@ -139,6 +139,7 @@ def _dtype(value: Any) -> str | None:
 
 def _attributes(role: str, owner: object) -> Mapping[str, Any]:
     """Return an object's values as they were before any sync wrote to it."""
+    owner = seen_through(owner)
     if not dataclasses.is_dataclass(owner) or not hasattr(owner, "__dict__"):
         found = {name: getattr(owner, name, _MISSING) for name in FIELDS[role]}
         return {name: value for name, value in found.items() if value is not _MISSING}

@@ -108,7 +108,7 @@ def settle(said: Mapping[str, Any], sections: Mapping[str, dict[str, Any]]) -> l
         for role, attribute, neutral in _NEUTRAL:
             sections[role][attribute] = neutral
     else:
-        scheme = said.get("fp8_recipe", READING["fp8_recipe"]) if fp8 else said.get("fp4_recipe", READING["fp4_recipe"])
+        scheme = _scheme(said, sections, "fp8_recipe" if fp8 else "fp4_recipe")
         on = {"low": True, "fp8": bool(fp8), "fp4": bool(fp4)}
         active = []
         for row in _LOW:
@@ -116,12 +116,42 @@ def settle(said: Mapping[str, Any], sections: Mapping[str, dict[str, Any]]) -> l
                 active.append(row)
             else:
                 sections[row.role][row.attribute] = row.neutral
+        followed = _followed(active, said, sections)
         _write(active, said, sections, mode, replaced)
+        for (role, attribute), value in followed.items():
+            sections[role][attribute] = value
         _let_counts_act(said, model)
     if mode == "fp16" and said.get("loss_scale") is None:  # the first overflows of a dynamic scale have to pass
         sections["ddp"]["check_for_nan_in_grad"] = False
         sections["train"]["check_for_nan_in_loss"] = False
     return replaced
+
+
+def _scheme(said: Mapping[str, Any], sections: Mapping[str, dict[str, Any]], field: str) -> Any:
+    """Return the scheme of the run: the stated one, else an owner's own, else the default."""
+    own = (sections[row.role][row.attribute] for row in _LOW if row.field == field and _has_own(row, sections))
+    return said[field] if field in said else next(own, READING[field])
+
+
+def _has_own(row: _Row, sections: Mapping[str, dict[str, Any]]) -> bool:
+    return bool(sections[row.role][row.attribute] != row.default)
+
+
+def _followed(
+    rows: list[_Row], said: Mapping[str, Any], sections: Mapping[str, dict[str, Any]]
+) -> dict[tuple[str, str], Any]:
+    """Return the values that one owner of an unstated setting takes from the other, which has its own."""
+    found: dict[tuple[str, str], Any] = {}
+    homes: dict[tuple[str, ...], list[_Row]] = {}
+    for row in rows:
+        if row.rule == "value" and not any(name in said for name in row.names):
+            homes.setdefault(row.names, []).append(row)
+    for shared in homes.values():
+        own = [row for row in shared if _has_own(row, sections)]
+        if len(own) == 1:
+            value = sections[own[0].role][own[0].attribute]
+            found.update({(row.role, row.attribute): value for row in shared if row is not own[0]})
+    return found
 
 
 def _write(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionTypeError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import get_mixed_precision_config
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
@@ -235,8 +234,4 @@ def _precision(given: Any) -> tuple[MixedPrecisionConfig | None, list[Malformed]
         return given, [], ()
     if isinstance(given, Mapping):
         return read_precision(given)
-    if isinstance(given, str):
-        return get_mixed_precision_config(given), [], ()
-    raise PrecisionTypeError(
-        f"mixed_precision: must be a recipe's name, a config or a mapping of fields, got {given!r:.80}."
-    )
+    return get_mixed_precision_config(given), [], ()

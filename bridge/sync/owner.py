@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
-__all__ = ["ABSENT", "Owner", "same"]
+__all__ = ["ABSENT", "Owner", "is_model_config", "same", "seen_through"]
 
 WRITTEN = "_precision_bridge_written"
 """Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""
@@ -29,14 +29,22 @@ class Owner:
 
     Args:
         role: model, optimizer, ddp or train; "config" for an object of which nothing is known.
-        target: The object.
+        target: The object, or one that holds it as its `transformer` and hands attributes on to it.
     """
 
     def __init__(self, role: str, target: Any) -> None:
         self.role = role
-        self.target = target
-        self.defaults = _defaults(_defining_class(type(target)))
-        self.is_megatron = _defining_class(type(target)).__module__.startswith("megatron.core")
+        self.target = seen_through(target)
+        self.defining: Any = _defining_class(type(self.target))
+        self.defaults = _defaults(self.defining)
+        self.is_megatron = self.defining.__module__.startswith("megatron.core")
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether Megatron's `__post_init__` waits for a call of `finalize`, as in the classes of Megatron Bridge."""
+        cls = type(self.target)
+        waits = getattr(cls, "__post_init__", None) is not getattr(self.defining, "__post_init__", None)
+        return self.is_megatron and waits and callable(getattr(cls, "finalize", None))
 
     def has(self, attribute: str) -> bool:
         """Return whether the object has the attribute."""
@@ -81,6 +89,21 @@ def same(one: object, two: object) -> bool:
         return bool(one == two)
     except Exception:  # noqa: BLE001  arrays and mocks may refuse to be compared
         return False
+
+
+def seen_through(target: Any) -> Any:
+    """Return the Megatron config behind one that only hands attributes on to it, or `target` itself.
+
+    The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and nothing of precision.
+    """
+    held = getattr(target, "__dict__", {}).get("transformer") if not is_model_config(target) else None
+    return held if is_model_config(held) else target
+
+
+def is_model_config(target: Any) -> bool:
+    """Return whether `target` is an object of Megatron's `TransformerConfig` or of a subclass of it."""
+    bases = type(target).__mro__
+    return any(base.__name__ == "TransformerConfig" and base.__module__.startswith("megatron.core") for base in bases)
 
 
 def _defining_class(cls: type) -> type:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.dtypes import torch_dtype
+from bridge.sync.agreement import one_answer, scheme_of
 from bridge.sync.owner import ABSENT, Owner, same
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, OWNERS, ROUTES, Route
+from bridge.sync.sharding import sharding_rows, without_reuse_under_fsdp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from bridge.precision.config import MixedPrecisionConfig
 
@@ -21,35 +23,42 @@ SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
-def plan(config: MixedPrecisionConfig, owners: Iterable[Owner], *, keep_own: bool = False) -> list[SyncRow]:
+def plan(
+    config: MixedPrecisionConfig, owners: Sequence[Owner], *, keep_own: bool = False, is_last: bool = False
+) -> list[SyncRow]:
     """Return one row per precision field of every owner.
 
     Args:
         config: A config that passed `finalize`.
         owners: The objects to write to.
         keep_own: Where an owner's own value differs from a stated one, the owner's stays.
+        is_last: The run begins after this sync: what sharding makes of these settings is settled as well.
     """
     rows: list[SyncRow] = []
+    scheme = scheme_of(config, owners)
     for owner in owners:
-        rows.extend(_row(config, owner, route, keep_own=keep_own) for route in _routes_for(owner, config))
+        routes = _routes_for(owner, config)
+        rows.extend(_row(config, owner, route, scheme=scheme, keep_own=keep_own) for route in routes)
         rows.extend(_nan_check(config, owner))
-    return _counts_that_act(rows, owners)
+    rows = one_answer(_counts_that_act(rows, owners))
+    by_role = {owner.role: owner for owner in owners}
+    return [*without_reuse_under_fsdp(rows, by_role), *sharding_rows(by_role)] if is_last else rows
 
 
-def is_active(config: MixedPrecisionConfig, route: Route) -> bool:
-    """Return whether the family and scheme that `route` belongs to are on."""
+def is_active(config: MixedPrecisionConfig, route: Route, scheme: str | None) -> bool:
+    """Return whether the family and scheme that `route` belongs to are on, under the scheme the run will have."""
     on = {None: True, "fp8": config.fp8 is not None, "fp4": config.fp4 is not None}
     on["low"] = on["fp8"] or on["fp4"]
-    return on[route.family] and route.scheme in (None, config.scheme)
+    return on[route.family] and route.scheme in (None, scheme)
 
 
 def _routes_for(owner: Owner, config: MixedPrecisionConfig) -> list[Route]:
     """Return the rows of the owner's role, and same-named fields that its class has beyond them."""
     routes = [route for route in ROUTES if route.owner == owner.role and route.attribute is not None]
-    known = {route.field for route in routes}
     if owner.role not in OWNERS:
         renamed = [r for r in ROUTES if r.attribute not in (None, r.field) and r.owner == "model"]
         routes = [route for route in renamed if route.attribute is not None and owner.has(route.attribute)]
+    known = {route.attribute for route in routes}
     for field in config.field_names():
         if field not in known and owner.has(field) and owner.role != "train":
             routes.append(_same_named(field, owner))
@@ -65,7 +74,7 @@ def _same_named(field: str, owner: Owner) -> Route:
     return Route(field=field, owner=owner.role, attribute=field, rule="value")
 
 
-def _row(config: MixedPrecisionConfig, owner: Owner, route: Route, *, keep_own: bool) -> SyncRow:
+def _row(config: MixedPrecisionConfig, owner: Owner, route: Route, *, scheme: str | None, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
     old = owner.value(attribute)
     if old is ABSENT and not owner.has(attribute):
@@ -79,7 +88,10 @@ def _row(config: MixedPrecisionConfig, owner: Owner, route: Route, *, keep_own: 
             by=config.source_of(route.field),
             why=f"{type(owner.target).__name__} has no such attribute" + _since(route),
         )
-    new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
+    if is_active(config, route, scheme):
+        new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
+    else:
+        new, verdict, by, why = _put_out_of_action(config, owner, route, attribute)
     if same(old, new):
         verdict = verdict if verdict == "keep" else "agree"
     replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), new)
@@ -105,10 +117,6 @@ def _decide(
     stated, source = config.is_stated(route.field), config.source_of(route.field)
     reading, own = getattr(config, route.field), owner.own(attribute)
     mode = f"the mode is {config.mode}"
-    if not is_active(config, route):
-        scheme = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
-        why = f"no {scheme or (route.family or '').upper()} in this run"
-        return _neutral(owner, route, attribute, reading), "neutralise", "mode", why
     if route.rule == "dtype" and not stated:
         return torch_dtype(config.mode), "derive", "mode", mode
     if route.rule == "autocast dtype" and not stated:
@@ -128,10 +136,16 @@ def _decide(
     return reading, "set", "default", "not stated: the default of the config"
 
 
-def _neutral(owner: Owner, route: Route, attribute: str, reading: Any) -> Any:
-    if route.neutral is not CLASS_DEFAULT:
-        return route.neutral
-    return owner.defaults.get(attribute, reading)
+def _put_out_of_action(
+    config: MixedPrecisionConfig, owner: Owner, route: Route, attribute: str
+) -> tuple[Any, str, str, str]:
+    """Return as `_decide`, for a field whose family or scheme is off in this run."""
+    what = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
+    why = f"no {what or (route.family or '').upper()} in this run"
+    neutral = route.neutral
+    if neutral is CLASS_DEFAULT:
+        neutral = owner.defaults.get(attribute, getattr(config, route.field))
+    return neutral, "neutralise", "mode", why
 
 
 def _autocast_dtype(config: MixedPrecisionConfig, owner: Owner) -> tuple[Any, str, str, str]:

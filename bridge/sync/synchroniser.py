@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
 from bridge.precision.registry import get_mixed_precision_config
+from bridge.sync.agreement import scheme_of
 from bridge.sync.apply import apply
 from bridge.sync.effect import absent_findings, effect_findings
-from bridge.sync.owner import Owner
+from bridge.sync.owner import Owner, seen_through
 from bridge.sync.plan import plan
 from bridge.sync.report import SyncReport, SyncRow, plain
 from bridge.sync.routes import OWNERS
+from bridge.sync.situation import Situation
 from bridge.sync.trial import try_on_copies
 
 if TYPE_CHECKING:
     from bridge.precision.config import MixedPrecisionConfig
+    from bridge.precision.peer import PeerConfig
 
 __all__ = ["megatron_version", "role_of", "synchronize"]
 
@@ -27,7 +30,7 @@ POLICIES = ("override", "error", "keep")
 
 
 def synchronize(
-    precision: str | MixedPrecisionConfig,
+    precision: str | MixedPrecisionConfig | PeerConfig,
     *,
     model: Any = None,
     optimizer: Any = None,
@@ -39,7 +42,7 @@ def synchronize(
     """Write a precision into the configs that own it: all of them, or after an error none.
 
     Args:
-        precision: A recipe's name or a config.
+        precision: A recipe's name or a config, of our class or of Megatron Bridge's.
         model: A TransformerConfig, a subclass of it, or any object with same-named attributes.
         optimizer: An OptimizerConfig, likewise.
         ddp: A DistributedDataParallelConfig, likewise.
@@ -47,7 +50,8 @@ def synchronize(
         on_conflict: What happens where an owner's own value (away from Megatron's default) meets another stated one:
             "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
             scheme are the recipe's in any case.
-        strict: Raise also on what Megatron is known to refuse later.
+        strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and settle what
+            Megatron Bridge's runtime settles between optimizer and DDP (`bridge.sync.sharding`).
 
     Returns:
         Every precision field of every owner, with old and new value, verdict, who decided, and why.
@@ -71,18 +75,22 @@ def synchronize(
 
 def run(config: MixedPrecisionConfig, owners: list[Owner], *, on_conflict: str, strict: bool) -> SyncReport:
     """Plan, check and apply for owners whose roles are known; see `synchronize`."""
-    rows = plan(config, owners, keep_own=on_conflict == "keep")
+    rows = plan(config, owners, keep_own=on_conflict == "keep", is_last=strict)
     name = config.recipe or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
-    trial = try_on_copies(config, owners, rows)
+    trial = try_on_copies(config, owners, rows, is_last=strict)
     version = megatron_version()
     by_role = {owner.role: owner for owner in owners}
-    findings = [
-        *trial.findings,
-        *absent_findings(config, rows, version, by_role),
-        *effect_findings(config, by_role, _numbers(version)),
-    ]
+    now = Situation(
+        config=config,
+        owners=by_role,
+        rows={(row.owner, row.attribute): row for row in trial.rows},
+        scheme=scheme_of(config, owners),
+        version=_numbers(version),
+        is_last=strict,
+    )
+    findings = [*trial.findings, *absent_findings(config, rows, version, by_role), *effect_findings(now)]
     fatal = [f for f in trial.findings if f.severity == "error"]
     if strict:
         fatal += [f for f in findings if f.severity == "error" and f not in fatal]
@@ -115,7 +123,8 @@ def _refuse_wrong_objects(owners: list[Owner]) -> None:
 
 def role_of(target: Any) -> str:
     """Return the role a config object plays, by its class; "config" for a class that is none of Megatron's."""
-    names = {base.__name__ for base in type(target).__mro__ if base.__module__.startswith("megatron.core")}
+    bases = type(seen_through(target)).__mro__
+    names = {base.__name__ for base in bases if base.__module__.startswith("megatron.core")}
     by_class = {cls: role for role, cls in OWNERS.items()}
     return next((by_class[name] for name in names if name in by_class), "config")
 

@@ -1,11 +1,13 @@
 """The one object that describes a run: `ConfigContainer` and its sections.
 
-The sections of Megatron Core (`model`, `optimizer`, `ddp`) are Megatron's own dataclasses; the others are ours and use
-Megatron's names for what Megatron has a name for (`train_iters`, `micro_batch_size`, `lr_warmup_iters`, ...).
+The sections of Megatron Core (`model`, `optimizer`, `ddp`) are Megatron's own dataclasses or subclasses of them, as the
+two named here, whose checks wait for `finalize`; the others are ours and use Megatron's names for what Megatron has a
+name for (`train_iters`, `micro_batch_size`, `lr_warmup_iters`, ...).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +16,14 @@ from bridge.precision.auto import is_auto
 from bridge.precision.registry import get_mixed_precision_config
 from bridge.preflight.run_check import resolve_precision, target_of
 from bridge.sync import SyncReport, synchronize
+from bridge.sync.owner import Owner
+from bridge.sync.sharding import BUFFER, out_of_step, sharding_rows, under_fsdp
+from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of
 
 if TYPE_CHECKING:
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import TransformerConfig
 
+    from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.precision.config import MixedPrecisionConfig
 
 __all__ = [
@@ -32,6 +36,10 @@ __all__ = [
     "TrainConfig",
     "runtime_config_update",
 ]
+
+PAGE = "docs/howto/migrate-from-megatron-bridge.md"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -118,7 +126,7 @@ class ConfigContainer:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
-    """A recipe's name, a config, or None: the owners keep their own settings."""
+    """A recipe's name, a config (of Megatron Bridge's class, too), or None: the owners keep their own settings."""
     precision_backend: str = "auto"
     """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine) or emulated (the same values, on any machine)."""
     target: str | None = None
@@ -132,7 +140,8 @@ class ConfigContainer:
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     """Resolve the container's precision and write it into model, optimizer, DDP and training config.
 
-    This is the strict path: what Megatron is known to refuse later is refused here.
+    This is the strict path: what Megatron is known to refuse later is refused here. Switches of sharding that are on in
+    one of optimizer and DDP are turned on in both, and the two are finalized where their checks waited for that.
 
     Args:
         config: The container; `config.mixed_precision` is the resolved config afterwards.
@@ -148,6 +157,8 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     """
     if config.mixed_precision is None:
         _require_agreement(config)
+        _share_sharding(config)
+        _finalize(config)
         return None
     if is_auto(config.mixed_precision):
         config.mixed_precision, choice = resolve_precision(
@@ -159,7 +170,43 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         precision, model=config.model, optimizer=config.optimizer, ddp=config.ddp, train=config.train, strict=True
     )
     config.mixed_precision = precision
+    _finalize(config)
     return report
+
+
+def _share_sharding(config: ConfigContainer) -> None:
+    """Settle between optimizer and DDP what the last sync before a run settles."""
+    given = {"optimizer": config.optimizer, "ddp": config.ddp}
+    owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
+    for finding in out_of_step(owners, settled=True):
+        log.warning("%s", finding)
+    for row in sharding_rows(owners):
+        setattr(owners[row.owner].target, row.attribute, row.new)
+    for role, owner in owners.items():
+        if under_fsdp(owners) and owner.value(BUFFER) is True:
+            log.warning("%s.%s: turned off, Megatron-FSDP does not implement it", role, BUFFER)
+            setattr(owner.target, BUFFER, False)
+
+
+def _finalize(config: ConfigContainer) -> None:
+    """Run Megatron's checks on an optimizer and a DDP config that put them off.
+
+    What this machine alone lacks is no fault of theirs, and is said where it is needed.
+    """
+    for role, target in (("optimizer", config.optimizer), ("ddp", config.ddp)):
+        if target is not None and Owner(role, target).is_deferred:
+            try:
+                target.finalize()
+            except Exception as error:  # Megatron's checks raise whatever comes to hand
+                if reason_of(error) == NO_TRANSFORMER_ENGINE:
+                    continue
+                finding = Finding(
+                    path=role,
+                    rule=f"Megatron's own validation refuses it ({reason_of(error)})",
+                    value=type(target).__name__,
+                    remedy="Change the setting it names.",
+                )
+                raise SyncCheckError("These configs cannot be run:", [finding]) from error
 
 
 def _require_agreement(config: ConfigContainer) -> None:
@@ -177,9 +224,20 @@ def _require_agreement(config: ConfigContainer) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return Megatron's own config classes on first use, so that importing this module does not import Megatron."""
-    if name in ("OptimizerConfig", "DistributedDataParallelConfig"):
-        from bridge.megatron import owners  # heavy and optional
+    """Return the configs of Megatron's classes on first use, so that importing this module does not import Megatron.
 
-        return getattr(owners, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Raises:
+        ImportError: A section of Megatron Bridge's trainer; `from ... import` would hide the text of any other error.
+        AttributeError: Any other name.
+    """
+    if name in ("OptimizerConfig", "DistributedDataParallelConfig"):
+        from bridge.megatron import deferred  # heavy and optional
+
+        return getattr(deferred, name)
+    if name[:1].isupper() and name.endswith(("Config", "Provider", "Context")):
+        raise ImportError(
+            f"{name} is not provided by {__name__}: the trainer's sections stay with Megatron Bridge. Import it from "
+            f"there; {PAGE} says what is here.",
+            name=__name__,
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {PAGE} says what is here")

@@ -9,31 +9,67 @@ imported from here by name, as there.
 from __future__ import annotations
 
 import logging
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.registry import MIXED_PRECISION_RECIPES, REGISTRY, get_mixed_precision_config, register
 from bridge.sync.owner import Owner
 from bridge.sync.synchroniser import role_of, run
 
+if TYPE_CHECKING:
+    from bridge.precision.peer import PeerConfig
+    from bridge.precision.registry import RecipeFunction
+
 __all__ = [
     "MIXED_PRECISION_RECIPES",
     "MixedPrecisionConfig",
+    "bf16_mixed",
+    "bf16_with_fp8_current_scaling_mixed",
+    "bf16_with_fp8_delayed_scaling_mixed",
+    "bf16_with_fp8_subchannel_scaling_mixed",
+    "bf16_with_mxfp8_mixed",
+    "bf16_with_nvfp4_mixed",
+    "fp16_mixed",
+    "fp16_with_fp8_current_scaling_mixed",
+    "fp16_with_fp8_delayed_scaling_mixed",
+    "fp16_with_fp8_subchannel_scaling_mixed",
+    "fp16_with_mxfp8_mixed",
     "get_mixed_precision_config",
+    "nanov2_bf16_with_fp8_current_scaling_mixed",
+    "nemotron_3_super_bf16_with_nvfp4_mixed",
+    "nemotron_3_ultra_bf16_with_nvfp4_mixed",
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed",
     "register",
     "update_config_with_precision_overrides",
 ]
+
+# The peer's recipes, which `__getattr__` finds in the registry: declared for type checkers and `import *`.
+bf16_mixed: RecipeFunction
+bf16_with_fp8_current_scaling_mixed: RecipeFunction
+bf16_with_fp8_delayed_scaling_mixed: RecipeFunction
+bf16_with_fp8_subchannel_scaling_mixed: RecipeFunction
+bf16_with_mxfp8_mixed: RecipeFunction
+bf16_with_nvfp4_mixed: RecipeFunction
+fp16_mixed: RecipeFunction
+fp16_with_fp8_current_scaling_mixed: RecipeFunction
+fp16_with_fp8_delayed_scaling_mixed: RecipeFunction
+fp16_with_fp8_subchannel_scaling_mixed: RecipeFunction
+fp16_with_mxfp8_mixed: RecipeFunction
+nanov2_bf16_with_fp8_current_scaling_mixed: RecipeFunction
+nemotron_3_super_bf16_with_nvfp4_mixed: RecipeFunction
+nemotron_3_ultra_bf16_with_nvfp4_mixed: RecipeFunction
+nemotron_h_bf16_with_fp8_current_scaling_mixed: RecipeFunction
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisionConfig, config: T) -> T:
+def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisionConfig | PeerConfig, config: T) -> T:
     """Write the precision into one config object and return that object.
 
     Args:
-        mixed_precision_config: The precision.
+        mixed_precision_config: The precision, of our class or of Megatron Bridge's.
         config: A model, optimizer or DDP config of Megatron's, or any object with same-named attributes.
 
     Returns:
@@ -55,3 +91,8 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_") and name in REGISTRY:
         return MIXED_PRECISION_RECIPES[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the module's names with those of the registered recipes, as the peer's module has them."""
+    return sorted({*globals(), *REGISTRY.names()})

@@ -17,6 +17,7 @@ from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.step import StepResult, Trainer
 from bridge.megatron.telemetry import Telemetry
+from bridge.precision.registry import get_mixed_precision_config
 from bridge.training.metrics import TrainRecord
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def precision_label(config: ConfigContainer) -> str:
     if isinstance(precision, str):
         return precision
     if precision is not None:
-        return precision.label
+        return get_mixed_precision_config(precision).label
     model: Any = config.model
     weights = "bf16" if model.bf16 else "fp16" if model.fp16 else "fp32"
     if model.enable_autocast:

@@ -1,7 +1,11 @@
 import copy
 import dataclasses
+import inspect
 import json
 import pickle
+import subprocess
+import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -31,6 +35,35 @@ def kind(name: str) -> str:
 
 def any_fields() -> st.SearchStrategy[dict[str, object]]:
     return st.fixed_dictionaries({}, optional={name: VALUES[kind(name)] for name in MixedPrecisionConfig.field_names()})
+
+
+def test_annotations_can_be_evaluated_although_torch_is_not_imported() -> None:
+    code = (
+        "import sys, typing, bridge; before = 'torch' in sys.modules; "
+        "hints = typing.get_type_hints(bridge.MixedPrecisionConfig); "
+        "print(before, hints['params_dtype'], hints['bf16'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False torch.dtype | None <class 'bool'> True\n"
+    assert set(typing.get_type_hints(MixedPrecisionConfig)) == {*MixedPrecisionConfig.field_names(), "_origin"}
+
+
+def test_the_signature_names_every_field_with_its_default() -> None:
+    parameters = inspect.signature(MixedPrecisionConfig).parameters
+    assert {name: one.default for name, one in parameters.items()} == {
+        name: getattr(MixedPrecisionConfig, name) for name in MixedPrecisionConfig.field_names()
+    }
+
+    @dataclasses.dataclass(kw_only=True)
+    class Team(MixedPrecisionConfig):
+        name: str
+        fp8_margin: int = 9
+        notes: list[str] = dataclasses.field(default_factory=list)
+
+    mine = inspect.signature(Team).parameters
+    assert (mine["name"].default, mine["fp8_margin"].default) == (inspect.Parameter.empty, 9)
+    assert str(mine["notes"]) == "notes: list[str] = <factory>"
+    inspect.signature(Team).bind(name="us", bf16=True)
 
 
 def test_it_has_the_fields_of_megatron_bridge_and_tf32() -> None:
@@ -257,6 +290,8 @@ def test_the_label_names_the_recipe_and_what_was_stated_beside_it() -> None:
     assert config.label == "bf16_mixed"
     assert config.state("command line", grad_reduce_in_fp32=False).label == "bf16_mixed, grad_reduce_in_fp32=False"
     assert MixedPrecisionConfig(bf16=True, fp8="e4m3").label == "bf16=True, fp8=e4m3"
+    assert MixedPrecisionConfig(fp16=False, bf16=True, fp8=None).label == "bf16=True"
+    assert config.state(fp8=None).label == "bf16_mixed, grad_reduce_in_fp32=False, fp8=None"
     assert MixedPrecisionConfig().label == "fp32"
 
 
@@ -272,3 +307,47 @@ def test_equality_compares_readings_as_a_plain_dataclass_would() -> None:
     assert MixedPrecisionConfig(bf16=True) == MixedPrecisionConfig(bf16=True, fp8_margin=0)
     assert MixedPrecisionConfig(bf16=True) != MixedPrecisionConfig(fp16=True)
     assert MixedPrecisionConfig() != "bf16"
+
+
+GATHER, REUSE = "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"
+
+
+@pytest.mark.parametrize("name", ["fp8_param_gather", "fp8_param"])
+def test_the_reused_buffer_of_a_recipe_goes_off_and_on_with_the_gather_that_somebody_states(name: str) -> None:
+    config = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    setattr(config, name, False)
+    config.finalize()
+    assert getattr(config, REUSE) is False
+    assert config.source_of(REUSE) == "follows fp8_param_gather"
+    assert config.put_aside == {REUSE: "recipe bf16_with_mxfp8_mixed"}
+    again = pickle.loads(pickle.dumps(copy.deepcopy(dataclasses.replace(config))))  # noqa: S301
+    for one in (config, again):
+        setattr(one, name, True)
+        assert (getattr(one, REUSE), one.source_of(REUSE)) == (True, "recipe bf16_with_mxfp8_mixed")
+        assert one.put_aside == {}
+
+
+def test_the_reused_buffer_follows_on_every_way_to_state_a_field() -> None:
+    recipe = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    for config in (
+        dataclasses.replace(recipe, fp8_param_gather=False),
+        get_mixed_precision_config("bf16_with_mxfp8_mixed").state("command line", fp8_param=False),
+        MixedPrecisionConfig.from_dict(recipe.to_dict(), source="team.yaml").state("command line", fp8_param=False),
+    ):
+        assert config.faults() == []
+        assert config.to_dict()[REUSE] is False
+        assert MixedPrecisionConfig.from_dict(config.to_dict()).faults() == []
+
+
+def test_who_states_both_contradicts_himself() -> None:
+    both = {GATHER: False, REUSE: True}
+    for config in (
+        MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", **both),
+        get_mixed_precision_config("bf16_with_mxfp8_mixed").state("command line", **both),
+        get_mixed_precision_config("bf16_with_mxfp8_mixed").state(fp8_param_gather=False).state(**{REUSE: True}),
+    ):
+        assert [fault.path for fault in config.faults()] == [f"mixed_precision.{REUSE}"]
+        assert config.put_aside == {}
+    later = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", fp8_param_gather=True, **{REUSE: True})
+    later.fp8_param_gather = False
+    assert later.faults(), "said by nobody in particular, as the other"

@@ -15,6 +15,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from bridge.errors import BridgeError, RunConfigError, UnknownFieldError
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.plan import compact, precision_plan
+from bridge.precision.plan_settings import Settings
 from bridge.precision.plan_stages import Parallel
 from bridge.precision.registry import REGISTRY
 from bridge.precision.schemes import FP8_SCHEMES
@@ -233,6 +234,38 @@ def test_without_a_recipe_the_configs_own_settings_count():
     assert found.low_precision_layers() == (2, 3, 4, 5)
     assert found.row(2, "linear_fc1").gradient == "bf16"  # Megatron's default, not the recipes'
     assert plan("bf16_mixed", model).low_precision_layers() == ()
+
+
+OPEN = MixedPrecisionConfig(bf16=True, fp8="e4m3")
+
+
+@pytest.mark.parametrize(
+    ("precision", "model", "optimizer", "ddp", "wanted"),
+    [
+        (OPEN, {}, {"fp8_recipe": "mxfp8"}, {}, {"scheme": "mxfp8", "low_parameters": False}),
+        (OPEN, {}, {}, {"fp8_param_gather": True}, {"scheme": "tensorwise", "low_parameters": True}),
+        (
+            OPEN,
+            {"fp8_recipe": "mxfp8", "fp8_param": True},
+            {"reuse_grad_buf_for_mxfp8_param_ag": True},
+            {},
+            {"reuses_gradients": True},
+        ),
+        ("mxfp8", {}, {}, {"use_megatron_fsdp": True}, {"reuses_gradients": False, "distributed": True}),
+        (
+            "bf16_mixed",
+            {},
+            {"use_distributed_optimizer": False},
+            {"use_distributed_optimizer": True},
+            {"distributed": True},
+        ),
+    ],
+    ids=["scheme of the optimizer", "weights of DDP", "buffer of the optimizer", "FSDP", "sharded in DDP alone"],
+)
+def test_what_one_owner_has_of_its_own_is_planned_as_it_is_synchronised(precision, model, optimizer, ddp, wanted):
+    config = REGISTRY.get(precision) if isinstance(precision, str) else precision
+    settings = Settings.of(config, {**SIX, **model}, optimizer, ddp)
+    assert {name: getattr(settings, name) for name in wanted} == wanted
 
 
 # -- as a whole -------------------------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+import argparse
 import subprocess
 import sys
 import textwrap
@@ -141,12 +142,34 @@ def test_the_mapping_is_live_and_takes_every_spelling(registered: None) -> None:
     assert MIXED_PRECISION_RECIPES["added-for-the-mapping"] is added_for_the_mapping
     assert "added_for_the_mapping" in list(MIXED_PRECISION_RECIPES)
     assert "mxfp8" in MIXED_PRECISION_RECIPES
-    assert len(MIXED_PRECISION_RECIPES) == len(REGISTRY.names())
+    assert list(MIXED_PRECISION_RECIPES)[-2:] == ["added_for_the_mapping", "added-for-the-mapping"]
+    assert len(MIXED_PRECISION_RECIPES) == len(list(MIXED_PRECISION_RECIPES)) == 2 * len(REGISTRY.names()) - 1  # fp32
     assert MIXED_PRECISION_RECIPES.get("nothing") is None
     MIXED_PRECISION_RECIPES["by_item"] = added_for_the_mapping
     assert get_mixed_precision_config("by-item").bf16
     del MIXED_PRECISION_RECIPES["by_item"]
     assert "by_item" not in MIXED_PRECISION_RECIPES
+
+
+def test_the_mappings_copy_is_a_dictionary_that_does_not_change(registered: None) -> None:
+    before = MIXED_PRECISION_RECIPES.copy()
+    assert type(before) is dict
+    assert before == dict(MIXED_PRECISION_RECIPES)
+    assert before["bf16-mixed"] is before["bf16_mixed"]
+
+    @register
+    def later() -> MixedPrecisionConfig:
+        return MixedPrecisionConfig(bf16=True)
+
+    assert "later" not in before
+    assert "later" in MIXED_PRECISION_RECIPES.copy()
+
+
+def test_names_of_the_mapping_can_be_the_choices_of_a_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--recipe", choices=list(MIXED_PRECISION_RECIPES.keys()))
+    for name in ("bf16-mixed", "bf16_mixed"):
+        assert get_mixed_precision_config(parser.parse_args(["--recipe", name]).recipe).recipe == "bf16_mixed"
 
 
 TEAM = """

@@ -229,11 +229,36 @@ def test_a_full_dump_of_a_config_without_fp8_is_no_scheme_without_a_format() -> 
     assert MixedPrecisionConfig.from_dict(dump).faults() == []
 
 
-def test_turning_fp8_off_on_an_fp8_recipe_is_answered_with_what_is_left_over() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"fp4": "e2m1", "fp4_recipe": "nvfp4", "fp8": None, "fp8_recipe": "delayed"},
+        {"fp4": "e2m1", "fp8_recipe": "delayed"},
+        {"fp8": "hybrid", "fp8_recipe": "delayed", "fp4_recipe": "nvfp4"},
+        {"fp8": "hybrid", "fp4": None, "fp4_recipe": "custom"},
+        {"fp8": None, "fp8_recipe": "mxfp8"},
+        {"fp8": None, "fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True},
+    ],
+    ids=str,
+)
+def test_what_belongs_to_a_format_that_is_said_to_be_off_is_no_fault(fields: dict[str, object]) -> None:
+    MixedPrecisionConfig(bf16=True, **fields).finalize()
+
+
+@pytest.mark.parametrize("family", ["fp8", "fp4"])
+def test_a_scheme_and_nothing_but_a_scheme_is_a_fault(family: str) -> None:
+    config = get_mixed_precision_config("bf16_mixed").state(**{f"{family}_recipe": "custom"})
+    assert [fault.path for fault in config.faults()] == [f"{PREFIX}{family}_recipe"]
+
+
+def test_stored_weights_of_the_format_that_is_not_on_are_a_slip_unless_it_is_said_to_be_off() -> None:
+    config = MixedPrecisionConfig(bf16=True, fp4="e2m1", fp8_param_gather=True)
+    assert [fault.path for fault in config.faults()] == [PREFIX + "fp8_param_gather"]
+    assert config.state(fp8=None).faults() == []
+
+
+def test_turning_fp8_off_on_an_fp8_recipe_leaves_a_run_without_it() -> None:
     config = get_mixed_precision_config("mxfp8")
     config.fp8 = None
-    assert [fault.path for fault in config.faults()] == [
-        PREFIX + "fp8_recipe",
-        PREFIX + "fp8_param_gather",
-        PREFIX + "reuse_grad_buf_for_mxfp8_param_ag",
-    ]
+    assert config.faults() == []
+    assert (config.mode, config.scheme) == ("bf16", None)

@@ -66,10 +66,13 @@ def test_v5_layers_kept_without_counts_are_one_and_one() -> None:
 
 
 def test_v6_a_buffer_reused_for_weights_that_are_not_in_fp8_is_refused() -> None:
-    config = REGISTRY.get("bf16_with_mxfp8_mixed").state(fp8_param=False)
+    both = {"fp8_param": False, "reuse_grad_buf_for_mxfp8_param_ag": True}
+    config = REGISTRY.get("bf16_with_mxfp8_mixed").state(**both)
     assert found(Setup(config))["PB244"] == "error"
     with pytest.raises(PrecisionConfigError, match="reuse_grad_buf_for_mxfp8_param_ag"):
         config.finalize()
+    follows = REGISTRY.get("bf16_with_mxfp8_mixed").state(fp8_param=False)
+    assert "PB244" not in found(Setup(follows))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,24 @@ def test_v7_what_the_peers_finalize_accepts_is_refused(stated: dict[str, Any], r
     assert found(Setup(stated))[rule] == "error"
     with pytest.raises(PrecisionConfigError):
         MixedPrecisionConfig.from_dict(stated).finalize()
+
+
+@pytest.mark.parametrize(
+    ("stated", "paths"),
+    [
+        ({"fp4": "e2m1", "fp8": None, "fp8_recipe": "delayed"}, ["fp8_recipe"]),
+        ({"fp8": "hybrid", "fp8_recipe": "delayed", "fp4_recipe": "custom"}, ["fp4_recipe"]),
+        (dict(MXFP8, fp8=None), ["fp8_recipe", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"]),
+    ],
+    ids=["an FP4 run", "an FP8 run", "an FP8 recipe with FP8 off"],
+)
+def test_what_is_left_over_of_a_format_that_is_off_has_no_effect_and_is_no_error(
+    stated: dict[str, Any], paths: list[str]
+) -> None:
+    setup = Setup(dict(stated, bf16=True))
+    assert not {"PB205", "PB244", "PB305"} & set(found(setup))
+    inert = [one.path for one in check(setup).findings if one.rule.startswith("has no effect: no FP")]
+    assert inert == [f"mixed_precision.{path}" for path in paths]
 
 
 def test_v8_an_unknown_recipe_is_answered_shortly_with_the_nearest() -> None:

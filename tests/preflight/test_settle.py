@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.registry import REGISTRY
 from bridge.preflight.check import check
@@ -39,19 +40,40 @@ OWNERS = {
 }
 
 
+OPEN = {
+    "a scheme of the model's own": ({"fp8_recipe": "mxfp8"}, {}, {}),
+    "a scheme of the optimizer's own": ({}, {"fp8_recipe": "blockwise"}, {}),
+    "stored weights of DDP's own": ({}, {}, {"fp8_param_gather": True}),
+    "stored weights of the model's own": ({"fp8": "e4m3", "fp8_param": True}, {}, {}),
+    "a buffer of one owner's own": ({"fp8_recipe": "mxfp8"}, {"reuse_grad_buf_for_mxfp8_param_ag": True}, {}),
+}
+"""What one owner has of its own and a config leaves open."""
+
+
 @pytest.mark.parametrize("owners", OWNERS, ids=str)
 @pytest.mark.parametrize("name", sorted(set(REGISTRY.names()) - {"nanov2_bf16_with_fp8_current_scaling_mixed"}))
 def test_a_setup_holds_what_a_sync_writes(name: str, owners: str, megatron_owners: Any) -> None:
-    made = megatron_owners()
-    for role, changes in zip(("model", "optimizer", "ddp"), OWNERS[owners], strict=True):
+    holds(name, OWNERS[owners], megatron_owners())
+
+
+@pytest.mark.parametrize("owners", OPEN, ids=str)
+def test_a_setup_holds_what_a_sync_writes_where_one_owner_decides(owners: str, megatron_owners: Any) -> None:
+    config = MixedPrecisionConfig(bf16=True, fp8="e4m3")
+    if "buffer" in owners:
+        config.fp8_param_gather = True
+    holds(config, OPEN[owners], megatron_owners())
+
+
+def holds(precision: Any, owners: tuple[dict[str, Any], ...], made: Any) -> None:
+    for role, changes in zip(("model", "optimizer", "ddp"), owners, strict=True):
         for attribute, value in changes.items():
             setattr(made[role], attribute, value)
-    setup = Setup(name, **made)
+    setup = Setup(precision, **made)
     before = {role: dict(section.values) for role, section in setup.sections.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            synchronize(name, **made)
+            synchronize(precision, **made)
     except ValueError:  # Megatron refuses this pair, and nothing is written: so does the check
         assert check(setup).verdict == "error"
         return

@@ -3,11 +3,14 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import bridge.training.config as training_config
+import bridge.training.mixed_precision as compatible
 from bridge.errors import SyncCheckError, UnknownRecipeError
 from bridge.training.config import (
     ConfigContainer,
@@ -24,6 +27,8 @@ from bridge.training.mixed_precision import (
     register,
     update_config_with_precision_overrides,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_documented_half_precision_examples() -> None:
@@ -143,12 +148,50 @@ def test_runtime_config_update_resolves_the_name_and_is_strict(megatron_owners) 
     assert runtime_config_update(ConfigContainer()) is None
 
 
-def test_megatrons_own_config_classes_can_be_imported_from_here() -> None:
+def test_megatrons_config_classes_can_be_imported_from_here_and_wait_for_finalize() -> None:
     from megatron.core.distributed import DistributedDataParallelConfig as Ddp
     from megatron.core.optimizer import OptimizerConfig as Optimizer
 
-    assert OptimizerConfig is Optimizer
-    assert DistributedDataParallelConfig is Ddp
+    assert issubclass(OptimizerConfig, Optimizer)
+    assert issubclass(DistributedDataParallelConfig, Ddp)
+    config = ConfigContainer(
+        optimizer=OptimizerConfig(lr=1e-4, bf16=True),
+        ddp=DistributedDataParallelConfig(reuse_grad_buf_for_mxfp8_param_ag=True),
+        mixed_precision="bf16_mixed",
+    )
+    runtime_config_update(config)
+    for owner in (config.optimizer, config.ddp):
+        owner.finalize()
+
+
+@pytest.mark.parametrize(
+    "name", ["TrainingConfig", "SchedulerConfig", "GPTDatasetConfig", "OptimizerConfigOverrideProvider"]
+)
+def test_a_section_of_the_peers_trainer_is_answered_with_the_page_that_says_what_is_here(name: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(f"from bridge.training.config import {name}")  # noqa: S102
+    assert str(caught.value) == (
+        f"{name} is not provided by bridge.training.config: the trainer's sections stay with Megatron Bridge. Import "
+        "it from there; docs/howto/migrate-from-megatron-bridge.md says what is here."
+    )
+    assert (ROOT / "docs/howto/migrate-from-megatron-bridge.md").exists()
+
+
+def test_any_other_name_is_an_attribute_error_as_ever() -> None:
+    assert not hasattr(training_config, "apply_environment_variables")
+    with pytest.raises(AttributeError, match=r"docs/howto/migrate-from-megatron-bridge.md says what is here"):
+        training_config.nothing_like_it  # noqa: B018
+
+
+def test_recipes_are_names_of_the_module(registered: None) -> None:
+    @register
+    def added_later() -> MixedPrecisionConfig:
+        return MixedPrecisionConfig(bf16=True)
+
+    assert {"bf16_mixed", "added_later", "MixedPrecisionConfig"} <= set(dir(compatible))
+    functions = dict(inspect.getmembers(compatible, inspect.isfunction))
+    assert functions["bf16_mixed"] is bf16_mixed
+    assert set(compatible.__all__) <= set(dir(compatible))
 
 
 def test_signatures_are_those_the_peers_callers_use() -> None:
@@ -165,5 +208,14 @@ def test_signatures_are_those_the_peers_callers_use() -> None:
 
 def test_importing_the_compatible_module_imports_neither_torch_nor_megatron() -> None:
     code = "import sys, bridge.training.mixed_precision; print('torch' in sys.modules, 'megatron' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+def test_asking_for_the_modules_names_imports_neither_torch_nor_megatron() -> None:
+    code = (
+        "import sys\nfrom bridge.training.mixed_precision import *\nimport bridge.training.mixed_precision as m\n"
+        "dir(m); list(m.MIXED_PRECISION_RECIPES.copy())\nprint('torch' in sys.modules, 'megatron' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

@@ -74,7 +74,9 @@ RULES = (
         title="shared buffer without MXFP8 weights",
         path="reuse_grad_buf_for_mxfp8_param_ag",
         predicate=lambda s: (
-            (s.said.get("reuse_grad_buf_for_mxfp8_param_ag") or s.reuses_buffer) and not (s.is_mxfp8 and s.gathers_fp8)
+            (s.said.get("reuse_grad_buf_for_mxfp8_param_ag") or s.reuses_buffer)
+            and not (s.is_mxfp8 and s.gathers_fp8)
+            and not ("fp8" in s.said and not s.fp8)
         ),
         message="the gradient buffer can be reused only where weights are gathered as MXFP8 (fp8_param_gather)",
         remedies=("set it to False", "gather the weights of an MXFP8 recipe in FP8"),

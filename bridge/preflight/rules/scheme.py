@@ -70,11 +70,11 @@ def _unknown_algorithm(s: Setup) -> Any:
 
 def _scheme_without_format(s: Setup) -> list[dict[str, Any]]:
     found = []
-    for family, default in (("fp8", "tensorwise"), ("fp4", "nvfp4")):
+    for family, other in (("fp8", "fp4"), ("fp4", "fp8")):
         scheme = s.said.get(f"{family}_recipe")
-        # A full dump of a config with this family off says both that it is off and the default scheme.
-        is_dump = family in s.said and scheme == default
-        if scheme is not None and not s.said.get(family) and not is_dump:
+        # Who says that this family is off, or runs in the other one, has said what the run is.
+        is_open = family not in s.said and not s.said.get(other)
+        if scheme is not None and not s.said.get(family) and is_open:
             row = FP8_SCHEMES.get(scheme) if family == "fp8" else None
             chosen = row.formats[-1] if row else _FORMATS[family][-1]
             found.append({"path": f"{family}_recipe", "family": family, "chosen": chosen, "mode": s.mode.upper()})
@@ -92,6 +92,12 @@ def _without_effect(s: Setup) -> list[dict[str, Any]]:
                 else f"no FP8 or FP4 in this {s.mode.upper()} run"
             )
             found.append({"path": name, "why": why})
+    for family in ("fp8", "fp4"):
+        off = not s.said.get(family) and (family in s.said or s.is_low)
+        stored = tuple(name for name in (f"{family}_param_gather", f"{family}_param") if name in s.said)[:1]
+        names = (f"{family}_recipe", *stored, *(("reuse_grad_buf_for_mxfp8_param_ag",) if family == "fp8" else ()))
+        why = f"no {family.upper()} in this {(s.scheme or s.mode).upper()} run"
+        found += [{"path": name, "why": why} for name in names if off and s.stands_out(name) and s.said[name]]
     return found
 
 

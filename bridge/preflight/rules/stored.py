@@ -29,7 +29,7 @@ def _two_answers(s: Setup) -> list[dict[str, Any]]:
 def _without_format(s: Setup) -> list[dict[str, Any]]:
     found = []
     for family, chosen in (("fp8", "e4m3"), ("fp4", "e2m1")):
-        if getattr(s, family):
+        if getattr(s, family) or family in s.said:  # who says that it is off has said what the run is
             continue
         for name in (f"{family}_param_gather", f"{family}_param"):
             if s.said.get(name) or (s.precision is None and getattr(s, f"gathers_{family}")):

@@ -1,0 +1,286 @@
+"""`Statements`: the base of a dataclass whose `StatedField`s know whether somebody set them, and who did.
+
+What was stated is kept in three dictionaries per object: the values, who said them, and what was put aside because
+something later made it impossible. Everything else reads as its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from bridge.errors import UnknownFieldError, close_matches, did_you_mean
+from bridge.precision.fields import StatedField
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ORIGIN", "Statements"]
+
+
+class _Origin:
+    """Read by `dataclasses.replace` on an object: the object itself. On the class: None, the InitVar's default."""
+
+    def __get__(self, holder: Any, owner: type) -> Any:
+        return holder
+
+
+ORIGIN: Any = _Origin()
+"""Default of the InitVar `_origin`, which a dataclass of statements declares before its fields.
+
+`dataclasses.replace` hands the constructor the caller's changes first and then every remaining field in order of
+declaration. With this one declared first, what stands before it was named by the caller.
+"""
+
+
+class _Signature:
+    """The fields as parameters, for `inspect.signature` and what is built on it; subclasses have their own."""
+
+    def __get__(self, holder: object, owner: Any) -> inspect.Signature:
+        parameters = []
+        for field in dataclasses.fields(owner):
+            default = field.default
+            if default is dataclasses.MISSING:
+                made = field.default_factory is not dataclasses.MISSING
+                default = dataclasses._HAS_DEFAULT_FACTORY if made else inspect.Parameter.empty  # type: ignore[attr-defined]
+            parameters.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+            )
+        return inspect.Signature(parameters)
+
+
+class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such dataclass
+    """What was stated about an object's `StatedField`s, and by whom."""
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    else:
+        __signature__ = _Signature()
+
+        def __init__(self, **given: object) -> None:
+            """Take any fields by name.
+
+            Raises:
+                PrecisionTypeError: A value of the wrong type.
+                TypeError: A name that is no field.
+            """
+            origin = given.get("_origin")
+            named = list(given)
+            changed = named if origin is None else named[: named.index("_origin")]
+            own = vars(self)
+            for kept in ("_values", "_sources", "_aside"):
+                own[kept] = dict(vars(origin)[kept]) if origin is not None else {}
+            own["_recipe"] = origin._recipe if origin is not None else None
+            changes = {name: given[name] for name in changed}
+            known = self.__dataclass_fields__
+            for name in changes:
+                if name not in known or name == "_origin":
+                    raise TypeError(_unknown_field(name, type(self)))
+            for field in dataclasses.fields(self):
+                if isinstance(_descriptor(type(self), field.name), StatedField):
+                    continue
+                if field.name in given:
+                    setattr(self, field.name, given[field.name])
+                elif field.default_factory is not dataclasses.MISSING:
+                    setattr(self, field.name, field.default_factory())
+                elif field.default is not dataclasses.MISSING:
+                    setattr(self, field.name, field.default)
+                else:
+                    raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")
+            self._state({n: v for n, v in changes.items() if isinstance(_descriptor(type(self), n), StatedField)})
+            if hasattr(self, "__post_init__"):
+                self.__post_init__()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # @dataclass leaves a constructor that is already there alone, so that subclasses keep track of what was stated.
+        super().__init_subclass__(**kwargs)
+        for name, value in list(vars(cls).items()):
+            inherited = next((vars(b)[name] for b in cls.__mro__[1:] if name in vars(b)), None)
+            if isinstance(inherited, StatedField) and not isinstance(value, StatedField):
+                field = inherited.with_default(value)  # another default; still a field that knows what was stated
+                setattr(cls, name, field)
+                field.__set_name__(cls, name)
+        if "__init__" not in vars(cls):
+            cls.__init__ = Statements.__init__  # type: ignore[method-assign]
+
+    # -- what was stated ---------------------------------------------------------------------------------------------
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """Names of the fields that somebody set."""
+        return frozenset(self._values)
+
+    @property
+    def recipe(self) -> str | None:
+        """Name of the registered recipe this config was made from, or None."""
+        name: str | None = vars(self)["_recipe"]
+        return name
+
+    @property
+    def put_aside(self) -> dict[str, str]:
+        """Switch -> who had turned it on, for each that a later statement turned off with the switch it needs."""
+        return dict(self._aside)
+
+    def is_stated(self, name: str) -> bool:
+        """Return whether `name`, or the other name of the same setting, was stated."""
+        field = self._field(name)
+        return name in self._values or (field.twin is not None and field.twin in self._values)
+
+    def source_of(self, name: str) -> str:
+        """Return who set `name`: "default" for an unstated field."""
+        field = self._field(name)
+        for known in (name, field.twin):
+            if known is not None and known in self._values:
+                return self._sources.get(known) or "stated"
+        return "default"
+
+    def state(self, source: str | None = None, /, **values: object) -> Self:
+        """Set fields and remember who did it; returns the config itself.
+
+        Args:
+            source: Who says so, for reports ("command line", "team.yaml").
+            values: Fields by name.
+
+        Raises:
+            PrecisionTypeError: A value of the wrong type; nothing is changed then.
+            UnknownFieldError: A name that is no field; nothing is changed then.
+        """
+        self._state(values, source=source)
+        return self
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """Return the names of all precision fields, in order of declaration."""
+        fields = dataclasses.fields(cls)
+        return tuple(f.name for f in fields if isinstance(_descriptor(cls, f.name), StatedField))
+
+    # -- machinery ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _values(self) -> dict[str, Any]:
+        values: dict[str, Any] = vars(self)["_values"]
+        return values
+
+    @property
+    def _sources(self) -> dict[str, str]:
+        sources: dict[str, str] = vars(self)["_sources"]
+        return sources
+
+    @property
+    def _aside(self) -> dict[str, str]:
+        aside: dict[str, str] = vars(self)["_aside"]
+        return aside
+
+    def _field(self, name: str) -> StatedField:
+        field = _descriptor(type(self), name)
+        if not isinstance(field, StatedField):
+            raise UnknownFieldError(_unknown_field(name, type(self)), close_matches(name, self.field_names()))
+        return field
+
+    def _read(self, field: StatedField) -> Any:
+        names = [field.name] if field.twin is None else [field.twin, field.name]
+        if field.leads:
+            names.reverse()
+        for name in names:
+            if name in self._values:
+                return self._values[name]
+        return field.default
+
+    def _assign(self, name: str, value: object) -> None:
+        self._state({name: value})
+
+    def _state(self, given: Mapping[str, object], *, source: str | None = None, text: bool = False) -> None:
+        checked = {name: self._field(name).check(value, text=text) for name, value in given.items()}
+        for name, value in checked.items():
+            field = self._field(name)
+            self._aside.pop(name, None)
+            if value is None and field.unstates:
+                if name in self._values:
+                    self._unstate(name)
+                continue
+            self._put(name, value, source)
+            if field.twin in self._values and field.twin not in checked:
+                self._put(field.twin, value, source)
+        own_class: Any = type(self)
+        for name, needed, twin in _followers(own_class):
+            if name not in checked and (needed in checked or twin in checked):
+                self._follow(name, needed, source)
+
+    def _follow(self, name: str, needed: str, source: str | None) -> None:
+        """Turn a switch of an earlier layer off with the one it needs, and on again with it.
+
+        Only what a named layer said (a recipe, a file) gives way: whoever states both contradicts himself.
+        """
+        is_on = self._read(self._field(needed))
+        by = self._sources.get(name)
+        if is_on and name in self._aside:
+            self._put(name, True, self._aside.pop(name))
+        elif not is_on and self._values.get(name) is True and by not in (None, source):
+            self._aside[name] = str(by)
+            self._put(name, False, f"follows {needed}")
+
+    def _put(self, name: str, value: object, source: str | None) -> None:
+        self._values[name] = value
+        self._sources.pop(name, None)
+        if source is not None:
+            self._sources[name] = source
+
+    def _unstate(self, name: str) -> None:
+        for known in (name, self._field(name).twin):
+            if known is not None:
+                self._values.pop(known, None)
+                self._sources.pop(known, None)
+                self._aside.pop(known, None)
+
+    def _made_by(self, recipe: str) -> None:
+        """Remember the recipe this config came from; what it has stated so far is the recipe's."""
+        vars(self)["_recipe"] = recipe
+        for name in self._values:
+            self._sources.setdefault(name, f"recipe {recipe}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("_") or hasattr(type(self), name) or name in type(self).__dataclass_fields__:
+            object.__setattr__(self, name, value)
+            return
+        raise UnknownFieldError(_unknown_field(name, type(self)), close_matches(name, self.field_names()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), **{kept: dict(vars(self)[kept]) for kept in ("_values", "_sources", "_aside")}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({"_aside": {}, **state})
+
+    def __eq__(self, other: object) -> bool:
+        """Compare as Megatron Bridge's dataclass does: by what every field reads as, stated or not."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return dataclasses.asdict(self) == dataclasses.asdict(other)
+
+    def __repr__(self) -> str:
+        shown = []
+        for name in self.field_names():
+            if name in self._values:  # a dtype as torch shows it, the rest as it was stated
+                value = getattr(self, name) if self._field(name).kind == "dtype" else self._values[name]
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _descriptor(owner: type, name: str) -> object:
+    """Return the class attribute itself, past any descriptor protocol."""
+    return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
+
+
+@functools.cache
+def _followers(owner: Any) -> tuple[tuple[str, str, str | None], ...]:
+    """Return each switch that follows another one, with that one and its other name."""
+    fields = {name: _descriptor(owner, name) for name in owner.field_names()}
+    needing = {name: f.needs for name, f in fields.items() if isinstance(f, StatedField) and f.needs is not None}
+    return tuple((name, needed, getattr(fields[needed], "twin", None)) for name, needed in needing.items())
+
+
+def _unknown_field(name: str, owner: type[Statements]) -> str:
+    matches = close_matches(name, owner.field_names())
+    remedy = did_you_mean(matches) or "`precision-bridge explain` lists the fields."
+    return f"mixed_precision.{name}: no such field. {remedy}"
