@@ -36,6 +36,7 @@ OWN = tuple(name for name in MixedPrecisionConfig.field_names() if name != "tf32
 SINCE_0_4 = ("fp4_param", "fp4_param_gather")
 TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 OWNERS = ("model", "optimizer", "ddp")
+DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 RENAMED = {"enable_autocast": "autocast_enabled"}
 COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
@@ -168,7 +169,22 @@ def _of_owners(payload: Mapping[Any, Any], crossing: Inward) -> Imported:
     crossing.lose("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
     if not any(crossing.fields.get(name) for name in ("fp16", "bf16")):
         crossing.fields["fp32"] = True
+    _megatrons_defaults(crossing)
     return crossing.imported(semantics=semantics_of(MixedPrecisionConfig.from_dict(crossing.fields)))
+
+
+def _megatrons_defaults(crossing: Inward) -> None:
+    """State the defaults of Megatron Core's own classes, which hold where no recipe is written over them."""
+    fields = crossing.fields
+    detail = "the default of Megatron Core's own class"
+    if fields.get("fp8") and fields.get("fp8_recipe") is None:
+        crossing.implied("model.fp8_recipe", "delayed", detail, fp8_recipe="delayed")
+    if fields.get("fp8") and fields["fp8_recipe"] == "delayed":
+        for name, value in DELAYED.items():
+            if name not in fields:
+                crossing.implied(f"model.{name}", value, detail, **{name: value})
+    if not fields.get("fp32") and "grad_reduce_in_fp32" not in fields:
+        crossing.implied("ddp.grad_reduce_in_fp32", False, detail, grad_reduce_in_fp32=False)
 
 
 def _beside(payload: Mapping[Any, Any], imported: Imported, crossing: Inward) -> Imported:

@@ -157,3 +157,12 @@ def test_omegaconf_reads_what_is_written() -> None:
     omegaconf = pytest.importorskip("omegaconf")
     text = megatron_bridge.write(megatron_bridge.export(REGISTRY.get("bf16_mixed")).payload)
     assert omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(text)) == yaml.safe_load(text)
+
+
+def test_without_a_recipe_the_defaults_are_megatron_cores_own() -> None:
+    imported = megatron_bridge.import_({"model": {"bf16": True, "fp8": "hybrid", "fp8_amax_history_len": 16}})
+    config = imported.config
+    assert (config.fp8_recipe, config.fp8_amax_history_len, config.grad_reduce_in_fp32) == ("delayed", 16, False)
+    implied = {loss.field for loss in imported.losses if loss.reason == "implied default"}
+    assert {"model.fp8_recipe", "model.fp8_margin", "ddp.grad_reduce_in_fp32"} <= implied
+    assert "model.fp8_amax_history_len" not in implied
