@@ -36,6 +36,8 @@ OWN = tuple(name for name in MixedPrecisionConfig.field_names() if name != "tf32
 SINCE_0_4 = ("fp4_param", "fp4_param_gather")
 TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 OWNERS = ("model", "optimizer", "ddp")
+EVERYBODYS = frozenset({"bf16", "fp16"})
+"""Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
 DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 RENAMED = {"enable_autocast": "autocast_enabled"}
 COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
@@ -300,7 +302,7 @@ def recognise(document: Document) -> Recognised | None:
     if any(str(section.get("_target_", "")).startswith(("megatron.", "bridge.")) for section in sections):
         return Recognised(certainty=0.7, evidence="has sections with Megatron's targets, as its run configs do")
     known = [name for name in OWN if name in top]
-    if len(known) > 1 and len(known) * 2 >= len(top):
+    if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
         whole = len(known) == len(top)  # `bf16` and `fp8` beside other keys are other systems' words too
         return Recognised(
             certainty=0.6 if whole else 0.4,

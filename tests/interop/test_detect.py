@@ -108,3 +108,8 @@ def test_the_reference_lists_the_systems_as_they_are() -> None:
 def test_targets_of_others_are_no_run_config_of_megatron_bridge() -> None:
     text = "model:\n  _target_: torch.nn.Linear\noptimizer:\n  _target_: torch.optim.Adam\n"
     assert candidates(Document.of_text(text, "x.yaml")) == []
+
+
+def test_two_switches_alone_are_nobodys() -> None:
+    with pytest.raises(PayloadError, match="no system is recognised"):
+        detect(Document.of_text('{"bf16": true, "fp16": false}', "x.json"))
