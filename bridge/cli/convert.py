@@ -53,7 +53,7 @@ def run(chosen: argparse.Namespace) -> None:
     results = [(one, conversion.convert(one, chosen.to, context)) for one in runs]
     text = conversion.payload_text(runs[0], chosen.to, results[0][1])
     faulty = chosen.to == conversion.OURS and bool(runs[0].imported.config.faults())
-    if chosen.out is not None and not faulty:
+    if chosen.out is not None and not faulty and text:
         _write(chosen.out, text)
     report = sys.stdout if chosen.out is not None and not chosen.json else sys.stderr
     if chosen.json:
@@ -68,7 +68,9 @@ def run(chosen: argparse.Namespace) -> None:
         return
     if len(runs) > 1:
         print(f"The payload is that of the first of {len(runs)} runs; --json has them all.", file=report)
-    if chosen.out is not None:
+    if chosen.out is not None and not text:
+        print(f"nothing to write: {chosen.to} has nothing to say of this precision, and {chosen.out} is left alone")
+    elif chosen.out is not None:
         print(f"wrote {chosen.out}")
     else:
         sys.stderr.flush()
@@ -83,6 +85,10 @@ def _context(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise RunConfigError(f"--context: must be KEY=VALUE, got {word!r}. Write nemo_version=1.23, say.")
+        if key in given:
+            raise RunConfigError(
+                f"--context: {key} must be given once, got it again as {value!r}. Keep one of the two."
+            )
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:

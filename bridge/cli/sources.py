@@ -135,6 +135,11 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     ranked, winner = found.ranked, found.winner
     if not ranked:
         return ["None of them says what a whole run trains in."]
+    if found.agree and len(found.semantics) > 1:
+        ways = ", ".join(
+            f"{way} ({next(_place(source) for source in ranked if source.semantics == way)})" for way in found.semantics
+        )
+        return [f"All agree on {ranked[0].precision}, under different semantics: {ways}."]
     if found.agree:
         return [f"All agree: {ranked[0].precision}."]
     files = len({source.path for source in ranked})

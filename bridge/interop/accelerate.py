@@ -6,6 +6,7 @@ becomes a policy that gathers, computes *and reduces* in BF16, and under DeepSpe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from bridge.interop.accelerate_fp8 import BACKENDS, arrive_fp8, depart_fp8
 from bridge.interop.accelerate_sharding import arrive_deepspeed, arrive_fsdp, plain_fields, sharding_of
 from bridge.interop.amp import amp_fields, depart_as_amp
 from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.deepspeed_beside import LOOKS_LIKE_PRECISION
 from bridge.interop.gpu import capability
 from bridge.interop.ledger import Arrival, Departure
 from bridge.interop.scaler import assume_torch_scaler, lose_scaler
@@ -35,6 +37,9 @@ PLUGINS = {"fsdp_plugin": "FullyShardedDataParallelPlugin", "deepspeed_plugin": 
 SHARDED = ("fsdp_config", "deepspeed_config", "megatron_lm_config")
 """Blocks of its YAML, one of which `distributed_type` chooses."""
 PREFIX = "ACCELERATE_"
+ENVIRONMENT_LINE = re.compile(r"""\s*(?:export\s+)?(\w+)=(?:"([^"]*)"|'([^']*)'|([^\s#]*))""")
+KNOWN = ("mixed_precision", "downcast_bf16", "fp16", "fp8_config")
+"""Names at the top that look like precision and are read."""
 OWN = ("compute_environment", "distributed_type", "mixed_precision", "num_processes", "main_training_function")
 
 
@@ -55,7 +60,7 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
         detail = f"{VERSION} falls back to FP16, not BF16, below compute capability 8.9"
         book.lose("mixed_precision", "fp8", "semantics", detail, "Write bf16.")
         compute = "fp16"
-    sharding = sharding_of(book, top)
+    sharding = sharding_of(book, top, compute)
     base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
     owns_weights = base != "fp32" and sharding is not None
     fields = {base: True, "params_dtype": base} if owns_weights else amp_fields(base)
@@ -63,12 +68,15 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
     if top.given("mixed_precision") and compute == (top["mixed_precision"] or "no"):
         book.carry("mixed_precision", **fields)
     _fp8(book, top, assumed, on=compute == "fp8")
-    _scaler(book, top, used=base == "fp16" and sharding != "deepspeed")
+    _scaler(book, top, used=base == "fp16" and sharding not in ("deepspeed", "megatron"))
     if sharding == "fsdp":
         arrive_fsdp(book, top, base)
     decided_elsewhere = sharding == "deepspeed" and arrive_deepspeed(book, top, base)
     _beside(book, top, compute)
-    semantics = {"fsdp": "fsdp_policy", "deepspeed": "megatron_o2"}.get(sharding or "", "amp_o1")
+    _unknown(book, top)
+    semantics = {"fsdp": "fsdp_policy", "deepspeed": "megatron_o2", "megatron": "megatron_o2"}.get(
+        sharding or "", "amp_o1"
+    )
     imported = book.close("fp32" if base == "fp32" else semantics)
     is_lost = compute == "fp8" and "fp8" not in book.fields
     return replace(imported, recipe=None) if decided_elsewhere or is_lost else imported
@@ -86,6 +94,8 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml") -> Exported:
     book = Departure(config, TITLE)
     compute = depart_as_amp(book, "mixed_precision")
     payload: dict[str, Any] = {"mixed_precision": {"fp32": "no"}.get(compute, compute)}
+    if shape == "yaml":
+        payload = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO"} | payload
     block = depart_fp8(book) if config.fp8 is not None and compute == "bf16" else None
     if config.fp8 is not None and compute != "bf16":
         detail = f"FP8 runs under BF16 autocast in {VERSION}, so none was written over {compute}"
@@ -270,7 +280,18 @@ def _beside(book: Arrival, top: Settings, compute: str) -> None:
             book.lose(autocast.name(key), autocast[key], "unsupported", detail, "Check it by hand.")
 
 
+def _unknown(book: Arrival, top: Settings) -> None:
+    """Report keys that look like precision and stop the launcher."""
+    for key in top.values:
+        if key not in KNOWN and LOOKS_LIKE_PRECISION.search(key.lower()):
+            detail = f"no key of {VERSION}, which refuses a file that holds it"
+            book.lose(key, top[key], "dead knob", detail, "Drop it; mixed_precision is what is read.")
+
+
 def _recognise(document: Any) -> Recognised | None:
+    if document.kind == "env":
+        names = [name for name in _read(document) if name.startswith((PREFIX + "MIXED_PRECISION", PREFIX + "FP8_"))]
+        return Recognised(certainty=0.9, evidence=f"sets `{names[0]}`, which accelerate reads") if names else None
     content = document.mapping
     if "compute_environment" in content or ("distributed_type" in content and "mixed_precision" in content):
         found = [key for key in OWN if key in content]
@@ -282,6 +303,15 @@ def _recognise(document: Any) -> Recognised | None:
     if content.get("mixed_precision") in PRECISIONS:
         return Recognised(certainty=0.6, evidence=f"has `mixed_precision: {content['mixed_precision']}`")
     return None
+
+
+def _read(document: Any) -> Any:
+    """Return accelerate's variables of an environment file, and the content of any other."""
+    if document.kind != "env":
+        return document.content
+    found = [match for line in document.text.splitlines() if (match := ENVIRONMENT_LINE.match(line))]
+    values = {match[1]: next((part for part in match.groups()[1:] if part is not None), "") for match in found}
+    return {name: value for name, value in values.items() if name.startswith(PREFIX)}
 
 
 def _write(payload: Any) -> str:
@@ -300,6 +330,7 @@ SYSTEM = System(
     export=export,
     recognise=_recognise,
     write=_write,
+    read=_read,
     context=(
         ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0; FP8 becomes FP16 below 8.9"),
         ContextKey(name="fp8_backend", meaning="AO, TE or MSAMP where the file does not say"),

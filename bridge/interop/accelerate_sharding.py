@@ -24,10 +24,18 @@ BLOCKS = {
     "deepspeed": ("DeepSpeedPlugin", "deepspeed_config"),
 }
 """What shards -> where its settings stand."""
+TRUE = ("true", "1", "yes", "on", "y", "t")
+SCALE = {
+    "initial_scale_power": ("initial_loss_scale", 65536),
+    "loss_scale_window": ("loss_scale_window", 1000),
+    "min_loss_scale": ("min_loss_scale", 1),
+    "hysteresis": ("hysteresis", 2),
+}
+"""Setting of DeepSpeed's `fp16` block -> our field and the default that runs."""
 
 
-def sharding_of(book: Arrival, top: Settings) -> str | None:
-    """Return "fsdp", "deepspeed" or None, and report the settings of the one that does not act."""
+def sharding_of(book: Arrival, top: Settings, compute: str) -> str | None:
+    """Return "fsdp", "deepspeed", "megatron" or None, and report the settings of the one that does not act."""
     kind = "NO" if top.values.get("distributed_type") is False else (top.text("distributed_type") or "").upper()
     given = {what: [name for name in names if top.values.get(name)] for what, names in BLOCKS.items()}
     if kind:
@@ -39,6 +47,13 @@ def sharding_of(book: Arrival, top: Settings) -> str | None:
         for name in names if what != acting else ():
             detail = f"read under distributed_type: {what.upper()} only"
             book.lose(name, top[name], "dead knob", detail, "Drop it, or set distributed_type.")
+    if kind == "MEGATRON_LM" and compute in ("bf16", "fp16"):
+        detail = f"no autocast: Megatron-LM trains {compute} weights beside FP32 masters ({VERSION})"
+        book.lose("distributed_type", kind, "semantics", detail, "Convert Megatron-LM's own arguments too.")
+        return "megatron"
+    if kind == "XLA" and compute == "bf16":
+        detail = f"{VERSION} sets XLA_USE_BF16=1 unless downcast_bf16 is on: every float32 is BF16, weights too"
+        book.lose("distributed_type", kind, "semantics", detail, "Expect weights without FP32 copies there.")
     return acting
 
 
@@ -52,6 +67,14 @@ def arrive_fsdp(book: Arrival, top: Settings, base: str) -> None:
     name = "FullyShardedDataParallelPlugin" if top.given("FullyShardedDataParallelPlugin") else "fsdp_config"
     block = top.section(name)
     key = next((k for k in ("mixed_precision_policy", "fsdp_mixed_precision_policy") if block.given(k)), None)
+    for loading in ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading"):
+        if book.fields.get("fp8_recipe") == "tensorwise" and str(block.values.get(loading)).lower() in TRUE:
+            detail = f"{VERSION} raises on it beside torchao's FP8"
+            book.lose(block.name(loading), block[loading], "unsupported", detail, "Set it to false.")
+    if key is not None and name == "fsdp_config":
+        detail = f"`accelerate launch` hands no policy on; only an argument of the plugin is read ({VERSION})"
+        book.lose(block.name(key), block[key], "dead knob", detail, "Pass a FullyShardedDataParallelPlugin.")
+        key = None
     if base == "fp32" and key is None:
         return
     if key is None:
@@ -98,4 +121,13 @@ def arrive_deepspeed(book: Arrival, top: Settings, base: str) -> bool:
         book.fields["grad_reduce_in_fp32"] = False
         detail = f"DeepSpeed accumulates and reduces in {base} unless its own file says otherwise (DeepSpeed 0.19.8)"
         book.lose(block.path, base, "implied default", detail, "Use a DeepSpeed file to reduce in FP32.")
+    if key is None and base == "fp16":
+        for setting, (field, value) in SCALE.items():
+            book.fields[field] = value
+            detail = f"{VERSION} writes no loss scale, so {field} is {value}, DeepSpeed's own (DeepSpeed 0.19.8)"
+            remedy = f"State {field} for another one."
+            book.lose(f"{block.path}.fp16.{setting}", None, "implied default", detail, remedy)
+        detail = f"{VERSION} writes it: inputs of the module are cast to FP16 by the engine"
+        remedy = "Cast the inputs in the data loader."
+        book.lose(f"{block.path}.fp16.auto_cast", True, "implied default", detail, remedy)
     return key is not None

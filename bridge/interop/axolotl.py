@@ -69,7 +69,7 @@ def import_(payload: object, *, gpu: object = None) -> Imported:
     report_beside(book, top, CARRIED)
     imported = book.close(semantics)
     is_lost = bool(top.switch("fp8")) and "fp8" not in book.fields
-    return replace(imported, recipe=None) if is_lost else imported
+    return replace(imported, recipe=None) if is_lost or top.values.get("deepspeed") else imported
 
 
 def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Exported:

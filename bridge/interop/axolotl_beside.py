@@ -94,6 +94,9 @@ def report_beside(book: Arrival, top: Settings, done: Collection[str]) -> None:
         if key not in known and LOOKS_LIKE_PRECISION.search(key):
             detail = f"not a setting of {VERSION}, which ignores unknown names without a word"
             book.lose(key, top[key], "dead knob", detail, "Check its spelling, or drop it.")
+        elif key != key.lower() and (key.lower() in known or LOOKS_LIKE_PRECISION.search(key.lower())):
+            detail = "another letter case, which is not read"
+            book.lose(key, top[key], "dead knob", detail, f"Write {key.lower()} if it is meant.")
 
 
 def _lose_if_on(book: Arrival, name: str, value: Any, detail: str) -> None:

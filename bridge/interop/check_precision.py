@@ -46,6 +46,8 @@ class PrecisionReport:
     """Name of a module -> dtype of its output in the step."""
     matmuls: Mapping[str, int] = field(default_factory=dict)
     """Dtype of the operands -> matrix multiplications in the step, forward and backward."""
+    converted: Mapping[str, int] = field(default_factory=dict)
+    """Class -> layers converted to FP8 or FP4, whose matmuls need not show: emulated ones, and Transformer Engine's."""
 
     def __str__(self) -> str:
         rows = [
@@ -58,24 +60,58 @@ class PrecisionReport:
         ]
         return "\n".join(f"{name:<16} {_counted(counts, unit)}" for name, counts, unit in rows)
 
-    def disagreements(self, config: MixedPrecisionConfig) -> list[str]:
+    def disagreements(self, config: str | MixedPrecisionConfig) -> list[str]:
         """Return where the report is not what the recipe asks for, one sentence each.
 
         Half-precision weights and FP32 weights under autocast both satisfy a half-precision recipe; what it does not
-        satisfy is matmuls in FP32, or an optimizer that keeps nothing in FP32.
+        satisfy is matmuls mostly in FP32 (a few, of a head say, may be), any in another half precision, or an optimizer
+        that keeps nothing in FP32. An FP8 or FP4 recipe asks for converted layers or matmuls in it, an FP32 one for no
+        narrower matmul.
+
+        Args:
+            config: A recipe, or the name of one.
+
+        Raises:
+            BridgeError: There is no recipe of that name, or it is neither a name nor a recipe.
         """
+        from bridge.precision.config import MixedPrecisionConfig
+        from bridge.precision.registry import get_mixed_precision_config
+
+        given: object = config
+        if not isinstance(given, str | MixedPrecisionConfig):
+            rule = "config: must be a recipe or the name of one"
+            raise PrecisionTypeError(f"{rule}, got {type(given).__name__}. Give a MixedPrecisionConfig.")
+        config = get_mixed_precision_config(given) if isinstance(given, str) else given
         autocast = config.to_dict().get("autocast_dtype") if config.autocast_enabled else None
         wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or config.mode), "float32")
-        found = []
-        if self.matmuls and wanted not in self.matmuls and not any("float8" in name for name in self.matmuls):
-            found.append(
-                f"No matmul ran in {wanted}: {_counted(self.matmuls, 'calls')}. Is autocast around the forward pass?"
-            )
+        found = [] if not self.matmuls else self._of_matmuls(wanted, config)
         held = {**self.parameters, **self.optimizer_state}
         if held and not any(name in ("float32", "float64") for name in held):
             found.append("Neither weights nor optimizer state are FP32: small updates are lost. Keep FP32 masters.")
         if config.grad_reduce_in_fp32 and self.gradients and "float32" not in self.gradients:
             found.append(f"Gradients are {', '.join(self.gradients)}, and grad_reduce_in_fp32 asks for float32.")
+        return found
+
+    def _of_matmuls(self, wanted: str, config: MixedPrecisionConfig) -> list[str]:
+        """Return where the matmuls are not in the dtype and the scheme of a recipe."""
+        counted = _counted(self.matmuls, "calls")
+        found = []
+        scheme = "FP8" if config.fp8 else "FP4" if config.fp4 else None
+        if scheme is not None:
+            low = "float8" if config.fp8 else "float4"
+            if self.converted or any(name.startswith(low) for name in self.matmuls):
+                return []
+            found.append(f"No matmul ran in {scheme}: {counted}. Were the linear layers converted?")
+        wide = {name: count for name, count in self.matmuls.items() if name in ("float32", "float64")}
+        other = [name for name in self.matmuls if name not in (wanted, *wide)]
+        if wanted not in self.matmuls and not (wanted == "float32" and wide):
+            return [*found, f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?"]
+        if other:
+            found.append(f"Matmuls ran in {', '.join(other)} beside {wanted}: {counted}. Which layers cast to it?")
+        if wanted != "float32" and sum(wide.values()) * 2 > sum(self.matmuls.values()):
+            found.append(
+                f"Most matmuls ran in {', '.join(wide)}, not in {wanted}: {counted}. Does autocast cover them?"
+            )
         return found
 
 
@@ -123,7 +159,22 @@ def check_precision(
         activations=dict(Counter(modules.values())),
         modules=modules,
         matmuls=dict(matmuls),
+        converted=dict(Counter(_converted(model))),
     )
+
+
+def _converted(model: torch.nn.Module) -> Iterator[str]:
+    """Return the class of each layer, or of its weight, that computes in FP8 or FP4."""
+    from bridge.interop.emulated_linear import EmulatedLinear
+
+    for module in model.modules():
+        if isinstance(module, EmulatedLinear) or type(module).__module__.startswith("torchao."):
+            yield type(module).__name__
+        elif type(module).__module__.startswith("transformer_engine.") and getattr(module, "fp8", False) is True:
+            yield type(module).__name__  # set by a forward pass within TE's autocast
+        else:
+            weights = [type(weight) for weight in module.parameters(recurse=False)]
+            yield from (kind.__name__ for kind in weights[:1] if kind.__module__.startswith("torchao."))
 
 
 def _computes(module: torch.nn.Module) -> bool:
@@ -150,7 +201,9 @@ def _matmul_counter(matmuls: Counter[str]) -> Any:
             if name in MATMULS or "attention" in name:
                 tensors = [value for value in args if hasattr(value, "dtype") and value.dim() > 1]
                 if tensors:
-                    matmuls[_name(tensors[-1].dtype)] += 1
+                    names = [_name(value.dtype) for value in tensors]
+                    low = [name for name in names if name.startswith(("float8", "float4"))]  # beside are their scales
+                    matmuls[(low or names)[-1]] += 1
             return func(*args, **(kwargs or {}))
 
     return Watch()  # type: ignore[no-untyped-call]

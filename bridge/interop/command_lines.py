@@ -136,7 +136,7 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     shown = f"{file}.yaml" if isinstance(file, str) else None
     detail = "the overrides go over this file, and what it says beyond them is not read"
     remedy = "Convert the composed configuration, or pass nemo_version for the defaults that NeMo ships."
-    base = lost("--config-name", shown, detail, remedy)
+    base = lost("--config-name" if shown else "the configuration file of the program", shown, detail, remedy)
     return CommandLine(
         system="nemo1", evidence=_evidence(own, "an override of NeMo's"), payload=payload, beside=(base, *beside)
     )
@@ -179,7 +179,7 @@ def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
-    if not line.is_trainer(forced=forced):
+    if not (line.is_trainer(forced=forced) or _is_switched(line)):
         return None
     from bridge.interop.huggingface import arguments
 
@@ -195,11 +195,22 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
         if isinstance(file, str):
             return CommandLine(system="accelerate", evidence="starts with `accelerate launch`", elsewhere=file)
     context = {} if environment is None else {"accelerate_mixed_precision": environment}
+    sharding = () if line.accelerate is None else ("use_fsdp", "use_deepspeed")
+    launched = {name: True for name in sharding if line.accelerate and line.accelerate.options.get(name) is True}
+    if launched:
+        payload["accelerate_launch_args"] = launched
     beside = line.beside(used, files=("deepspeed_config", "config_file"))
     said_by = "flags" if switched or environment is None else "variables" if used else "launcher"
     return CommandLine(
         system="huggingface", evidence=evidence, payload=payload, context=context, beside=beside, said_by=said_by
     )
+
+
+def _is_switched(line: Line) -> bool:
+    """Return whether a program under `accelerate launch` has a switch of the Trainer's, and an argument beside it."""
+    given = line.words.options
+    switched = "bf16" in given or "fp16" in given
+    return line.accelerate is not None and switched and ("output_dir" in given or "model_name_or_path" in given)
 
 
 def _environment(line: Line) -> tuple[str | None, set[str]]:
@@ -251,6 +262,8 @@ def _accelerate(line: Line, forced: bool) -> CommandLine | None:
         payload["distributed_type"] = "DEEPSPEED"
         if "deepspeed_config_file" in options:
             payload["deepspeed_config"] = {"deepspeed_config_file": options["deepspeed_config_file"]}
+    if options.get("use_megatron_lm"):
+        payload["distributed_type"] = "MEGATRON_LM"
     beside = line.beside(variables, read=("mixed_precision",))
     return CommandLine(system="accelerate", evidence=evidence, payload=payload, beside=beside, said_by=said_by)
 

@@ -74,10 +74,6 @@ def runs_of(
         _check_kind(document, system(chosen))
     if document.kind == "shell":
         return _of_script(document, chosen, context or {}, targets)
-    if chosen is not None:
-        _check_kind(document, system(chosen))
-    if document.kind == "shell":
-        return _of_script(document, chosen, context or {}, targets)
     detected = [(part, *detect(part, chosen)) for part in document.parts]
     _check_context(context or {}, [*(one for _, one, _ in detected), *targets])
     found = []

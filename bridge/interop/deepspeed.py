@@ -111,10 +111,11 @@ def _autocast(book: Arrival, block: Settings, mode: str | None) -> str | None:
     if on and block["enabled"] not in (True, 1):
         detail = f"{VERSION} asks whether it is empty, and a word is not: autocast is on"
         book.lose(block.name("enabled"), block["enabled"], "semantics", detail, "Write true or false, without quotes.")
-    if block.given("dtype") and block["dtype"] not in DTYPE_NAMES:
+    written = block.values.get("dtype")
+    if written is not None and not (isinstance(written, str) and written in DTYPE_NAMES):
         rule = "must be bfloat16, float16 or float32, as torch or DeepSpeed spell them, letter by letter"
-        raise block.wrong("dtype", rule, block["dtype"], "Use bfloat16 or float16, or drop the key")
-    compute = DTYPE_NAMES.get(block.values.get("dtype") or "")
+        raise block.wrong("dtype", rule, written, "Use bfloat16 or float16, or drop the key")
+    compute = DTYPE_NAMES.get(written or "")
     if block.given("lower_precision_safe_modules"):
         detail = "which module classes are cast is torch's own list elsewhere"
         name, value = block.name("lower_precision_safe_modules"), block["lower_precision_safe_modules"]

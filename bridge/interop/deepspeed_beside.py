@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bridge.interop.ledger import Arrival
     from bridge.interop.settings import Settings
 
-__all__ = ["refuse_apex", "report_beside", "report_half"]
+__all__ = ["LOOKS_LIKE_PRECISION", "refuse_apex", "report_beside", "report_half"]
 
 VERSION = "DeepSpeed 0.19.8"
 STATE = "Write it down to be sure."
@@ -33,6 +33,7 @@ REMOVED = {
 }
 BESIDE = {
     "weight_quantization": "the weights are stored quantised",
+    "msamp": "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does",
     "prescale_gradients": "gradients are divided before they are reduced, so that others overflow",
 }
 ZERO = {
@@ -111,7 +112,10 @@ def report_half(book: Arrival, block: Settings, mode: str, *, on: bool) -> None:
 def report_beside(book: Arrival, top: Settings) -> None:
     """Report everything else that bears on precision, and what looks as if it did and is ignored."""
     for key in top.values:
-        if key in IGNORED or (key not in READ and LOOKS_LIKE_PRECISION.search(key) and not key.startswith("seq_")):
+        if key != key.lower() and (key.lower() in (*READ, *IGNORED) or LOOKS_LIKE_PRECISION.search(key.lower())):
+            detail = f"another letter case, which is not read ({VERSION})"
+            book.lose(key, top[key], "dead knob", detail, f"Write {key.lower()}, or drop it.")
+        elif key in IGNORED or (key not in READ and LOOKS_LIKE_PRECISION.search(key) and not key.startswith("seq_")):
             detail = f"{VERSION} ignores a block of this name without a word"
             book.lose(key, top[key], "dead knob", detail, "Drop it; FP8 comes through accelerate, not from here.")
     for key, detail in REMOVED.items():
@@ -119,7 +123,9 @@ def report_beside(book: Arrival, top: Settings) -> None:
             removed = f"{detail}; {VERSION} has removed it and refuses the file"
             book.lose(key, top[key], "unsupported", removed, "Drop it, or quantise by other means.")
     for key, detail in BESIDE.items():
-        _switch(book, key, top.values.get(key), detail)
+        value = top.values.get(key)
+        is_off = key == "msamp" and isinstance(value, Mapping) and value.get("enabled", False) is False
+        _switch(book, key, False if is_off else value, detail)
     factor = top.values.get("gradient_predivide_factor")
     if factor in (1, 1.0):
         book.carry("gradient_predivide_factor")

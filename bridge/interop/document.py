@@ -7,6 +7,7 @@ more aliases than any person writes, a key twice) is refused with one sentence.
 from __future__ import annotations
 
 import re
+import stat
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,15 @@ __all__ = ["KINDS", "MAX_BYTES", "Document"]
 KINDS = ("yaml", "json", "shell", "python", "env", "text")
 MAX_BYTES = 512 * 1024
 """Larger than any configuration, and still read in well under two seconds."""
+MAX_KEY_PARTS = 64
+DOTTED = re.compile(
+    r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
+    rf"{{{MAX_KEY_PARTS}}}"
+)
+"""A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their number."""
+DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/")
+"""Where a pipe that somebody fills stands: a shell's process substitution."""
+ODD = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
 
 SUFFIXES = {
     ".yaml": "yaml",
@@ -57,17 +67,23 @@ class Document:
         """Read a file.
 
         Raises:
-            PayloadError: There is no such file, it is larger than `MAX_BYTES`, or it is not UTF-8 text.
+            PayloadError: There is no such file, it is a device or a named pipe, which could block for ever, it is
+                larger than `MAX_BYTES`, or it is not UTF-8 text.
         """
         file = Path(path)
         try:
-            with file.open("rb") as stream:
-                data = stream.read(MAX_BYTES + 1)
+            mode = file.stat().st_mode
+            odd = next((what for is_odd, what in ODD if is_odd(mode)), None)
+            if odd is None or str(file).startswith(DESCRIPTORS):
+                with file.open("rb") as stream:
+                    data, odd = stream.read(MAX_BYTES + 1), None
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise PayloadError(f"{path}: cannot be read: {why}. Give the path of a file.") from None
         except ValueError:
             raise PayloadError(f"{str(path)!r}: is no path. Give the path of a file.") from None
+        if odd is not None:
+            raise PayloadError(f"{path}: must be a regular file, got {odd}. Give the path of a file.")
         return cls.of_bytes(data, str(path))
 
     @classmethod
@@ -94,6 +110,11 @@ class Document:
         if "\0" in text:
             line = text.count("\n", 0, text.index("\0")) + 1
             raise PayloadError(f"{path}, line {line}: must be text, and holds a NUL. Give a text file.")
+        found = DOTTED.search(text) if path.endswith(".toml") else None
+        if found is not None:
+            line = text.count("\n", 0, found.start()) + 1
+            rule = f"a key must not have more than {MAX_KEY_PARTS} parts"
+            raise PayloadError(f"{path}, line {line}: {rule}, got more. Write tables.")
         return cls(path=path, text=text, kind=kind if kind is not None else _kind(path, text))
 
     @cached_property

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bridge.errors import PrecisionTypeError
 from bridge.numerics.delayed import DelayedScaling
 from bridge.numerics.linear import scaled_linear
 from bridge.numerics.spec import GemmPrecision
@@ -64,6 +65,20 @@ def emulate(model: torch.nn.Module, config: MixedPrecisionConfig, *, skip: Colle
         amax_history_len=config.fp8_amax_history_len,
         amax_compute_algo=config.fp8_amax_compute_algo,
     )
+    linears = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    if any(isinstance(module, EmulatedLinear) for module in model.modules()):
+        raise PrecisionTypeError(
+            "model: must not be emulated already, got a model with EmulatedLinear layers. Convert a fresh one, once."
+        )
+    if not linears or linears == [""]:
+        what = type(model).__name__
+        rule = "must contain nn.Linear modules to replace"
+        raise PrecisionTypeError(f"model: {rule}, got a bare {what}. Wrap a single layer in nn.Sequential.")
+    for name in skip:
+        if name not in linears:
+            raise PrecisionTypeError(
+                f"skip: must name nn.Linear modules of the model, got {name!r}. Take names from model.named_modules()."
+            )
     replaced = []
     for name, module in list(model.named_modules()):
         if type(module) is torch.nn.Linear and name and name not in skip:

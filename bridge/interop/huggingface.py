@@ -8,6 +8,7 @@ Arguments of the model that other programs write into the same file do say it, a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,16 @@ BESIDE = {
     "accelerator_config": "arguments of the Accelerator",
     "mixed_precision": "derived from fp16, bf16 and the environment; not an argument",
 }
+ACCELERATOR = {
+    "split_batches": False,
+    "dispatch_batches": None,
+    "even_batches": True,
+    "use_seedable_sampler": True,
+    "non_blocking": False,
+    "gradient_accumulation_kwargs": None,
+    "use_configured_state": False,
+}
+"""Defaults of `accelerator_config`, which a dump always holds."""
 OWN = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps", "output_dir", "warmup_ratio")
 
 
@@ -66,9 +77,10 @@ def import_(
     book = Arrival(TITLE)
     on = {name: _switch(book, top, name) for name in SWITCH_NAMES}
     if on["bf16"] and on["fp16"]:
-        raise top.wrong("fp16", "must be off where bf16 is on", top["fp16"], "Keep one of the two")
+        raise top.wrong("fp16", "must be off where bf16 is on", top["fp16"], f"Keep one of the two{_quoted(top)}")
     if on["bf16_full_eval"] and on["fp16_full_eval"]:
         raise top.wrong("fp16_full_eval", "must be off where bf16_full_eval is on", top["fp16_full_eval"], "Keep one")
+    _inline_deepspeed(top, on)
     compute = next((name for name in ("bf16", "fp16") if on[name]), "fp32")
     asked = compute
     said_by = "ACCELERATE_MIXED_PRECISION" if environment is not None else f"{LAUNCHER}.mixed_precision"
@@ -84,6 +96,7 @@ def import_(
     _beside(book, top, on)
     report_model(book, top, model, {*SWITCH_NAMES, *REMOVED, *BESIDE, *FP8, LAUNCHER, "optim", "pure_bf16"})
     is_open = report_launcher(book, top) and asked == "fp32" and environment is None
+    is_open = is_open or bool(top.values.get("deepspeed")) or launchers_sharding(top) == "deepspeed"
     imported = book.close(semantics)
     return replace(imported, recipe=None) if is_open else imported
 
@@ -146,6 +159,27 @@ def _switch(book: Arrival, top: Settings, name: str) -> bool | None:
     detail = f"types are not checked ({VERSION}): anything but an empty or zero value turns it on"
     book.lose(name, value, "semantics", detail, f"It means {str(taken).lower()}; write that, without quotes.")
     return taken
+
+
+def _quoted(top: Settings) -> str:
+    """Return what to add about a switch whose text says off and that is on."""
+    values = {name: top[name] for name in ("bf16", "fp16") if isinstance(top[name], str)}
+    said = [f"{name}: {shown(value)}" for name, value in values.items() if SWITCHES.get(value.lower()) is False]
+    return f"; {said[0]} in quotes is on, since any text is" if said else ""
+
+
+def _inline_deepspeed(top: Settings, on: dict[str, bool | None]) -> None:
+    """Raise PayloadError for a block of DeepSpeed's that contradicts the switches, as transformers does."""
+    block = top.values.get("deepspeed")
+    if not isinstance(block, Mapping) or any(top.given(name) for name in REMOVED):
+        return
+    for name in ("bf16", "fp16"):
+        inner = block.get(name)
+        said = inner.get("enabled") if isinstance(inner, Mapping) else None
+        wanted = bool(on[name] or on[f"{name}_full_eval"])
+        if isinstance(said, bool) and said is not wanted:
+            rule = f"must agree with the switch {name}, which is {'on' if wanted else 'off'}"
+            raise top.wrong(f"deepspeed.{name}.enabled", rule, said, 'Write "auto" there, or change one of the two')
 
 
 def _environment(book: Arrival, environment: str | None, compute: str, name: str) -> str:
@@ -241,7 +275,7 @@ def _tf32(book: Arrival, on: dict[str, bool | None], compute: str) -> None:
 def _beside(book: Arrival, top: Settings, on: dict[str, bool | None]) -> None:
     for name, detail in BESIDE.items():
         value = on.get(name, top.values.get(name))
-        if name in top and not value:
+        if name in top and (not value or (name == "accelerator_config" and _is_usual(value))):
             book.carry(name)
         elif name == "fsdp_config" and name in top and not top.values.get("fsdp"):
             book.lose(name, value, "dead knob", f"read where fsdp is on only ({VERSION})", "Drop it, or turn fsdp on.")
@@ -251,6 +285,13 @@ def _beside(book: Arrival, top: Settings, on: dict[str, bool | None]) -> None:
     detail = low_precision_optimizer(optimizer) or ""
     if detail:
         book.lose("optim", optimizer, "unsupported", detail, "Megatron keeps it in FP32 unless told otherwise.")
+
+
+def _is_usual(block: object) -> bool:
+    """Return whether arguments of the Accelerator are its defaults, none of which bears on precision."""
+    return isinstance(block, Mapping) and all(
+        name in ACCELERATOR and value is ACCELERATOR[name] for name, value in block.items()
+    )
 
 
 def _recognise(document: Any) -> Recognised | None:

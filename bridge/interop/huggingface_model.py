@@ -114,6 +114,9 @@ def report_model(book: Arrival, top: Settings, model: Loaded, done: Collection[s
             _quantisation(book, key, value, on=on)
         elif key in BESIDE:
             _report(book, key, value, BESIDE[key])
+        elif key != key.lower() and (key.lower() in {*done, *DTYPES} or LOOKS_LIKE_PRECISION.search(key.lower())):
+            detail = "another letter case, which is not read"
+            book.lose(key, value, "dead knob", detail, f"Write {key.lower()} if it is meant.")
         elif key == "infer_dtype":
             detail = f"{FACTORY} reads it where nothing is trained"
             book.lose(key, value, "dead knob", detail, "Nothing to do for training.")

@@ -6,7 +6,9 @@ string alone says nothing: it has to be known whose it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.amp import amp_fields, depart_as_amp
@@ -22,7 +24,7 @@ from bridge.interop.lightning_plugins import (
     arrive_true,
     depart_te,
 )
-from bridge.interop.lightning_strategy import arrive_strategy
+from bridge.interop.lightning_strategy import arrive_strategy, policy_decides, report_strategy
 from bridge.interop.megatron_flags import bears_on_precision
 from bridge.interop.scaler import TORCH_SCALER, assume_torch_scaler, lose_scaler
 from bridge.interop.settings import Settings
@@ -39,6 +41,7 @@ SHARDED = {
     "modelparallel": ("32-true", "16-true", "bf16-true", "bf16-mixed"),
 }
 """Strategy -> the precisions it takes, "32" and "bf16" standing for their long forms."""
+REFERENCE = re.compile(r"\$\{(\w{1,80})\}")
 AMP_PLUGIN = "lightning.pytorch.plugins.MixedPrecision"
 READ = ("precision", "plugins", "amp_backend", "amp_level")
 
@@ -67,8 +70,16 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
             rule = "must not stand beside a precision plugin"
             raise top.wrong("precision", rule, top["precision"], "Keep one of the two")
         report_apex(book, top)
-        return arrive_plugin(book, *plugin)
-    word = _word(book, top)
+        report_strategy(book, top)
+        read = arrive_plugin(book, *plugin)
+    else:
+        read = _trained(book, whole, top, plan, device)
+    return replace(read, recipe=None) if policy_decides(top) else read
+
+
+def _trained(book: Arrival, whole: Settings, top: Settings, plan: str, device: object) -> Imported:
+    """Return what the Trainer's own `precision` comes to."""
+    word = _word(book, whole, top)
     compute, kind = PRECISIONS[word]
     _check_strategy(top, plan, word)
     if casts_by_apex(top, word):
@@ -81,10 +92,10 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
         compute = "bf16"
     arrive_strategy(book, top, plan, compute)
     if kind == "te":
-        return arrive_te(book, Settings({}, TITLE, "recipe"), compute, name)
+        return arrive_te(book, Settings({}, TITLE, "recipe"), compute, name, said=word)
     if kind == "true":
         return arrive_true(book, name, word, compute)
-    if plan in ("fsdp", "modelparallel", "deepspeed") and compute != "fp32":
+    if plan in ("fsdp", "deepspeed") and compute != "fp32":
         return arrive_sharded(book, name, plan, compute)
     fields = amp_fields(compute)
     book.carry(name, **fields) if top.given("precision") else book.fields.update(fields)
@@ -189,8 +200,14 @@ def _strategy(top: Settings, strategy: str | None) -> str:
     return name
 
 
-def _word(book: Arrival, top: Settings) -> str:
+def _word(book: Arrival, whole: Settings, top: Settings) -> str:
     value = top.values.get("precision")
+    reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if reference is not None:
+        value = whole.values.get(reference[1])
+        if isinstance(value, bool) or str(value)[:40] not in PRECISIONS:
+            rule = "must be a precision; this is a reference to none at the top of the file"
+            raise top.wrong("precision", rule, reference[0], "Give the value as it will be")
     if value is None:
         book.lose(top.name("precision"), "32-true", "implied default", f"in {VERSION}", "Write it down to be sure.")
         return "32-true"

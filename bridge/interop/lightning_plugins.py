@@ -8,6 +8,7 @@ Source: Lightning 2.6.6 fabric/plugins/precision, Transformer Engine 2.20 common
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.interop.amp import amp_fields
@@ -39,6 +40,10 @@ PRECISIONS = {
     "transformer-engine-float16": ("fp16", "te"),
 }
 """What `Trainer(precision=)` takes, case and all -> dtype and kind."""
+OWN = "of Lightning's own"
+UNREAD = ("BitsandbytesPrecision", "DeepSpeedPrecision", "XLAPrecision")
+"""Precision plugins of Lightning's own that are not read."""
+SCALER_DEFAULTS = {"growth_factor": 2.0, "backoff_factor": 0.5, "enabled": True}
 DELAYED = {"margin": ("fp8_margin", 0), "amax_history_len": ("fp8_amax_history_len", 1024)}
 TE_PLUGIN = "lightning.pytorch.plugins.TransformerEnginePrecision"
 
@@ -49,7 +54,7 @@ def arrive_true(book: Arrival, name: str, word: str, compute: str) -> Imported:
         detail = "FP64 throughout; FP32 was stated"
         book.fields["fp32"] = True
         book.lose(name, word, "unsupported", detail, "Megatron has no FP64 training.")
-        return book.close("fp32")
+        return replace(book.close("fp32"), recipe=None)
     book.carry(name, **{compute: True, "params_dtype": compute, "grad_reduce_in_fp32": False})
     detail = f"weights, gradients and optimizer state are {compute}, nothing is FP32"
     book.lose(name, word, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
@@ -77,7 +82,9 @@ def arrive_plugin(book: Arrival, kind: str, given: Settings) -> Imported:
     if kind == "TransformerEnginePrecision":
         return _arrive_te_plugin(book, given)
     if kind not in ("MixedPrecision", "HalfPrecision", "DoublePrecision", "Precision", "FSDPPrecision"):
-        raise given.wrong("", "must be a precision plugin of Lightning's own", kind, "Convert its settings by hand")
+        own = "that this bridge reads, and this one of Lightning's own is not"
+        rule = f"must be a precision plugin {own if kind in UNREAD else OWN}"
+        raise given.wrong("", rule, kind, "Convert its settings by hand")
     default = {"HalfPrecision": "16-true", "DoublePrecision": "64-true", "Precision": "32-true"}.get(kind)
     word = given.word("precision", tuple(PRECISIONS)) or default
     if word is None:
@@ -102,7 +109,23 @@ def arrive_plugin(book: Arrival, kind: str, given: Settings) -> Imported:
                 book.carry(scaler.name(key), **{field: value})
                 taken.append(field)
         assume_torch_scaler(book, TITLE, given=tuple(taken))
+    if scaler is not None and _is_odd(book, scaler):
+        return replace(book.close("amp_o1"), recipe=None)
     return book.close("fp32" if compute == "fp32" else "amp_o1")
+
+
+def _is_odd(book: Arrival, scaler: Settings) -> bool:
+    """Report settings of a scaler that Megatron's has not; return whether there are any."""
+    odd = False
+    for key, usual in SCALER_DEFAULTS.items():
+        value = scaler.values.get(key)
+        if value is not None and value != usual:
+            odd = True
+            detail = f"Megatron's scaler has no such setting and acts as with {usual}"
+            book.lose(scaler.name(key), value, "unsupported", detail, "Set it in the program.")
+        elif value is not None:
+            book.carry(scaler.name(key))
+    return odd
 
 
 def _arrive_te_plugin(book: Arrival, given: Settings) -> Imported:
@@ -128,7 +151,7 @@ def _scaler(given: Settings) -> Settings | None:
     if made is not None or isinstance(value, Mapping):
         inner = made.arguments if made is not None else value.get("init_args", {})
     else:
-        inner = {key: getattr(value, f"_{key}", None) for key in ("init_scale", "growth_interval")}
+        inner = {key: getattr(value, f"_{key}", None) for key in ("init_scale", "growth_interval", *SCALER_DEFAULTS)}
     return Settings({} if inner is None else inner, TITLE, given.name("scaler"))
 
 
@@ -157,7 +180,7 @@ def _recipe(given: Settings) -> Settings:
     return Settings(plain, TITLE, given.name("recipe"))
 
 
-def arrive_te(book: Arrival, recipe: Settings, compute: str, name: str) -> Imported:
+def arrive_te(book: Arrival, recipe: Settings, compute: str, name: str, *, said: str = "") -> Imported:
     """Carry Transformer Engine's delayed scaling, the only recipe that can be written as data."""
     mode = {compute: True, "params_dtype": compute} if compute != "fp32" else {"fp32": True}
     book.fields |= mode
@@ -169,7 +192,10 @@ def arrive_te(book: Arrival, recipe: Settings, compute: str, name: str) -> Impor
     }
     if format_ is not None:
         book.carry(recipe.name("fp8_format"), fp8=format_.lower())
-    elif not recipe.values:
+    else:
+        detail = "delayed scaling in this format is what Transformer Engine 2.20 has where none is given"
+        book.lose(recipe.name("fp8_format"), "HYBRID", "implied default", detail, "Write it down to be sure.")
+    if not recipe.values:
         book.carry(name, **mode, fp8="hybrid", fp8_recipe="delayed")
     for key, (field, default) in DELAYED.items():
         value = recipe.whole(key, least=0 if key == "margin" else 1)
@@ -194,7 +220,7 @@ def arrive_te(book: Arrival, recipe: Settings, compute: str, name: str) -> Impor
     detail = f"weights are {compute} and the optimizer steps on them, without FP32 masters"
     if compute == "fp32":
         return book.close("fp32")
-    book.lose(name, compute, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+    book.lose(name, said or compute, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
     return book.close("true")
 
 

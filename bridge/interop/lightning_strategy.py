@@ -13,7 +13,7 @@ from bridge.interop.settings import Settings
 if TYPE_CHECKING:
     from bridge.interop.ledger import Arrival
 
-__all__ = ["arrive_strategy"]
+__all__ = ["arrive_strategy", "policy_decides", "report_strategy"]
 
 SCALE = {
     "initial_scale_power": "initial_loss_scale",
@@ -30,8 +30,15 @@ BESIDE = {
 }
 
 
-def arrive_strategy(book: Arrival, top: Settings, plan: str, compute: str) -> None:
-    """Carry and report the arguments of a strategy that is written out."""
+def policy_decides(top: Settings) -> bool:
+    """Return whether a strategy that is written out brings a policy or a plugin that decides by itself."""
+    made = instance(top.values.get("strategy"))
+    given = Settings(made.arguments, top.system, top.name("strategy")) if made is not None else None
+    return given is not None and (given.given("mixed_precision") or given.given("precision_plugin"))
+
+
+def report_strategy(book: Arrival, top: Settings) -> None:
+    """Report the arguments of a strategy that act whatever the precision is."""
     made = instance(top.values.get("strategy"))
     if made is None:
         return
@@ -39,6 +46,15 @@ def arrive_strategy(book: Arrival, top: Settings, plan: str, compute: str) -> No
     for key, (detail, remedy) in BESIDE.items():
         if given.given(key):
             book.lose(given.name(key), given[key], "unsupported", detail, remedy)
+
+
+def arrive_strategy(book: Arrival, top: Settings, plan: str, compute: str) -> None:
+    """Carry and report the arguments of a strategy that is written out."""
+    made = instance(top.values.get("strategy"))
+    if made is None:
+        return
+    given = Settings(made.arguments, top.system, ".".join(filter(None, (top.name("strategy"), made.under))))
+    report_strategy(book, top)
     constant = given.number("loss_scale", least=0) if given.given("loss_scale") else None
     acts = plan == "deepspeed" and compute == "fp16"
     if constant is not None and acts:

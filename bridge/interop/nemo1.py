@@ -21,7 +21,7 @@ from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields
 from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recognised, System
 from bridge.interop.crossing import Inward
-from bridge.interop.nemo1_beside import report_beside, report_quantisation
+from bridge.interop.nemo1_beside import report_beside, report_optimizer, report_quantisation
 from bridge.interop.nemo1_export import exported
 from bridge.interop.nemo1_file import File, switch
 from bridge.interop.nemo1_fp8 import SETTINGS, low_precision
@@ -69,8 +69,10 @@ def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
     _loss_scale(file, dtype, crossing)
     _reduction(file, dtype, crossing, o2=o2)
     report_beside(file, crossing, dtype, {*SETTINGS, *SCALER, *READ}, on=on)
+    report_optimizer(file, crossing)
     is_quantised = report_quantisation(file, crossing)
-    semantics = "fp32" if dtype == "fp32" else "megatron_o2" if o2 else "amp_o1"
+    half = "megatron_o2" if o2 else "fsdp_policy" if file.switch("fsdp") else "amp_o1"
+    semantics = "fp32" if dtype == "fp32" else half
     imported = crossing.imported(semantics=semantics)
     losses = (*imported.losses, *_assumed(file))
     return replace(imported, losses=losses, recipe=None if is_quantised else imported.recipe)
@@ -130,12 +132,14 @@ def _weights(file: File, dtype: str, crossing: Inward) -> bool:
             crossing.lose("model.megatron_amp_O2", True, "dead knob", "acts in 16 and bf16 only", "Drop it.")
         fields = {"fp32": True}
         o2 = False
-    elif file.setting("fsdp") and o2:
+    elif file.switch("fsdp") and o2:
         detail = "NeMo switches O2 off under torch FSDP"
         crossing.lose("model.megatron_amp_O2", True, "dead knob", detail, "Drop it.")
         o2 = False
     if dtype != "fp32":
         fields = {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype} if o2 else amp_fields(dtype)
+        if file.switch("fsdp"):  # NLPFSDPStrategy casts FP32 shards; nothing is left to autocast
+            fields = {dtype: True, "params_dtype": dtype}
     if where:
         crossing.carry(where, **fields)
     crossing.fields |= fields
@@ -168,12 +172,18 @@ def _reduction(file: File, dtype: str, crossing: Inward, *, o2: bool) -> None:
     for where, value in (("model.optim.grad_sync_dtype", said), ("model.fsdp_grad_reduce_dtype", sharded)):
         if value is None:
             continue
-        if where.endswith("reduce_dtype") and not file.setting("fsdp"):
+        if where.endswith("sync_dtype") and file.switch("fsdp"):
+            detail = "torch FSDP reduces the gradients, as fsdp_grad_reduce_dtype says"
+            crossing.lose(where, value, "unsupported", detail, "State model.fsdp_grad_reduce_dtype.")
+        elif where.endswith("reduce_dtype") and not file.switch("fsdp"):
             crossing.carry(where) if str(value) in ("32", "fp32") else crossing.lose(
                 where, value, "dead knob", "read under torch FSDP only", "Drop it."
             )
         else:
             crossing.carry(where, grad_reduce_in_fp32=str(value).lower() in ("32", "fp32", "float32", "32-true"))
+    if dtype != "fp32" and file.switch("fsdp") and "grad_reduce_in_fp32" not in crossing.fields:
+        detail = f"NeMo's FSDP strategy reduces gradients in {dtype} where nothing is said"
+        crossing.implied("model.fsdp_grad_reduce_dtype", dtype, detail, grad_reduce_in_fp32=False)
     if dtype != "fp32" and o2 and "grad_reduce_in_fp32" not in crossing.fields:
         in_fp32 = dtype == "bf16"
         detail = f"O2 keeps {'FP32' if in_fp32 else 'FP16'} main gradients for {dtype} where nothing is said"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bridge.interop.crossing import Inward
     from bridge.interop.nemo1_file import File
 
-__all__ = ["report_beside", "report_quantisation"]
+__all__ = ["report_beside", "report_optimizer", "report_quantisation"]
 
 MECHANICS = {
     "grad_allreduce_chunk_size_mb": "how gradients are sent, not how exactly",
@@ -33,6 +33,8 @@ MECHANICS = {
     "async_grad_allreduce": "how gradients are sent, not how exactly",
 }
 QK_SCALING = "apply_query_key_layer_scaling"
+OPTIMIZER = ("dtype", "with_scaled_states", "store_params", "store_param_remainders")
+"""Keys of `optim` that say what the optimizer keeps, beside those that end in `_dtype`."""
 QUANTISATION = ("enable_kv_cache", "awq_block_size", "alpha", "sq_alpha")
 """Settings of the section `quantization` that say how its `algorithm` quantises."""
 
@@ -50,9 +52,27 @@ def report_beside(file: File, crossing: Inward, dtype: str, done: Collection[str
     trainer = file.payload.get("trainer")
     if isinstance(trainer, Mapping):
         report_apex(crossing, Settings(trainer, crossing.system, "trainer"))
+    spelled = {name.lower(): name for name in (*done, "mcore_gpt")}
     for key, value in file.model.items():
-        if str(key) not in done:
+        right = spelled.get(str(key).lower(), key)
+        if right != key:
+            detail = "another letter case, which is not read"
+            crossing.lose(f"model.{key}", value, "dead knob", detail, f"Write {right}.")
+        elif str(key) not in done:
             _setting(file, crossing, str(key), value, dtype=dtype, on=on)
+
+
+def report_optimizer(file: File, crossing: Inward) -> None:
+    """Report what the optimizer's section says of the dtypes of its own states."""
+    section = file.setting("optim")
+    for key, value in section.items() if isinstance(section, Mapping) else ():
+        if key in OPTIMIZER or (str(key).endswith("_dtype") and key != "grad_sync_dtype"):
+            where = f"model.optim.{key}"
+            if value in (None, False):
+                crossing.carry(where)
+            else:
+                detail = "a setting of the optimizer's own states, which no recipe has"
+                crossing.lose(where, value, "unsupported", detail, "Keep it in the optimizer's configuration.")
 
 
 def _setting(file: File, crossing: Inward, key: str, value: Any, *, dtype: str, on: bool) -> None:

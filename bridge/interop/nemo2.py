@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
+from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recognised, System
 from bridge.interop.crossing import Inward, Outward
 from bridge.interop.meaning import recipe_named, semantics_of
-from bridge.interop.python_calls import Call, calls_of
+from bridge.interop.python_calls import Call, Program, program_of
 from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
 from bridge.precision.registry import REGISTRY
@@ -113,11 +114,16 @@ def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imp
     if isinstance(payload, str):
         return (_recipe(payload.removesuffix("()"), release, ""),)
     if isinstance(payload, Document):
-        calls = calls_of(payload.text, payload.path, frozenset({PLUGIN, *RECIPES}))
+        names = frozenset({PLUGIN, *RECIPES})
+        wanted = names | {"setattr", "precision", *DTYPES, *SAME, *PREFIXED, *GATHER}
+        program = program_of(payload.text, payload.path, wanted.__contains__)
+        calls = [call for call in program.calls if call.name in names]
         if not calls:
             rule = f"must call {PLUGIN} or one of NeMo's precision recipes"
             raise PayloadError(f"{payload.path}: {rule}, and calls neither. Give the file that does.")
-        return tuple(_called(call, release) for call in calls)
+        later = _assigned_later(program)
+        found = tuple(_called(call, release) for call in calls)
+        return tuple(replace(one, losses=(*one.losses, *later), recipe=None) for one in found) if later else found
     if isinstance(payload, Mapping):
         return (_mapping(payload, release),)
     raise PayloadError(
@@ -128,6 +134,31 @@ def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imp
 def read(document: Document) -> object:
     """Return a Python file as the document itself, anything else as its content."""
     return document if document.kind == "python" else document.content
+
+
+def _assigned_later(program: Program) -> list[Loss]:
+    """Return the records of the plugin's settings that are made on the object, which is not followed."""
+    arguments = ("precision", *DTYPES, *SAME, *PREFIXED, *GATHER)
+    made = [
+        (item.line, item.path.lstrip("."), item.written)
+        for item in program.assignments
+        if item.path.rpartition(".")[0] and item.path.rpartition(".")[2] in arguments
+    ]
+    made += [
+        (call.line, f"{call.written['0']}.{call.positional[1]}", call.written["2"])
+        for call in program.calls
+        if call.name == "setattr" and len(call.positional) > 2 and call.positional[1] in arguments
+    ]
+    return [
+        Loss(
+            field=path,
+            value=written,
+            reason="unsupported",
+            detail=f"line {line}: assigned after the constructor, which is not followed",
+            remedy="Give it to the constructor.",
+        )
+        for line, path, written in sorted(made)
+    ]
 
 
 def _release(version: object) -> tuple[int, int] | None:
@@ -148,9 +179,16 @@ def _called(call: Call, release: tuple[int, int] | None) -> Imported:
     if call.name != PLUGIN:
         return _recipe(call.name, release, label, call.undecided)
     values = dict(call.arguments)
-    if call.positional:
+    undecided = dict(call.undecided)
+    if call.positional and call.positional[0] is None:
+        undecided["precision"] = call.written["0"]
+    elif call.positional:
         values.setdefault("precision", call.positional[0])
-    return _plugin(values, release, label, call.undecided)
+    if values.get("precision") is None and undecided.keys() & {"precision", "**"}:
+        source = undecided.get("precision") or f"**{undecided['**']}"
+        rule = "precision: must be written out, as only the run decides it"
+        raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
+    return _plugin(values, release, label, undecided)
 
 
 def _mapping(payload: Mapping[Any, Any], release: tuple[int, int] | None) -> Imported:

@@ -65,6 +65,11 @@ class Survey:
         return len({source.precision for source in self.ranked}) <= 1
 
     @property
+    def semantics(self) -> tuple[str, ...]:
+        """What the sources that say what a run trains in mean by it, each once: one dtype can be trained in ways."""
+        return tuple(dict.fromkeys(source.semantics for source in self.ranked if source.semantics is not None))
+
+    @property
     def winner(self) -> Source | None:
         """The source that wins, None where nothing was found or the first place is shared by two that differ."""
         ranked = self.ranked
@@ -93,6 +98,8 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
         except BridgeError as error:
             if looks_relevant(file, name):
                 reader.refuse(name, error, str(file))
+        except Exception as error:  # noqa: BLE001  one file must not take the others with it
+            reader.unread[name] = f"reading it ended in an unexpected {type(error).__name__}"
     variables = of_variables(os.environ if environment is None else environment, "environment", "process")
     return Survey(sources=(*reader.placed(), *variables), unread=reader.unread, limits=tuple(files.limits))
 

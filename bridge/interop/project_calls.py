@@ -38,10 +38,14 @@ class Pattern:
     payload: Payload | None = None
     """What the system's `import_` reads, from the deciding arguments; a result of None: only the run decides."""
     kind: str = "program"
+    takes: str = ""
+    """Regular expression: an argument that must be there as written; none: any will do."""
 
     def matches(self, call: Call) -> bool:
         """Return whether a call is this one."""
         if len(call.path) > MAX_PATH:
+            return False
+        if self.takes and not any(re.fullmatch(self.takes, text) for key, text in call.written.items() if key):
             return False
         return re.fullmatch(rf"(?:{self.package})\.(?:.+\.)?(?:{self.names})", call.path) is not None
 
@@ -77,6 +81,7 @@ def _only(values: Mapping[str, Any], _: Call) -> object:
     return next(iter(values.values()))
 
 
+MODEL = r"(?:.*[._])?(?:model|net|network|module|unet|vae)"
 OURS = r"megatron\.bridge|bridge"
 CALLS = (
     Pattern(
@@ -162,9 +167,16 @@ CALLS = (
     ),
     Pattern(
         system="pytorch",
-        package=r"(?:.*[._])?(?:model|net|network|module|unet|vae)",
+        package=MODEL,
         names="half|bfloat16",
         looks=(".half()", ".bfloat16()"),
+    ),
+    Pattern(
+        system="pytorch",
+        package=MODEL,
+        names="to",
+        looks=("float16", "torch.half"),
+        takes=r"torch\.(?:bfloat16|float16|half)",
     ),
     Pattern(
         system="torchao",

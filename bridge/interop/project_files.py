@@ -53,11 +53,12 @@ class Files:
 
     def __iter__(self) -> Iterator[tuple[Path, str]]:
         """Return each file with its name below the root, in the order of the names, files before folders."""
-        count, tests, deep = 0, 0, 0
+        count, tests, deep, links = 0, 0, 0, 0
         for path, folders, names in os.walk(self.root, onerror=self._refused):
             here = Path(path)
             inside = here.relative_to(self.root)
             folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED)
+            links += sum((here / name).is_symlink() for name in folders)
             if len(inside.parts) >= MAX_LEVELS:
                 deep += len(folders)
                 folders.clear()
@@ -76,6 +77,8 @@ class Files:
                 yield file, _shown(inside / name)
         if deep:
             self.limits.append(f"folders more than {MAX_LEVELS} levels down were not looked at: {deep}")
+        if links:
+            self.limits.append(f"folders that are symbolic links were not followed: {links}")
         if tests:
             self.limits.append(f"Python tests were not looked at: {tests}")
 

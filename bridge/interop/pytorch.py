@@ -92,7 +92,7 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
         What float32 matmuls now use: "tf32" or "ieee"; None where the recipe leaves it to the process.
 
     It goes through `torch.set_float32_matmul_precision`, the one switch after which both of PyTorch's interfaces, old
-    and new, can still be read.
+    and new, can still be read, and for convolutions through `torch.backends.cudnn.allow_tf32`.
     """
     import torch
 
@@ -100,11 +100,12 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
     if config.tf32 is None:
         return None
     torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.tf32
     return "tf32" if config.tf32 else "ieee"
 
 
 def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = False) -> Any:
-    """Return torchao's config for the recipe's linear layers, None where the recipe has no FP8.
+    """Return torchao's config for the recipe's linear layers, None where the recipe has neither FP8 nor FP4.
 
     Args:
         config: The recipe.
@@ -117,12 +118,12 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
         BackendUnavailableError: torchao is not installed, or has no such scheme.
     """
     _require(config)
-    if config.fp8 is None:
+    if config.fp8 is None and config.fp4 is None:
         return None
     payload = torchao.export(config).payload
     if not payload:
         raise BackendUnavailableError(
-            f"float8_linear_config_for: torchao has no {config.fp8_recipe} scaling. "
+            f"float8_linear_config_for: torchao has no {config.scheme} scaling. "
             "Use a tensorwise or MXFP8 recipe, or emulate_linears."
         )
     try:
@@ -133,23 +134,29 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
         ) from None
 
 
-def emulate_linears(model: torch.nn.Module, config: MixedPrecisionConfig, *, skip: Collection[str] = ()) -> list[str]:
+def emulate_linears(
+    model: torch.nn.Module, config: MixedPrecisionConfig, *, skip: str | Collection[str] = ()
+) -> list[str]:
     """Run the model's linear layers in the recipe's FP8 or FP4, emulated; nothing happens without either.
 
     Args:
         model: Its `nn.Linear` modules are replaced in place and keep their parameters.
         config: The recipe.
-        skip: Names of modules to leave alone, as in `model.named_modules()`.
+        skip: Names of `nn.Linear` modules to leave alone, as in `model.named_modules()`; a string is one name.
 
     Returns:
         The names of what was replaced.
+
+    Raises:
+        PrecisionTypeError: `skip` names what is no linear layer of the model, or the model has none to replace: it is
+            itself an `nn.Linear`, or was converted before.
     """
     _require(config)
     if config.fp8 is None and config.fp4 is None:
         return []
     from bridge.interop.emulated_linear import emulate
 
-    return emulate(model, config, skip=skip)
+    return emulate(model, config, skip=(skip,) if isinstance(skip, str) else tuple(skip))
 
 
 def import_(payload: object) -> Imported:

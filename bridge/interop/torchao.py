@@ -34,6 +34,7 @@ PAIRS = {
     "weight": "weight_for_grad_input",
     "grad_output": "grad_output_for_grad_weight",
 }
+TORCH_NAMES = {"float8_e4m3fn": "e4m3", "float8_e4m3fnuz": "e4m3", "float8_e5m2": "e5m2", "float8_e5m2fnuz": "e5m2"}
 USUAL = {
     "pad_inner_dim": False,
     "emulate": False,
@@ -65,9 +66,15 @@ def import_(payload: object, *, mode: str | None = None) -> Imported:
     if around is None:
         detail = "torchao converts linear layers and leaves the rest to the trainer; BF16 was assumed"
         book.lose("mode", None, "implied default", detail, "Say mode=bf16 to be sure.")
+    beside = _beside(payload, kind) if given.path == kind else {}
+    for name, block in beside.items():
+        detail = f"{kind} was read, and nothing beside it"
+        book.lose(name, block, "unsupported", detail, "Convert it by itself.")
+    is_open = bool(beside)
     if payload:
-        (_import_mx if kind == "mxfp8" else _import_float8)(book, given)
-    return book.close("fp32" if around == "fp32" else "megatron_o2")
+        is_open |= (_import_mx if kind == "mxfp8" else _import_float8)(book, given)
+    imported = book.close("fp32" if around == "fp32" else "megatron_o2")
+    return dataclasses.replace(imported, recipe=None) if is_open else imported
 
 
 def export(config: MixedPrecisionConfig) -> Exported:
@@ -133,6 +140,13 @@ def _kind(payload: object) -> tuple[str, Settings]:
     return ("mxfp8" if mx else "float8"), top
 
 
+def _beside(payload: object, kind: str) -> dict[str, Any]:
+    """Return what stands beside the block that is read."""
+    if not isinstance(payload, Mapping):
+        return {}
+    return {str(name): block for name, block in payload.items() if name != kind and block is not None}
+
+
 def _plain(value: Any) -> Any:
     """Return a config object as plain data: enums by value, dtypes by our names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -145,7 +159,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _import_mx(book: Arrival, given: Settings) -> None:
+def _import_mx(book: Arrival, given: Settings) -> bool:
     recipe = given.word("recipe", MX_RECIPES)
     high = bool(given.switch("wgrad_with_hp")) or recipe == MX_RECIPES[1]
     book.fields |= {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_wgrad": not high}
@@ -167,9 +181,11 @@ def _import_mx(book: Arrival, given: Settings) -> None:
             book.carry(given.name(key))
         else:
             book.lose(given.name(key), value, "unsupported", "a choice of kernels or shapes", "Check it by hand.")
+    return False
 
 
-def _import_float8(book: Arrival, given: Settings) -> None:
+def _import_float8(book: Arrival, given: Settings) -> bool:
+    """Carry the config; return whether its FP8 has no form here, so that no recipe may be named."""
     recipe = given.word("recipe_name", FLOAT8_RECIPES)
     casts = _casts(given, recipe)
     high_wgrad = casts["grad_weight"] == "disabled" or recipe == FLOAT8_RECIPES[2]
@@ -210,6 +226,7 @@ def _import_float8(book: Arrival, given: Settings) -> None:
             name = given.name("enable_fsdp_float8_all_gather")
             book.lose(name, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
     _details(book, given, power_of_two=row)
+    return row
 
 
 def _casts(given: Settings, recipe: str | None) -> dict[str, str]:
@@ -223,7 +240,7 @@ def _casts(given: Settings, recipe: str | None) -> dict[str, str]:
     sizes = {
         name: row.word("scaling_granularity", ("tensorwise", "axiswise")) or "tensorwise" for name, row in rows.items()
     }
-    types = {name: row.word("target_dtype", ("e4m3", "e5m2")) for name, row in rows.items()}
+    types = {name: _format(row) for name, row in rows.items()}
     gemms = {"output": ("input", "weight"), "grad_input": ("grad_output", "weight_for_grad_input")}
     gemms["grad_weight"] = ("input_for_grad_weight", "grad_output_for_grad_weight")
     found = {}
@@ -240,6 +257,13 @@ def _casts(given: Settings, recipe: str | None) -> dict[str, str]:
         rule = "E5M2 in the forward pass trains nothing"
         raise given.wrong("cast_config_input", rule, "e5m2", "Use e4m3 for input and weight")
     return found
+
+
+def _format(cast: Settings) -> str | None:
+    """Return the FP8 format of a cast, by our name or torch's own."""
+    value = cast.values.get("target_dtype")
+    short = TORCH_NAMES.get(value.removeprefix("torch.")) if isinstance(value, str) else None
+    return short or cast.word("target_dtype", ("e4m3", "e5m2"))
 
 
 def _details(book: Arrival, given: Settings, *, power_of_two: bool) -> None:
@@ -259,6 +283,12 @@ def _details(book: Arrival, given: Settings, *, power_of_two: bool) -> None:
             continue
         detail = "Megatron accumulates the forward GEMM fast and both others fully"
         book.lose(given.name(key), written, "unsupported", detail, "Accept it.")
+    known = {"recipe_name", "enable_fsdp_float8_all_gather", "module_filter_fn", *USUAL, *FAST}
+    known |= {f"cast_config_{name}" for pair in PAIRS.items() for name in pair}
+    for key, value in given.values.items():
+        if key not in known and value is not None:
+            detail = f"not a setting of {VERSION}'s Float8LinearConfig"
+            book.lose(given.name(key), value, "unsupported", detail, "Check its spelling, or drop it.")
     if given.given("module_filter_fn"):
         detail = "a function that chooses modules cannot be carried"
         shown = "a function" if callable(given["module_filter_fn"]) else given["module_filter_fn"]

@@ -29,6 +29,7 @@ __all__ = ["SYSTEM", "export", "import_"]
 TITLE = "torchtitan"
 VERSION = "torchtitan 0.3.0"
 REDUCED = ("float32", "bfloat16", "float16")
+SHARDS = "data_parallel_shard_degree"
 ROWWISE = ("rowwise", "rowwise_with_gw_hp")
 CONVERTERS = (
     "Float8LinearConverter",
@@ -59,12 +60,24 @@ def import_(payload: object, *, sharded: object = True) -> Imported:
     """
     top = Settings(payload, TITLE)
     fsdp = Settings({"sharded": sharded}, TITLE, lenient=True).switch("sharded")
+    parallelism = top.section("parallelism")
+    is_split = any((parallelism.whole(f"{name}_parallel_degree") or 1) > 1 for name in ("tensor", "pipeline"))
+    is_whole = _is_whole(parallelism)
     training = top.section("training")
     book = Arrival(TITLE)
     whole = training.word("dtype", ("bfloat16", "float32"))
     compute = training.word("mixed_precision_param", ("bfloat16", "float32"))
-    semantics = _mode(book, training, whole, compute, fsdp=fsdp is not False)
-    _reduction(book, training, semantics, fsdp=fsdp is not False)
+    fsdp = fsdp is not False and not is_whole
+    if not fsdp and is_split and whole != "bfloat16" and compute != "float32":
+        detail = "without FSDP, tensor or pipeline parallelism disables mixed precision: the run is FP32"
+        book.lose(training.name("mixed_precision_param"), compute, "dead knob", detail, "Shard the weights with FSDP.")
+        compute = "float32"
+    semantics = _mode(book, training, whole, compute, fsdp=fsdp)
+    if is_whole and semantics == "amp_o1":
+        detail = "without FSDP torchtitan runs autocast up to 0.2, and has none in 0.3, where the run is FP32"
+        remedy = "Shard the weights with FSDP, or say which release it is."
+        book.lose(parallelism.name(SHARDS), parallelism[SHARDS], "semantics", detail, remedy)
+    _reduction(book, training, semantics, fsdp=fsdp)
     blocks = _quantisers(top)
     if top.given("model"):
         blocks = _converted(book, top, blocks)
@@ -135,6 +148,11 @@ def _mode(book: Arrival, training: Settings, whole: str | None, compute: str | N
     if compute is not None:
         book.carry(param, **fields)
     return "fsdp_policy" if fsdp else "amp_o1"
+
+
+def _is_whole(parallelism: Settings) -> bool:
+    """Return whether a file has the weights sharded nowhere: context parallelism shards them as well."""
+    return parallelism.whole(SHARDS) == 1 and (parallelism.whole("context_parallel_degree") or 1) == 1
 
 
 def _reduction(book: Arrival, training: Settings, semantics: str, *, fsdp: bool) -> None:
@@ -210,7 +228,12 @@ def _quantiser(book: Arrival, name: str, block: Settings) -> None:
     recipe = block.text("recipe_name")
     if name in ("Float8LinearConverter", "Float8GroupedExpertsConverter", "float8"):
         emulate = block.switch("emulate")
-        default = "rowwise" if name != "float8" else "tensorwise"
+        experts = "grouped_mm" in block.path
+        default = "rowwise" if name != "float8" or experts else "tensorwise"
+        if experts and recipe is not None:
+            detail = "the experts' GEMMs are scaled by row whatever it says"
+            book.lose(block.name("recipe_name"), recipe, "dead knob", detail, "Drop it.")
+            recipe = "rowwise"
         if recipe is None:
             detail = f"{default} in {VERSION if name != 'float8' else 'torchtitan 0.2'}"
             book.lose(block.name("recipe_name"), default, "implied default", detail, "Write it down to be sure.")

@@ -6,7 +6,7 @@ version or a machine is judged where those are known (`bridge.sync`).
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import TYPE_CHECKING
 
 from bridge.errors import Finding, close_matches, did_you_mean, listed
@@ -189,23 +189,28 @@ def dtypes(config: MixedPrecisionConfig) -> Iterator[Finding]:
         yield _finding(config, "autocast_enabled", rule, "State autocast_dtype='bf16', or set autocast_enabled=False.")
 
 
+def _finite(value: float) -> bool:
+    """Return whether a float can hold it; `math.isfinite` raises on an integer of hundreds of digits."""
+    return abs(value) <= sys.float_info.max
+
+
 def loss_scaling(config: MixedPrecisionConfig) -> Iterator[Finding]:
     """The loss scale and its schedule are numbers the grad scaler can work with."""
     scale, initial, least = config.loss_scale, config.initial_loss_scale, config.min_loss_scale
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
+    if scale is not None and not (_finite(scale) and scale > 0):
         remedy = "Use a scale above 0, or None for a dynamic one (FP16) or none at all."
         yield _finding(config, "loss_scale", "must be above 0 and finite; Megatron takes 0 for unset", remedy)
-    if not (math.isfinite(least) and least > 0):
+    if not (_finite(least) and least > 0):
         yield _finding(config, "min_loss_scale", "must be above 0 and finite", "Use 1.0, Megatron's default.")
     window = config.loss_scale_window
-    if not (math.isfinite(window) and window >= 1 and float(window).is_integer()):
+    if not (_finite(window) and window >= 1 and float(window).is_integer()):
         rule = "must be a whole number of steps, at least 1: the scaler compares it with a step count by =="
         yield _finding(config, "loss_scale_window", rule, "Use 1000, Megatron's default, or another whole number.")
     if initial is None:
         if config.fp16 and scale is None:
             remedy = "Give a number; Megatron's default is 4294967296."
             yield _finding(config, "initial_loss_scale", "a dynamic loss scale needs a value to begin with", remedy)
-    elif not (math.isfinite(initial) and initial > 0):
+    elif not (_finite(initial) and initial > 0):
         yield _finding(
             config, "initial_loss_scale", "must be above 0 and finite", "Use 4294967296, Megatron's default."
         )

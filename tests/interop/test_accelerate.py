@@ -70,7 +70,7 @@ def test_interval_is_dead() -> None:
 @pytest.mark.parametrize("recipe", ["bf16_with_fp8_subchannel_scaling_mixed", "nvfp4"])
 def test_schemes_without_a_back_end_are_not_written(recipe: str) -> None:
     exported = accelerate.export(REGISTRY.get(recipe))
-    assert exported.payload == {"mixed_precision": "bf16"}
+    assert exported.payload["mixed_precision"] == "bf16"
     assert "unsupported" in reasons(exported, "fp8") + reasons(exported, "fp4")
 
 
@@ -101,11 +101,11 @@ def test_fsdp_reduces_in_the_compute_dtype_unless_a_policy_says_otherwise() -> N
     imported = accelerate.import_({"mixed_precision": "bf16", "distributed_type": "FSDP", "fsdp_config": {}})
     assert (imported.semantics, imported.config.grad_reduce_in_fp32) == ("fsdp_policy", False)
     policy = {"param_dtype": "bf16", "reduce_dtype": "float32", "output_dtype": "bf16"}
-    payload = {"mixed_precision": "bf16", "fsdp_config": {"mixed_precision_policy": policy}}
+    payload = {"mixed_precision": "bf16", "fsdp_plugin": {"mixed_precision_policy": policy}}
     imported = accelerate.import_(payload)
     assert imported.config.grad_reduce_in_fp32 is True
     assert imported.recipe == "bf16_mixed"
-    assert reasons(imported, "fsdp_config.mixed_precision_policy.output_dtype") == ["unsupported"]
+    assert reasons(imported, "FullyShardedDataParallelPlugin.mixed_precision_policy.output_dtype") == ["unsupported"]
 
 
 def test_deepspeed_makes_it_o2() -> None:
@@ -288,3 +288,52 @@ def test_only_the_arguments_form_can_say_the_scale() -> None:
     exported = accelerate.export(config, form="arguments")
     assert exported.payload["GradScalerKwargs"]["init_scale"] == 8.0
     assert "initial_loss_scale" in exported.carried
+
+
+def test_the_real_launcher_loads_what_is_written(tmp_path: Path) -> None:
+    arguments = pytest.importorskip("accelerate.commands.config.config_args", reason="needs accelerate")
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(accelerate.SYSTEM.write(accelerate.export(REGISTRY.get("bf16_mixed")).payload))
+    assert arguments.load_config_from_file(str(path)).mixed_precision == "bf16"
+
+
+def test_an_environment_file_is_read() -> None:
+    text = "# of the job\nexport ACCELERATE_MIXED_PRECISION='bf16' # BF16\nHOME=/root\n"
+    (run,) = runs_of(Document.of_text(text, "job.env"))
+    assert (run.system.name, run.imported.recipe) == ("accelerate", "bf16_autocast_mixed")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_megatron_lm_casts_the_weights(precision: str) -> None:
+    imported = accelerate.import_({"mixed_precision": precision, "distributed_type": "MEGATRON_LM"})
+    assert (imported.semantics, imported.config.mode) == ("megatron_o2", precision)
+    assert imported.config.autocast_enabled in (None, False)
+    assert reasons(imported, "distributed_type") == ["semantics"]
+
+
+def test_a_policy_in_a_file_is_dead() -> None:
+    block = {"fsdp_mixed_precision_policy": "fp32"}
+    payload = {"mixed_precision": "bf16", "distributed_type": "FSDP", "fsdp_config": block}
+    imported = accelerate.import_(payload)
+    assert imported.config.grad_reduce_in_fp32 is False
+    assert reasons(imported, "fsdp_config.fsdp_mixed_precision_policy") == ["dead knob"]
+
+
+def test_fp16_under_deepspeed_has_deepspeeds_scale() -> None:
+    imported = accelerate.import_({"mixed_precision": "fp16", "deepspeed_config": {"zero_stage": 2}})
+    assert (imported.config.initial_loss_scale, imported.recipe) == (65536, None)
+    assert reasons(imported, "deepspeed_config.fp16.initial_scale_power") == ["implied default"]
+
+
+@pytest.mark.parametrize("key", ["tf32", "torch_dtype", "fp16_backend"])
+def test_a_key_that_accelerate_refuses_is_told(key: str) -> None:
+    assert reasons(accelerate.import_({"mixed_precision": "bf16", key: True}), key) == ["dead knob"]
+
+
+def test_xla_and_torchao_with_slow_loading_are_told() -> None:
+    imported = accelerate.import_({"mixed_precision": "bf16", "distributed_type": "XLA"})
+    assert reasons(imported, "distributed_type") == ["semantics"]
+    block = {"fsdp_cpu_ram_efficient_loading": True}
+    payload = {"mixed_precision": "fp8", "distributed_type": "FSDP", "fsdp_config": block}
+    imported = accelerate.import_(payload, fp8_backend="AO")
+    assert reasons(imported, "fsdp_config.fsdp_cpu_ram_efficient_loading") == ["unsupported"]

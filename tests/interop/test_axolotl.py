@@ -124,7 +124,7 @@ def test_rowwise_is_reported_and_not_called_tensorwise() -> None:
     assert imported.config.fp8 is None
     assert reasons(imported, "fp8_config.recipe") == ["unsupported"]
     sharded = {"bf16": True, "fp8": True, "deepspeed": "zero3.json"}
-    assert axolotl.import_({**sharded, "fp8": False}).recipe == "bf16_mixed"
+    assert axolotl.import_({**sharded, "fp8": False}).recipe is None  # DeepSpeed's file decides about the reduction
     assert axolotl.import_({**sharded, "fp8_config": {"recipe": "rowwise"}}).recipe is None
 
 
@@ -234,3 +234,7 @@ def test_schemes_it_does_not_have_are_not_called_fp8(recipe: str) -> None:
     exported = axolotl.export(REGISTRY.get(recipe))
     assert "fp8" not in exported.payload
     assert {"unsupported"} == set(reasons(exported, "fp8") + reasons(exported, "fp4"))
+
+
+def test_another_letter_case_is_pointed_out() -> None:
+    assert reasons(axolotl.import_({"BF16": True, "bf16": False, "fp16": False}), "BF16") == ["dead knob"]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from bridge.errors import PrecisionTypeError
-from bridge.interop.check_precision import check_precision
-from bridge.interop.pytorch import autocast_for
+from bridge.interop.check_precision import PrecisionReport, check_precision
+from bridge.interop.pytorch import autocast_for, emulate_linears
 from bridge.precision.registry import REGISTRY
 
 
@@ -104,3 +104,47 @@ def test_a_step_that_fails_leaves_no_hook_behind() -> None:
 def test_other_things_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(PrecisionTypeError, match=message):
         check_precision(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "matmuls", "message"),
+    [
+        ("bf16_with_fp8_delayed_scaling_mixed", {"bfloat16": 5}, "No matmul ran in FP8: bfloat16: 5 calls. Were"),
+        ("bf16_with_mxfp8_mixed", {"bfloat16": 5}, "No matmul ran in FP8"),
+        ("bf16_with_nvfp4_mixed", {"bfloat16": 5}, "No matmul ran in FP4"),
+        ("bf16_mixed", {"bfloat16": 2, "float32": 27}, "Most matmuls ran in float32, not in bfloat16: "),
+        ("bf16_mixed", {"bfloat16": 5, "float16": 1}, "Matmuls ran in float16 beside bfloat16: "),
+        ("fp32", {"bfloat16": 2, "float32": 3}, "Matmuls ran in bfloat16 beside float32: "),
+        ("bf16_mixed", {"bfloat16": 27, "float32": 2}, None),
+        ("bf16_with_fp8_delayed_scaling_mixed", {"float8_e4m3fn": 5, "bfloat16": 1}, None),
+        ("fp32", {"float32": 3}, None),
+    ],
+)
+def test_what_a_recipe_does_not_ask_for_is_a_disagreement(
+    name: str, matmuls: dict[str, int], message: str | None
+) -> None:
+    report = PrecisionReport(parameters={}, buffers={}, gradients={}, optimizer_state={}, matmuls=matmuls)
+    found = report.disagreements(name)
+    assert len(found) == (message is not None)
+    assert all(sentence.startswith(str(message)) for sentence in found)
+
+
+def test_emulated_layers_are_converted_ones() -> None:
+    name = "bf16_with_mxfp8_mixed"
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    emulate_linears(model, REGISTRY.get(name))
+
+    def step() -> None:
+        with autocast_for(REGISTRY.get(name), "cpu"):
+            loss = model(torch.randn(32, 32)).float().sum()
+        loss.backward()
+
+    report = check_precision(model, None, step)
+    assert report.converted == {"EmulatedLinear": 2}
+    assert report.disagreements(name) == []
+
+
+def test_a_recipe_is_asked_for_and_nothing_else() -> None:
+    report = check_precision(nn.Linear(1, 1))
+    with pytest.raises(PrecisionTypeError, match="config: must be a recipe or the name of one, got int"):
+        report.disagreements(3)  # type: ignore[arg-type]

@@ -314,3 +314,24 @@ def test_an_exported_variable_that_only_the_run_sets_is_named() -> None:
         runs_of(script("export ACCELERATE_MIXED_PRECISION=$MP\npython train.py"))
     found = lost(only(f"export ACCELERATE_MIXED_PRECISION=$MP\npython {TRAINER} --bf16"))
     assert found["ACCELERATE_MIXED_PRECISION"] == "$MP"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "semantics"),
+    [("--mixed_precision fp16 --use_fsdp", "fsdp_policy"), ("--config_file fsdp.yaml", "amp_o1")],
+)
+def test_a_trainers_switch_overrides_the_launcher(launcher: str, semantics: str) -> None:
+    run = only(f"accelerate launch {launcher} run_clm.py --bf16 --output_dir o")
+    assert (run.system.name, run.imported.semantics) == ("huggingface", semantics)
+    assert "fp16" not in run.imported.config.to_dict()
+
+
+def test_a_flag_that_nobody_wrote_is_not_named() -> None:
+    run = only(f"{NEMO} trainer.precision=bf16")
+    assert "the configuration file of the program" in lost(run)
+    assert "--config-name" not in lost(run)
+
+
+def test_megatron_lm_under_the_launcher_is_handed_on() -> None:
+    line = "accelerate launch --use_megatron_lm --mixed_precision bf16 train.py"
+    assert lost(only(line))["distributed_type"] == "MEGATRON_LM"

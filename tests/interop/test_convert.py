@@ -169,3 +169,20 @@ def test_the_session_in_the_documentation_is_a_real_one(capsys, tmp_path: Path, 
     command, _, shown = session.partition("\n")
     code, out, err = convert(capsys, *command.removeprefix("$ precision-bridge convert ").split())
     assert (code, err + out) == (0, shown)
+
+
+def test_where_there_is_nothing_to_write_no_file_is_written(tmp_path: Path, capsys) -> None:
+    (tmp_path / "in.yaml").write_text("compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\nnum_processes: 8\n")
+    code, out, err = convert(capsys, tmp_path / "in.yaml", "--to", "te-recipe", "--out", tmp_path / "out.json")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("nothing to write: te-recipe has nothing to say")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_key_of_the_context_is_given_once(capsys) -> None:
+    words = ("--context", "nemo_version=1.22", "nemo_version=1.23")
+    code, _, err = convert(capsys, SAMPLES / "conf_only.sh", "--to", "nemo1", *words)
+    assert (code, err) == (
+        2,
+        "--context: nemo_version must be given once, got it again as '1.23'. Keep one of the two.\n",
+    )

@@ -318,3 +318,20 @@ class TestTheRealConfig:
 
         assert self.made({"optimizer": {"type": "OneBitAdam"}}).optimizer_name == "OneBitAdam"
         assert not hasattr(torch.optim, "OneBitAdam")
+
+
+def test_a_dtype_that_is_a_list_is_one_sentence() -> None:
+    with pytest.raises(BridgeError, match=r"torch_autocast\.dtype: must be bfloat16"):
+        deepspeed.import_({"torch_autocast": {"enabled": True, "dtype": ["bfloat16"]}, "zero_optimization": {}})
+
+
+@pytest.mark.parametrize(
+    ("payload", "field", "reason"),
+    [
+        ({"BF16": {"enabled": True}}, "BF16", "dead knob"),
+        ({"msamp": {"enabled": True, "opt_level": "O3"}}, "msamp", "unsupported"),
+    ],
+)
+def test_other_letter_cases_and_ms_amp_are_told(payload: dict[str, Any], field: str, reason: str) -> None:
+    assert reasons(deepspeed.import_(payload), field) == [reason]
+    assert reasons(deepspeed.import_({"msamp": {"enabled": False}}), "msamp") == []

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -194,4 +195,34 @@ def test_a_large_file_is_done_in_less_than_two_seconds(text: str) -> None:
     begun = time.process_time()
     with contextlib.suppress(PayloadError):
         _ = Document.of_text(text, "x.yaml").content
+    assert time.process_time() - begun < 2
+
+
+def test_a_named_pipe_is_refused_and_a_process_substitution_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.yaml")
+    with pytest.raises(PayloadError, match=r"run\.yaml: must be a regular file, got a named pipe\. Give the path"):
+        Document.load(tmp_path / "run.yaml")
+    reading, writing = os.pipe()
+    os.write(writing, b"bf16: true\n")
+    os.close(writing)
+    assert Document.load(f"/dev/fd/{reading}").text == "bf16: true\n"
+    os.close(reading)
+
+
+@pytest.mark.parametrize("key", ["a." * 20_000 + "a", "[" + '"x=". ' * 20_000 + "x]", "x = {" + "a . 'b'." * 100 + "a"])
+def test_a_key_of_toml_with_more_parts_than_anybody_writes_is_refused_at_once(key: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(PayloadError, match=r"x\.toml, line 2: a key must not have more than 64 parts, got more\. "):
+        runs_of(Document.of_text(f"[job]\n{key} = 1\n", "x.toml"))
+    assert time.process_time() - begun < 2
+    assert Document.of_text(f"# {'.' * 200}\na = '{'.' * 200}'\n" + "a.b.c = 1\n" * 100, "x.toml").kind == "text"
+
+
+@pytest.mark.parametrize(
+    "text", ["." * 400_000, "a." * 60 + "a" * 400_000, ('."' + "a" * 50) * 8_000, "'.' " * 100_000]
+)
+def test_looking_for_such_a_key_takes_no_time(text: str) -> None:
+    begun = time.process_time()
+    with contextlib.suppress(PayloadError):
+        Document.of_text(text, "x.toml")
     assert time.process_time() - begun < 2

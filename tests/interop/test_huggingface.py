@@ -390,3 +390,22 @@ def test_megatrons_bf16_is_reported_as_another_computation() -> None:
 def test_fp8_has_no_argument() -> None:
     exported = huggingface.export(REGISTRY.get("bf16_with_fp8_delayed_scaling_mixed"))
     assert reasons(exported, "fp8") == ["unsupported"]
+
+
+def test_deepspeeds_file_decides_about_the_reduction_so_that_no_recipe_is_named() -> None:
+    imported = huggingface.import_({"bf16": True, "deepspeed": "z3.json"})
+    assert (imported.recipe, imported.config.to_dict()) == (None, {"bf16": True, "params_dtype": "bf16"})
+    with pytest.raises(BridgeError, match="deepspeed.fp16.enabled: must agree with the switch fp16, which is off"):
+        huggingface.import_({"bf16": True, "deepspeed": {"fp16": {"enabled": True}}})
+
+
+def test_a_quoted_false_and_another_letter_case_are_pointed_out() -> None:
+    with pytest.raises(BridgeError, match="bf16: 'false' in quotes is on"):
+        huggingface.import_({"bf16": "false", "fp16": "true"})
+    assert reasons(huggingface.import_({"BF16": True}), "BF16") == ["dead knob"]
+
+
+def test_arguments_of_the_accelerator_that_are_defaults_are_carried() -> None:
+    usual = {"even_batches": True, "split_batches": False, "dispatch_batches": None}
+    assert "accelerator_config" in huggingface.import_({"accelerator_config": usual}).carried
+    assert reasons(huggingface.import_({"accelerator_config": {"x": 1}}), "accelerator_config") == ["unsupported"]

@@ -208,3 +208,43 @@ def test_under_fsdp_megatrons_bf16_is_carried() -> None:
 def test_deepspeeds_scale_is_lightnings_own() -> None:
     imported = lightning.import_({"precision": "16-mixed", "strategy": "deepspeed_stage_2"})
     assert (imported.semantics, imported.config.initial_loss_scale) == ("megatron_o2", 65536)
+
+
+def test_a_strategys_own_policy_leaves_no_recipe() -> None:
+    policy = {"class_path": "torch.distributed.fsdp.MixedPrecision", "init_args": {}}
+    imported = lightning.import_({"precision": "32-true", **strategy("FSDPStrategy", mixed_precision=policy)})
+    assert imported.recipe is None
+
+
+def test_model_parallel_is_autocast_over_fp32() -> None:
+    assert lightning.import_({"precision": "bf16-mixed"}, strategy="modelparallel").semantics == "amp_o1"
+
+
+def test_a_scalers_other_settings_and_a_hook_beside_a_plugin_are_reported() -> None:
+    scaler = {"class_path": "torch.amp.GradScaler", "init_args": {"growth_factor": 4.0, "enabled": False}}
+    plugin = {
+        "class_path": "lightning.pytorch.plugins.MixedPrecision",
+        "init_args": {"precision": "16-mixed", "scaler": scaler},
+    }
+    imported = lightning.import_({"plugins": [plugin], **strategy("DDPStrategy", ddp_comm_hook="powerSGD_hook")})
+    lost = {loss.field.rpartition(".")[2] for loss in imported.losses if loss.reason == "unsupported"}
+    assert {"growth_factor", "enabled", "ddp_comm_hook"} <= lost
+    assert imported.recipe is None
+
+
+def test_plugins_that_are_not_read_are_not_called_somebody_elses() -> None:
+    with pytest.raises(BridgeError, match="that this bridge reads"):
+        lightning.import_({"class_path": "lightning.pytorch.plugins.BitsandbytesPrecision", "init_args": {}})
+
+
+def test_a_reference_is_followed_or_named() -> None:
+    assert lightning.import_({"trainer": {"precision": "${prec}"}, "prec": "bf16-mixed"}).semantics == "amp_o1"
+    with pytest.raises(BridgeError, match="a reference to none"):
+        lightning.import_({"trainer": {"precision": "${prec}"}})
+
+
+def test_fp64_has_no_recipe_and_te_reports_its_format() -> None:
+    assert lightning.import_("64-true").recipe is None
+    imported = lightning.import_("transformer-engine")
+    assert reasons(imported, "recipe.fp8_format") == ["implied default"]
+    assert [loss.value for loss in imported.losses if loss.field == "precision"] == ["transformer-engine"]

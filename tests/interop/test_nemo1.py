@@ -78,7 +78,7 @@ def test_o1_keeps_fp32_weights_under_autocast() -> None:
 
 def test_torch_fsdp_switches_o2_off() -> None:
     imported = read("bf16", fsdp=True)
-    assert imported.semantics == "amp_o1"
+    assert imported.semantics == "fsdp_policy"
     assert reasons(imported, "model.megatron_amp_O2") == ["dead knob"]
 
 
@@ -364,3 +364,23 @@ def test_every_setting_of_the_shipped_files_that_bears_on_precision_is_accounted
     known = {*imported.carried, *(loss.field for loss in imported.losses)}
     beside = {"micro_batch_size", "mcore_gpt", "data", "optim"}
     assert {f"model.{key}" for key in content["model"] if key not in beside} <= known
+
+
+def test_torch_fsdp_reduces_in_the_dtype_of_the_policy_unless_said() -> None:
+    imported = read("bf16", megatron_amp_O2=False, fsdp=True)
+    assert (imported.semantics, imported.config.grad_reduce_in_fp32) == ("fsdp_policy", False)
+    assert reasons(imported, "model.fsdp_grad_reduce_dtype") == ["implied default"]
+    assert read("bf16", fsdp=True, fsdp_grad_reduce_dtype=32).config.grad_reduce_in_fp32 is True
+
+
+def test_the_dtypes_of_the_optimizers_states_are_reported() -> None:
+    imported = read(optim={"dtype": "bf16", "param_sync_dtype": "fp8", "with_scaled_states": True})
+    for key in ("dtype", "param_sync_dtype", "with_scaled_states"):
+        assert reasons(imported, f"model.optim.{key}") == ["unsupported"]
+
+
+@pytest.mark.parametrize("key", ["FP8", "megatron_amp_o2", "Transformer_engine", "fp8_Hybrid"])
+def test_another_letter_case_is_not_read(key: str) -> None:
+    imported = read(mcore_gpt=True, **{key: True})
+    assert reasons(imported, f"model.{key}") == ["dead knob"]
+    assert imported.config.fp8 is None

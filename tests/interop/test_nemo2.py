@@ -135,3 +135,22 @@ def test_python_that_says_nothing_is_refused(text: str, message: str) -> None:
 def test_the_plugin_is_found_in_a_saved_run() -> None:
     plugin = nemo2.export(REGISTRY.get("bf16_mixed")).payload
     assert nemo2.import_({"trainer": {"plugins": [plugin]}}).recipe == "bf16_mixed"
+
+
+def python(text: str) -> Document:
+    return Document(path="train.py", kind="python", text=text)
+
+
+def test_what_is_assigned_after_the_constructor_is_reported() -> None:
+    made = 'p = MegatronMixedPrecision("bf16-mixed")\np.fp8 = "hybrid"\nsetattr(p, "grad_reduce_in_fp32", False)\n'
+    imported = nemo2.import_(python(made))
+    assert reasons(imported, "p.fp8") == reasons(imported, "p.grad_reduce_in_fp32") == ["unsupported"]
+    (loss,) = [loss for loss in imported.losses if loss.field == "p.fp8"]
+    assert loss.detail == "line 2: assigned after the constructor, which is not followed"
+    assert nemo2.import_(python("r.plugins = bf16_mixed()\nr.plugins.fp8_margin = 3\n")).recipe is None
+
+
+@pytest.mark.parametrize("argument", ["precision=args.precision", "args.precision", "**kw"])
+def test_a_precision_that_only_the_run_decides_is_called_that(argument: str) -> None:
+    with pytest.raises(PayloadError, match="as only the run decides it, got"):
+        nemo2.import_(python(f"MegatronMixedPrecision({argument})"))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from bridge.errors import BridgeError, PrecisionTypeError
+from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
 from bridge.interop import fsdp, pytorch
 from bridge.interop.loss_scaler import LossScaler
 from bridge.precision.config import MixedPrecisionConfig
@@ -240,3 +240,40 @@ dist.destroy_process_group()
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[(torch.bfloat16, torch.bfloat16)] torch.float32 torch.float32"
+
+
+@pytest.mark.parametrize(
+    ("model", "skip", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 2)), ("nope",), "skip: must name nn.Linear modules of the model, got 'nope'"),
+        (nn.Sequential(nn.Linear(2, 2)), "12", "skip: must name nn.Linear modules of the model, got '12'"),
+        (nn.Linear(2, 2), (), "model: must contain nn.Linear modules to replace, got a bare Linear"),
+    ],
+)
+def test_what_cannot_be_emulated_is_refused(model: nn.Module, skip: Any, message: str) -> None:
+    with pytest.raises(PrecisionTypeError, match=message):
+        pytorch.emulate_linears(model, REGISTRY.get("bf16_with_mxfp8_mixed"), skip=skip)
+
+
+def test_a_model_is_emulated_once_and_a_string_is_one_name() -> None:
+    config = REGISTRY.get("bf16_with_mxfp8_mixed")
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert pytorch.emulate_linears(model, config, skip="1") == ["0"]
+    with pytest.raises(PrecisionTypeError, match="model: must not be emulated already"):
+        pytorch.emulate_linears(model, config)
+
+
+def test_torchao_has_no_nvfp4() -> None:
+    with pytest.raises(BackendUnavailableError, match="torchao has no nvfp4 scaling"):
+        pytorch.float8_linear_config_for(REGISTRY.get("bf16_with_nvfp4_mixed"))
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_set_for_convolutions_too(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not tf32)
+    before = torch.get_float32_matmul_precision()
+    try:
+        pytorch.apply_tf32(MixedPrecisionConfig(tf32=tf32))
+        assert torch.backends.cudnn.allow_tf32 is tf32
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -9,7 +9,9 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import PayloadError
+from bridge.interop import project as project_module
 from bridge.interop import project_files
+from bridge.interop.document import Document
 from bridge.interop.project import ORDER, Survey, survey
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -171,6 +173,9 @@ def test_sources_that_agree_say_so(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.json").write_text(DEEPSPEED)
     (tmp_path / "b.yaml").write_text(ACCELERATE.replace("fp16", "bf16"))
     assert survey(tmp_path, {}).agree
+    assert main(["sources", str(tmp_path)]) == 0
+    assert "All agree on bf16, under different semantics: " in capsys.readouterr().out
+    (tmp_path / "a.json").unlink()
     assert main(["sources", str(tmp_path)]) == 0
     assert "All agree: bf16." in capsys.readouterr().out
 
@@ -356,3 +361,28 @@ def test_the_order_is_the_one_of_the_manual() -> None:
     section = manual.partition("## Every source in a project")[2].partition("\n## ")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert rows == list(ORDER)
+
+
+def test_an_unexpected_error_takes_one_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_reader: object, document: Document, _name: str) -> None:
+        if document.path.endswith("b.yaml"):
+            raise KeyError("x")
+
+    monkeypatch.setattr(project_module._Reader, "read", broken)
+    found = surveyed(tmp_path, a_yaml=ACCELERATE, b_yaml=ACCELERATE)
+    assert found.unread == {"b.yaml": "reading it ended in an unexpected KeyError"}
+
+
+def test_one_dtype_under_different_semantics_is_said(tmp_path: Path, capsys) -> None:
+    head = "import lightning as L\n"
+    surveyed(tmp_path, a_py=f"{head}L.Trainer(precision='bf16-true')", b_py=f"{head}L.Trainer(precision='bf16-mixed')")
+    assert main(["sources", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "All agree on bf16, under different semantics: " in said
+    assert "amp_o1 (b.py, line 2)" in said
+
+
+def test_a_linked_folder_is_said_to_be_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").symlink_to("here")
+    assert survey(tmp_path, {}).limits == ("folders that are symbolic links were not followed: 1",)

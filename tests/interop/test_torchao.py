@@ -87,3 +87,15 @@ def test_schemes_it_does_not_have_make_no_object(scheme: str) -> None:
     with pytest.raises(BackendUnavailableError, match=f"torchao has no {scheme} scaling"):
         float8_linear_config_for(config)
     assert float8_linear_config_for(REGISTRY.get("bf16_mixed")) is None
+
+
+def test_what_is_not_read_is_recorded_and_no_recipe_is_named_beside_it() -> None:
+    imported = torchao.import_({"float8": {"recipe_name": "tensorwise", "foo_dtype": "bf16"}, "mxfp8": {"recipe": "x"}})
+    assert imported.recipe is None
+    assert [reasons(imported, name) for name in ("float8.foo_dtype", "mxfp8")] == [["unsupported"]] * 2
+    assert torchao.import_({"float8": {"recipe_name": "rowwise"}}).recipe is None
+
+
+def test_a_format_may_have_torchs_own_name() -> None:
+    casts = {"cast_config_grad_output": {"target_dtype": "float8_e4m3fn"}}
+    assert torchao.import_({"float8": casts}).config.fp8 == "e4m3"

@@ -164,3 +164,26 @@ def test_a_broken_toml_is_one_sentence() -> None:
     assert torchtitan.SYSTEM.read is not None
     with pytest.raises(BridgeError, match=r"x\.toml: must be TOML"):
         torchtitan.SYSTEM.read(document)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "semantics", "field"),
+    [
+        ({}, "amp_o1", "parallelism.data_parallel_shard_degree"),
+        ({"tensor_parallel_degree": 2}, "fp32", "training.mixed_precision_param"),
+        ({"context_parallel_degree": 2}, "fsdp_policy", None),
+    ],
+)
+def test_the_file_says_whether_fsdp_is_on(degrees: dict[str, int], semantics: str, field: str | None) -> None:
+    parallelism = {"data_parallel_replicate_degree": 8, "data_parallel_shard_degree": 1, **degrees}
+    training = {"mixed_precision_param": "bfloat16"}
+    imported = torchtitan.import_({"training": training, "parallelism": parallelism})
+    assert imported.semantics == semantics
+    assert field is None or reasons(imported, field)
+
+
+def test_experts_in_float8_are_scaled_by_row_and_make_no_fp8_recipe() -> None:
+    model = {"converters": ["quantize.grouped_mm.float8"]}
+    imported = torchtitan.import_({"model": model, "quantize": {"grouped_mm": {"float8": {"fqns": ["experts"]}}}})
+    assert (imported.config.fp8, imported.recipe) == (None, None)
+    assert "unsupported" in reasons(imported, "quantize.grouped_mm.float8.recipe_name")

@@ -262,3 +262,9 @@ def test_turning_fp8_off_on_an_fp8_recipe_leaves_a_run_without_it() -> None:
     config.fp8 = None
     assert config.faults() == []
     assert (config.mode, config.scheme) == ("bf16", None)
+
+
+@pytest.mark.parametrize("field", ["loss_scale", "loss_scale_window", "initial_loss_scale", "min_loss_scale"])
+def test_an_integer_that_no_float_holds_is_a_fault(field: str) -> None:
+    faults = MixedPrecisionConfig(fp16=True, **{field: 10**400}).faults()
+    assert faults[0].path == PREFIX + field
