@@ -35,6 +35,7 @@ MODES = {
     **dict.fromkeys(("fp32", "32"), "fp32"),
 }
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
 SAME = (
     "autocast_enabled",
     "grad_reduce_in_fp32",
@@ -178,12 +179,15 @@ def _called(call: Call, release: tuple[int, int] | None) -> Imported:
     label = f"line {call.line}, {call.name}"
     if call.name != PLUGIN:
         return _recipe(call.name, release, label, call.undecided)
-    values = dict(call.arguments)
-    undecided = dict(call.undecided)
-    if call.positional and call.positional[0] is None:
-        undecided["precision"] = call.written["0"]
-    elif call.positional:
-        values.setdefault("precision", call.positional[0])
+    values, undecided = dict(call.arguments), dict(call.undecided)
+    for place, value in enumerate(call.positional):
+        name = POSITIONAL[place] if place < len(POSITIONAL) else f"argument {place + 1}"
+        if call.written[str(place)] == "None":
+            continue
+        if value is None or place >= len(POSITIONAL):
+            undecided[name] = call.written[str(place)]
+        else:
+            values.setdefault(name, value)
     if values.get("precision") is None and undecided.keys() & {"precision", "**"}:
         source = undecided.get("precision") or f"**{undecided['**']}"
         rule = "precision: must be written out, as only the run decides it"

@@ -154,3 +154,12 @@ def test_what_is_assigned_after_the_constructor_is_reported() -> None:
 def test_a_precision_that_only_the_run_decides_is_called_that(argument: str) -> None:
     with pytest.raises(PayloadError, match="as only the run decides it, got"):
         nemo2.import_(python(f"MegatronMixedPrecision({argument})"))
+
+
+def test_positional_arguments_of_the_plugin_are_read_by_their_place() -> None:
+    text = "MegatronMixedPrecision('bf16-mixed', torch.bfloat16, torch.bfloat16, None, False, False, 'hybrid')"
+    imported = nemo2.import_(Document.of_text(text, "plugin.py"))
+    said = imported.config.to_dict()
+    assert (said["params_dtype"], said["pipeline_dtype"], said["grad_reduce_in_fp32"]) == ("bf16", "bf16", False)
+    assert reasons(imported, "argument 7") == ["unsupported"]
+    assert reasons(imported, "params_dtype") == reasons(imported, "autocast_dtype") == []
