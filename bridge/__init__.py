@@ -6,9 +6,10 @@ report = synchronize("bf16_mixed", model=model_config, optimizer=optimizer_confi
 """
 
 from bridge.errors import BridgeError, BridgeWarning
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register
-from bridge.sync import SyncReport, synchronize
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register
+from bridge.registry.synchronize import synchronize
+from bridge.sync import SyncReport
 from bridge.training.config import ConfigContainer, runtime_config_update
 
 __all__ = [

@@ -4,8 +4,8 @@ import functools
 import warnings
 
 from bridge.errors import BridgeWarning
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import register
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import register
 from recipes.half import bf16_mixed, fp16_mixed
 
 __all__ = [

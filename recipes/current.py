@@ -1,7 +1,7 @@
 """FP8 with per-tensor current scaling: scales come from the tensor that is about to be cast."""
 
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import register
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import register
 from recipes.half import bf16_mixed, fp16_mixed
 
 __all__ = [

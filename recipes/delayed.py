@@ -1,7 +1,7 @@
 """FP8 with per-tensor delayed scaling: scales come from the amax history of earlier steps."""
 
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import register
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import register
 from recipes.half import bf16_mixed, fp16_mixed
 
 __all__ = ["bf16_with_fp8_delayed_scaling_mixed", "fp16_with_fp8_delayed_scaling_mixed"]

@@ -1,7 +1,7 @@
 """MXFP8: one power-of-two scale (E8M0) per 32 values, E4M3 in every operand."""
 
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import register
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import register
 from recipes.half import bf16_mixed, fp16_mixed
 
 __all__ = ["bf16_with_mxfp8_mixed", "fp16_with_mxfp8_mixed"]

@@ -1,7 +1,7 @@
 """NVFP4: E2M1 values with one E4M3 scale per 16 of them, under one FP32 scale per tensor."""
 
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import register
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import register
 from recipes.half import bf16_mixed
 
 __all__ = [

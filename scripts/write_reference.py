@@ -19,13 +19,13 @@ from bridge.cli.explain import explanation
 from bridge.cli.explain_rule import rule_dict
 from bridge.cli.support_matrix import matrix_markdown
 from bridge.errors import BridgeWarning
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY, Recipe, Registry
 from bridge.precision.schemes import SCHEMES
-from bridge.preflight.gpus import GPUS
-from bridge.preflight.rule import EVIDENCE, Rule
-from bridge.preflight.rulebook import RULES, TOPICS
-from bridge.preflight.versions import shown
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY, Recipe, Registry
+from bridge.rules.gpus import GPUS
+from bridge.rules.rule import EVIDENCE, Rule
+from bridge.rules.rulebook import RULES, TOPICS
+from bridge.rules.versions import shown
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"

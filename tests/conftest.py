@@ -15,7 +15,7 @@ settings.load_profile("suite")
 @pytest.fixture
 def registered() -> Iterator[None]:
     """Put the registry back as it was after a test that registers recipes."""
-    from bridge.precision.registry import REGISTRY
+    from bridge.registry.registry import REGISTRY
 
     REGISTRY.recipes()
     recipes, aliases = dict(REGISTRY._recipes), dict(REGISTRY._aliases)

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Print the GEMMs of a rank."""
-    from bridge.preflight.alignment import align_report
+    from bridge.plan.alignment import align_report
 
     run_ = described(chosen)
     report = align_report(run_.plan, run_.workload)

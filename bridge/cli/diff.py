@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     import argparse

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.explain_rule import explain_rule, is_rule
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.field_docs import field_docs, field_types
-from bridge.precision.registry import REGISTRY
 from bridge.precision.schemes import SCHEMES
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import OWNERS, ROUTES, Route, routes_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 
 if TYPE_CHECKING:
-    from bridge.preflight.rule import Rule
+    from bridge.rules.rule import Rule
 
 __all__ = ["explain_rule", "is_rule", "rule_dict", "spoken"]
 
@@ -27,7 +27,7 @@ def explain_rule(word: str, *, as_json: bool) -> None:
     Raises:
         UnknownFieldError: No rule has this id; the nearest are named.
     """
-    from bridge.preflight.rulebook import BY_ID, RULES  # the rules are read when one is asked for
+    from bridge.rules.rulebook import BY_ID, RULES  # the rules are read when one is asked for
 
     if word == LIST:
         _print_list(RULES, as_json=as_json)
@@ -43,7 +43,7 @@ def explain_rule(word: str, *, as_json: bool) -> None:
 
 def rule_dict(rule: Rule) -> dict[str, Any]:
     """Return everything about a rule as plain data."""
-    from bridge.preflight.rule import EVIDENCE
+    from bridge.rules.rule import EVIDENCE
 
     return {
         "id": rule.id,

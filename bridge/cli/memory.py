@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Print the memory of a rank of each pipeline stage."""
-    from bridge.preflight.memory import memory_report
+    from bridge.plan.memory import memory_report
 
     run_ = described(chosen)
     report = memory_report(run_.plan, workload=run_.workload, ddp=run_.values.ddp, capability=run_.capability)
@@ -50,7 +50,7 @@ def _activations(run_: Described) -> dict[str, tuple[int, ...]]:
     """Return the activations of each stage under each kind of recomputation."""
     if not run_.workload.seq_length:
         return {}
-    from bridge.preflight.memory import memory_report
+    from bridge.plan.memory import memory_report
 
     found = {}
     for name, changes in RECOMPUTE.items():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import argparse
 
     from bridge.front.values import Values
-    from bridge.precision.plan import PrecisionPlan
+    from bridge.plan.precision_plan import PrecisionPlan
 
 __all__ = ["add_parser", "plan_of"]
 
@@ -55,7 +55,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 def plan_of(values: Values) -> PrecisionPlan:
     """Return the plan of a run's values."""
-    from bridge.precision.plan import precision_plan
+    from bridge.plan.precision_plan import precision_plan
 
     return precision_plan(values.precision, values.model, optimizer=values.optimizer, ddp=values.ddp)
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnknownRecipeError, close_matches, did_you_mean
-from bridge.precision.registry import REGISTRY, Recipe
+from bridge.registry.registry import REGISTRY, Recipe
 
 if TYPE_CHECKING:
     import argparse

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import argparse
 
     from bridge.front.values import Values
-    from bridge.precision.plan import PrecisionPlan
-    from bridge.preflight.memory_activations import Workload
+    from bridge.plan.memory_activations import Workload
+    from bridge.plan.precision_plan import PrecisionPlan
 
 __all__ = [
     "Described",
@@ -82,9 +82,9 @@ def described(chosen: argparse.Namespace) -> Described:
     Raises:
         BridgeError: As `read_values`; no such model or layout; a target that cannot be read.
     """
-    from bridge.precision.plan import precision_plan
-    from bridge.precision.plan_stages import Parallel
-    from bridge.preflight.memory_activations import Workload
+    from bridge.plan.memory_activations import Workload
+    from bridge.plan.precision_plan import precision_plan
+    from bridge.plan.stages import Parallel
     from bridge.preflight.target import parse_target
 
     values = read_values(chosen)

@@ -6,9 +6,9 @@ import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.field_docs import field_docs
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     import argparse

@@ -51,16 +51,16 @@ def matrix_markdown() -> str:
 
 
 def _rows() -> dict[str, dict[str, Support]]:
-    from bridge.precision.registry import REGISTRY
     from bridge.preflight.support import matrix
+    from bridge.registry.registry import REGISTRY
 
     return matrix(recipe.name for recipe in REGISTRY.recipes())
 
 
 def _one_target(chosen: argparse.Namespace) -> None:
-    from bridge.precision.registry import REGISTRY
     from bridge.preflight.support import support
     from bridge.preflight.target import parse_target
+    from bridge.registry.registry import REGISTRY
 
     target = parse_target(chosen.target)
     found = {recipe.name: support(recipe.name, target) for recipe in REGISTRY.recipes()}

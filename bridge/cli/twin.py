@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.run_values import add_values_arguments, read_values
 from bridge.errors import RunConfigError
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import ROUTES
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _text(values: Values, recipe: str, fields: tuple[str, ...]) -> str:
 
 def _plans(values: Values, twin: Values) -> dict[str, Any]:
     """Return how many linear layers compute in FP8 or FP4 in each of the two."""
-    from bridge.precision.plan import precision_plan
+    from bridge.plan.precision_plan import precision_plan
 
     counts = {}
     for name, each in (("run", values), ("twin", twin)):

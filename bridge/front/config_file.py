@@ -15,8 +15,8 @@ from bridge.front.plain import refuse_targets
 from bridge.front.problems import Problems
 from bridge.front.sections import KEYS, OWNERS, SECTIONS
 from bridge.precision.auto import is_auto
-from bridge.precision.registry import REGISTRY
-from bridge.precision.sources import load_recipes_from
+from bridge.registry.registry import REGISTRY
+from bridge.registry.sources import load_recipes_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

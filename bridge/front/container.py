@@ -14,9 +14,9 @@ from bridge.front.plain import plain
 from bridge.front.problems import Problems
 from bridge.front.sections import BESIDE, SECTIONS
 from bridge.precision.auto import is_auto
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import torch_dtype
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from bridge.training.config import ConfigContainer
 
 __all__ = ["check", "container", "precision_of"]

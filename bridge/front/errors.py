@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
 from bridge.front.source import GROUP
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

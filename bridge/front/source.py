@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 
 from bridge.front.sections import store_sections
 from bridge.precision.auto import is_auto
-from bridge.precision.registry import REGISTRY
-from bridge.precision.sources import load_recipes_from
+from bridge.registry.registry import REGISTRY
+from bridge.registry.sources import load_recipes_from
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath

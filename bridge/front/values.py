@@ -21,16 +21,16 @@ from bridge.front.plain import plain
 from bridge.front.problems import Problems
 from bridge.front.search import Search
 from bridge.precision.auto import is_auto
-from bridge.precision.registry import REGISTRY
 from bridge.preflight.auto import count_parameters, resolve_auto
-from bridge.preflight.field_names import NAMES
-from bridge.preflight.rules.names import nearest_fields
 from bridge.preflight.section import read_section
 from bridge.preflight.target import parse_target
+from bridge.registry.registry import REGISTRY
+from bridge.rules.field_names import NAMES
+from bridge.rules.topics.names import nearest_fields
 
 if TYPE_CHECKING:
     from bridge.front.origin import Origins
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["Values", "config_folder", "load_values"]
 

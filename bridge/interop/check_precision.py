@@ -20,7 +20,7 @@ from bridge.errors import PrecisionTypeError
 if TYPE_CHECKING:
     import torch
 
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["PrecisionReport", "check_precision"]
 
@@ -74,8 +74,8 @@ class PrecisionReport:
         Raises:
             BridgeError: There is no recipe of that name, or it is neither a name nor a recipe.
         """
-        from bridge.precision.config import MixedPrecisionConfig
-        from bridge.precision.registry import get_mixed_precision_config
+        from bridge.registry.config import MixedPrecisionConfig
+        from bridge.registry.registry import get_mixed_precision_config
 
         given: object = config
         if not isinstance(given, str | MixedPrecisionConfig):

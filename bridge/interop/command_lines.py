@@ -108,7 +108,7 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     name = own.pop("mixed_precision", None)
     fields = nested({key: typed(value) for key, value in own.items()}).get("mixed_precision", {})
     if name is not None and fields:
-        from bridge.precision.registry import REGISTRY
+        from bridge.registry.registry import REGISTRY
 
         fields = {**REGISTRY.get(name).to_dict(), **fields}
     payload: dict[str, Any] = {"mixed_precision": fields or name} if fields or name else {}

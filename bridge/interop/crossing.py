@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.interop.ledger import Arrival, Departure
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.validity import legal_format_for_scheme
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.validity import legal_format_for_scheme
 
 if TYPE_CHECKING:
     from bridge.interop.contract import Exported, Imported, Loss

@@ -15,7 +15,7 @@ from bridge.interop.scaler import lose_scaler
 
 if TYPE_CHECKING:
     from bridge.interop.contract import Exported
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["export"]
 

@@ -14,7 +14,7 @@ from bridge.numerics.spec import GemmPrecision
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["EmulatedLinear", "emulate"]
 

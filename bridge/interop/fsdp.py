@@ -21,7 +21,7 @@ from bridge.precision.dtypes import dtype_token, torch_dtype
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "fsdp_policy_for", "import_"]
 

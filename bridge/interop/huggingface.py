@@ -26,7 +26,7 @@ from bridge.interop.scaler import assume_torch_scaler, lose_scaler
 from bridge.interop.settings import SWITCHES, Settings, shown
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "arguments", "export", "import_"]
 

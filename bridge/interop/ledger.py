@@ -11,8 +11,8 @@ from typing import Any
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import Exported, Imported, Loss
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["Arrival", "Departure", "inert", "semantics_of"]
 

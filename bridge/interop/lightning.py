@@ -30,7 +30,7 @@ from bridge.interop.scaler import TORCH_SCALER, assume_torch_scaler, lose_scaler
 from bridge.interop.settings import Settings
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_"]
 

@@ -11,16 +11,16 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning
-from bridge.precision.registry import REGISTRY
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["meaning", "recipe_named", "semantics_of"]
 
 DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-LAYER_COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 FP8_ONLY = ("fp8_recipe", "fp8_wgrad", "fp8_param", "fp8_param_gather")
 FP4_ONLY = ("fp4_recipe", "fp4_param", "fp4_param_gather")
 SCHEME_SETTINGS = tuple(

@@ -19,9 +19,10 @@ from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, 
 from bridge.interop.crossing import Inward, Outward
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
-from bridge.precision.registry import REGISTRY
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -40,7 +41,6 @@ EVERYBODYS = frozenset({"bf16", "fp16"})
 """Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
 DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 RENAMED = {"enable_autocast": "autocast_enabled"}
-COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
 def import_(payload: object) -> Imported:
@@ -133,7 +133,7 @@ def _defaults(prefix: str, crossing: Inward) -> None:
     if (fields.get("bf16") or fields.get("fp16")) and "grad_reduce_in_fp32" not in fields:
         crossing.implied(f"{prefix}grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
     if fields.get("first_last_layers_bf16"):
-        for name in COUNTS:
+        for name in LAYER_COUNTS:
             if name not in fields:
                 detail = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
                 crossing.implied(f"{prefix}{name}", 0, detail, **{name: 0})
@@ -266,7 +266,7 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
         if book.values[field] is None:
             payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
     if config.first_last_layers_bf16:
-        payload.update({field: 1 for field in COUNTS if not config.is_stated(field)})
+        payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
     return book.exported({"mixed_precision": payload})
 
 

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.megatron_flags import BY_NAME, bears_on_precision
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP8_SCHEMES
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ __all__ = [
 
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 DELAYED: dict[str, Any] = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
-COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 INFERENCE = re.compile(r"inference|text_generation|generate_samples")
@@ -141,7 +141,7 @@ def scheme(run: Arguments, crossing: Inward, *, modern: bool) -> None:
         crossing.implied("--fp4-recipe", "nvfp4", fp4_recipe="nvfp4")
     missing = DELAYED if fp8 and fields["fp8_recipe"] == "delayed" else {}
     if fields.get("first_last_layers_bf16") and (fp8 or fp4):
-        missing = {**missing, **dict.fromkeys(COUNTS, 1)}
+        missing = {**missing, **dict.fromkeys(LAYER_COUNTS, 1)}
     for field, value in missing.items():
         if field not in fields:
             crossing.implied(_option(field), value, **{field: value})
@@ -163,7 +163,7 @@ def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | Non
         return f"unread without --{field[:3]}-format"
     if field == "fp8_wgrad" and fields[field] is False and modern:
         return "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
-    if field in COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
+    if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
         return "unread without --first-last-layers-bf16"
     return None
 

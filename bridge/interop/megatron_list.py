@@ -10,7 +10,7 @@ from bridge.interop.megatron_flags import FLAGS
 
 if TYPE_CHECKING:
     from bridge.interop.contract import Exported
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["argument_list"]
 

@@ -25,7 +25,7 @@ from bridge.interop.shell import launches
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 

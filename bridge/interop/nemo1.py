@@ -29,7 +29,7 @@ from bridge.interop.nemo1_trainer import trained_by_lightning
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_"]
 

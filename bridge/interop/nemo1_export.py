@@ -11,7 +11,7 @@ from bridge.interop.meaning import meaning
 
 if TYPE_CHECKING:
     from bridge.interop.contract import Exported
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["exported"]
 

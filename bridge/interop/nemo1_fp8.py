@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.interop.nemo1_file import switch
+from bridge.precision.fields import LAYER_COUNTS
 
 if TYPE_CHECKING:
     from bridge.interop.crossing import Inward
@@ -30,9 +31,8 @@ SPECS = (
 """Values of `name` in the model section whose layers are Transformer Engine's."""
 LOCAL_LAYERS = (2, 0)
 """The first release whose GPT on Megatron Core asks `transformer_engine`."""
-COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 PLAIN = ("fp8_recipe", "fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16")
-SETTINGS = (*GATED, *PLAIN, *COUNTS)
+SETTINGS = (*GATED, *PLAIN, *LAYER_COUNTS)
 """Keys of the model section that FP8 reads."""
 
 
@@ -47,10 +47,10 @@ def low_precision(file: File, crossing: Inward) -> bool:
         crossing.carry("model.fp8_params", fp8_param_gather=file.switch("fp8_params"))
     if "fp8_recipe" not in file:
         crossing.implied("model.fp8_recipe", "delayed", fp8_recipe="delayed")
-    for key in PLAIN + COUNTS:
+    for key in PLAIN + LAYER_COUNTS:
         if key in file:
             crossing.carry(f"model.{key}", **{key: file.setting(key)})
-    for key in COUNTS if crossing.fields.get("first_last_layers_bf16") else ():
+    for key in LAYER_COUNTS if crossing.fields.get("first_last_layers_bf16") else ():
         if key not in crossing.fields:
             crossing.implied(f"model.{key}", 1, **{key: 1})
     return True

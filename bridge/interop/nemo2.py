@@ -17,9 +17,10 @@ from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recogn
 from bridge.interop.crossing import Inward, Outward
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, Program, program_of
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
-from bridge.precision.registry import REGISTRY
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -62,7 +63,6 @@ PREFIXED = {
     "fp16_hysteresis": "hysteresis",
 }
 GATHER = ("fp8_param_gather", "fp8_params")
-COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 SCHEMES = ("mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
 RECIPES = {
@@ -89,7 +89,7 @@ MXFP8_BEFORE = (
 )
 """Before this release the MXFP8 recipes had these values; the first row that applies counts."""
 ARGUMENTS_SINCE = {
-    **dict.fromkeys(("fp8_recipe", "first_last_layers_bf16", "fp8_param_gather", *COUNTS), (2, 3)),
+    **dict.fromkeys(("fp8_recipe", "first_last_layers_bf16", "fp8_param_gather", *LAYER_COUNTS), (2, 3)),
     "reuse_grad_buf_for_mxfp8_param_ag": (2, 5),
     **dict.fromkeys(("fp4", "fp4_recipe"), (2, 6)),
 }
@@ -344,7 +344,7 @@ def _defaults(mode: str, crossing: Inward) -> None:
     if mode != "fp32" and "grad_reduce_in_fp32" not in fields:
         crossing.implied("grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
     if fields.get("first_last_layers_bf16"):
-        for name in COUNTS:
+        for name in LAYER_COUNTS:
             if name not in fields:
                 crossing.implied(name, 0, f"{crossing.system} writes 0 over Megatron's own 1", **{name: 0})
     if fields.get("fp8_wgrad") is False and fields.get("fp8"):
@@ -369,7 +369,7 @@ def export(config: MixedPrecisionConfig) -> Exported:
         payload[name] = values[name]
         book.write(name, name)
     if config.first_last_layers_bf16:
-        payload.update({name: 1 for name in COUNTS if not config.is_stated(name)})
+        payload.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})
     payload["fp8_param_gather"] = values["fp8_param_gather"]
     for name in ("fp8_param", "fp8_param_gather"):
         book.write(name, "fp8_param_gather")

@@ -25,8 +25,8 @@ from bridge.interop.fsdp import fsdp_policy_for
 from bridge.interop.ledger import Arrival, Departure
 from bridge.interop.scaler import assume_torch_scaler
 from bridge.interop.settings import Settings
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import dtype_token, torch_dtype
+from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:
     import torch

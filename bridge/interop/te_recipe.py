@@ -18,7 +18,7 @@ from bridge.interop.crossing import Inward, Outward
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["CLASSES", "SYSTEM", "export", "import_"]
 

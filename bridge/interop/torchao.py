@@ -20,7 +20,7 @@ from bridge.interop.ledger import Arrival, Departure
 from bridge.interop.settings import Settings
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_"]
 

@@ -22,7 +22,7 @@ from bridge.interop.settings import Settings
 from bridge.interop.torchtitan_beside import report_beside
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_"]
 

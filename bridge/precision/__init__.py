@@ -1,1 +1,1 @@
-"""What a precision *is*: the config, the registry of recipes, dtypes, formats and schemes. No torch on import."""
+"""What a precision *is*: its fields and statements, dtypes, formats and schemes. No torch on import."""

@@ -1,9 +1,7 @@
-"""`MixedPrecisionConfig`: every precision decision of a run, and which of them somebody stated.
+"""`PrecisionConfig`: the fields of a precision, its mode and its scaling scheme.
 
-    config = MixedPrecisionConfig(bf16=True, fp8="hybrid")
-    config.fp8_recipe            # 'tensorwise': the default, as at Megatron Bridge
-    config.stated                # frozenset({'bf16', 'fp8'}): what the synchroniser may insist on
-    config.finalize()            # raises PrecisionConfigError with every fault at once
+`bridge.registry.config.MixedPrecisionConfig`, the public class, adds `setup` and `finalize`. The rules, the plan and
+the synchroniser need this base only.
 
 Fields, names and defaults are those of Megatron Bridge's `MixedPrecisionConfig` (31 of them, snapshot 2026-08-22), plus
 `tf32`.
@@ -12,38 +10,33 @@ Fields, names and defaults are those of Megatron Bridge's `MixedPrecisionConfig`
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bridge.errors import PrecisionConfigError
 from bridge.precision.dtypes import LAZY_TORCH
 from bridge.precision.dump import Dumpable
 from bridge.precision.fields import stated
 from bridge.precision.statements import ORIGIN
-from bridge.precision.validity import faults
 
 if TYPE_CHECKING:
     import torch
-
-    from bridge.errors import Finding
-    from bridge.sync.report import SyncReport
 else:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below
 
-__all__ = ["MODE_SWITCHES", "MixedPrecisionConfig"]
+__all__ = ["FIELD_DEFAULTS", "MODE_SWITCHES", "PrecisionConfig"]
 
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """What a run trains in. A config that does not mention one of them has it off."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
-class MixedPrecisionConfig(Dumpable):
-    """The precision of a training run, written for Megatron Core.
+class PrecisionConfig(Dumpable):
+    """The precision of a training run: every field, and which fields were stated.
 
     A field counts as *stated* once it is given to the constructor, assigned, or overridden on a command line; `del`
     takes the statement back. Copies, pickles and `dataclasses.replace` keep what was stated.
     """
 
-    _origin: InitVar[MixedPrecisionConfig | None] = ORIGIN
+    _origin: InitVar[PrecisionConfig | None] = ORIGIN
 
     fp32: bool = stated(False, kind="bool")
     """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and `bf16` off."""
@@ -131,38 +124,6 @@ class MixedPrecisionConfig(Dumpable):
             return self.fp8_recipe
         return self.fp4_recipe if self.fp4 else None
 
-    # -- what it is for ----------------------------------------------------------------------------------------------
 
-    def faults(self) -> list[Finding]:
-        """Return everything that can never be right about this config."""
-        return faults(self)
-
-    def finalize(self) -> None:
-        """Check the config against itself.
-
-        Raises:
-            PrecisionConfigError: It can never be right; all findings, each with the way out.
-        """
-        found = self.faults()
-        if found:
-            name = f" {self.recipe!r}" if self.recipe else ""
-            raise PrecisionConfigError(f"The mixed-precision config{name} can never be right:", found)
-
-    def setup(self, model_config: Any, optimizer_config: Any = None, ddp_config: Any = None) -> SyncReport:
-        """Write this config into the owners, as Megatron Bridge's method of this name does.
-
-        Args:
-            model_config: A TransformerConfig or any object with same-named attributes.
-            optimizer_config: An OptimizerConfig or any such object; None: there is none.
-            ddp_config: A DistributedDataParallelConfig or any such object; None: there is none.
-
-        Returns:
-            What was changed and why.
-
-        Raises:
-            PrecisionConfigError: The config can never be right.
-            SyncError: The result would not pass Megatron's validation. The owners are as they were.
-        """
-        from bridge.sync import synchronize  # the one upward import: the peer's interface puts the method here
-
-        return synchronize(self, model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+FIELD_DEFAULTS = {name: getattr(PrecisionConfig, name) for name in PrecisionConfig.field_names()}
+"""Field -> the value it reads as while nobody states it."""

@@ -8,13 +8,13 @@ from typing import Any, Self
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.dtypes import torch_dtype
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import Statements
 
 __all__ = ["PEER_TARGET", "Dumpable"]
 
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """Import path of Megatron Bridge's class of the same fields."""
-COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
 class Dumpable(Statements):
@@ -92,5 +92,5 @@ class Dumpable(Statements):
             if values[name] is None:
                 values[name] = torch_dtype("bf16" if values["bf16"] else "fp16" if values["fp16"] else "fp32")
         if values["first_last_layers_bf16"]:
-            values.update({name: 1 for name in COUNTS if not self.is_stated(name)})
+            values.update({name: 1 for name in LAYER_COUNTS if not self.is_stated(name)})
         return {"_target_": PEER_TARGET, **values}

@@ -16,8 +16,10 @@ from bridge.precision.dtypes import dtype_token, torch_dtype
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["StatedField", "coerce", "stated"]
+__all__ = ["LAYER_COUNTS", "StatedField", "coerce", "stated"]
 
+LAYER_COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+"""How many layers `first_last_layers_bf16` keeps at either end."""
 YES = frozenset({"true", "yes", "on", "1"})
 NO = frozenset({"false", "no", "off", "0"})
 

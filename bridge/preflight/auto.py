@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
+from bridge.plan.modules import embedding_modules, layer_modules, output_modules
+from bridge.plan.shape import ModelShape
 from bridge.precision.auto import is_auto
-from bridge.precision.plan_modules import embedding_modules, layer_modules, output_modules
-from bridge.precision.shape import ModelShape
 from bridge.preflight.support import support
 from bridge.preflight.target import EXAMPLE, Target, detect_target
-from bridge.preflight.versions import at_least, shown
+from bridge.rules.versions import at_least, shown
 
 if TYPE_CHECKING:
-    from bridge.preflight.gpus import Gpu
+    from bridge.rules.gpus import Gpu
 
 __all__ = ["POLICIES", "REQUESTS", "Choice", "Policy", "count_parameters", "is_auto", "resolve_auto"]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.preflight.rule import SEVERITIES, Rule, RuleFinding, fires
-from bridge.preflight.rulebook import RULES
+from bridge.rules.rule import SEVERITIES, Rule, RuleFinding, fires
+from bridge.rules.rulebook import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bridge.preflight.setup import Setup
-    from bridge.preflight.versions import Version
+    from bridge.rules.versions import Version
 
 __all__ = ["Report", "check", "findings_of"]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.registry import get_mixed_precision_config
 from bridge.preflight.check import Report, check
 from bridge.preflight.setup import ROLES, Setup
 from bridge.preflight.target import Target, parse_target
-from bridge.preflight.versions import installed
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.versions import installed
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice

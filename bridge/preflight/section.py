@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
-from bridge.preflight.field_names import NAMES
-from bridge.preflight.fields import DEFAULTS, FIELDS, OwnerField
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.field_names import NAMES
+from bridge.rules.fields import DEFAULTS, FIELDS, OwnerField
 from bridge.sync.owner import WRITTEN, Owner, seen_through
 
 __all__ = ["Malformed", "Section", "read_precision", "read_section"]

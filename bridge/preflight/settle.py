@@ -9,19 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.preflight.fields import DEFAULTS
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.fields import DEFAULTS
 from bridge.sync.routes import CLASS_DEFAULT, ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["COUNTS", "NAMES_OF", "READING", "Replaced", "mode_of", "settle"]
+__all__ = ["NAMES_OF", "Replaced", "mode_of", "settle"]
 
-COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
-
-READING = {name: getattr(MixedPrecisionConfig, name) for name in MixedPrecisionConfig.field_names()}
-"""Field of `MixedPrecisionConfig` -> what it reads as where nobody states it."""
 
 NAMES_OF = {
     f"{family}_{name}": (f"{family}_param_gather", f"{family}_param")
@@ -71,7 +68,7 @@ _ROWS = tuple(
         family=route.family,
         scheme=route.scheme,
         neutral=DEFAULTS[route.owner][route.attribute] if route.neutral is CLASS_DEFAULT else route.neutral,
-        reading=READING[route.field],
+        reading=FIELD_DEFAULTS[route.field],
         default=DEFAULTS[route.owner][route.attribute],
     )
     for route in ROUTES
@@ -130,7 +127,7 @@ def settle(said: Mapping[str, Any], sections: Mapping[str, dict[str, Any]]) -> l
 def _scheme(said: Mapping[str, Any], sections: Mapping[str, dict[str, Any]], field: str) -> Any:
     """Return the scheme of the run: the stated one, else an owner's own, else the default."""
     own = (sections[row.role][row.attribute] for row in _LOW if row.field == field and _has_own(row, sections))
-    return said[field] if field in said else next(own, READING[field])
+    return said[field] if field in said else next(own, FIELD_DEFAULTS[field])
 
 
 def _has_own(row: _Row, sections: Mapping[str, dict[str, Any]]) -> bool:
@@ -193,7 +190,7 @@ def _autocast_dtype(said: Mapping[str, Any], model: Mapping[str, Any], mode: str
 
 def _let_counts_act(said: Mapping[str, Any], model: dict[str, Any]) -> None:
     """Give layers kept in BF16 Megatron's own counts where both are 0, which would switch them off."""
-    if model["first_last_layers_bf16"] and not any(model[name] for name in COUNTS):
-        for name in COUNTS:
+    if model["first_last_layers_bf16"] and not any(model[name] for name in LAYER_COUNTS):
+        for name in LAYER_COUNTS:
             if name not in said:
                 model[name] = DEFAULTS["model"][name]

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import get_mixed_precision_config
+from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
-from bridge.preflight.fields import DEFAULTS
 from bridge.preflight.section import Malformed, Section, read_precision, read_section
-from bridge.preflight.settle import NAMES_OF, READING, Replaced, mode_of, settle
+from bridge.preflight.settle import NAMES_OF, Replaced, mode_of, settle
 from bridge.preflight.target import Target
-from bridge.preflight.versions import at_least
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.fields import DEFAULTS
+from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
@@ -182,11 +183,11 @@ class Setup:
 
     def stands_out(self, field: str) -> bool:
         """Return whether a precision field was stated with another value than its default."""
-        return field in self.said and self.said[field] != READING[field]
+        return field in self.said and self.said[field] != FIELD_DEFAULTS[field]
 
     def path(self, name: str) -> str:
         """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
-        if name not in READING:
+        if name not in FIELD_DEFAULTS:
             return name
         return f"mixed_precision.{name}" if self.precision is not None else f"{_owner_of(name)}.{name}"
 
@@ -197,7 +198,7 @@ class Setup:
             for role in ("model", "optimizer", "ddp"):
                 if name in DEFAULTS[role]:
                     return self.said.get(name, self.sections[role].values[name])
-            return self.said.get(name, READING.get(name))
+            return self.said.get(name, FIELD_DEFAULTS.get(name))
         if section in self.sections:
             return self.sections[section].values.get(name)
         return None
@@ -205,7 +206,7 @@ class Setup:
     def where(self, path: str) -> str | None:
         """Return who set a path, or None where nobody is known."""
         section, _, name = path.partition(".")
-        if section == "mixed_precision" and self.precision is not None and name in READING:
+        if section == "mixed_precision" and self.precision is not None and name in FIELD_DEFAULTS:
             for known in NAMES_OF.get(name, (name,)):
                 if known in self.said:
                     return str(vars(self.precision)["_sources"].get(known) or "stated")

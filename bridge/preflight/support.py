@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.precision.registry import get_mixed_precision_config
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
-from bridge.preflight.gpus import GPUS, Gpu
 from bridge.preflight.target import Target
-from bridge.preflight.versions import TITLES, at_least, parse_version, shown
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.gpus import GPUS, Gpu
+from bridge.rules.versions import TITLES, at_least, parse_version, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bridge.precision.config import MixedPrecisionConfig
-    from bridge.preflight.versions import Version
+    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.rules.versions import Version
 
 __all__ = ["VERDICTS", "Generation", "Support", "generations", "matrix", "support"]
 

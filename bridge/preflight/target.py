@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.preflight.gpus import CPU, GPUS, Gpu, gpu_of_capability
-from bridge.preflight.versions import TITLES, Version, installed, parse_version, shown
+from bridge.rules.gpus import CPU, GPUS, Gpu, gpu_of_capability
+from bridge.rules.versions import TITLES, Version, installed, parse_version, shown
 
 __all__ = ["EXAMPLE", "Target", "detect_target", "parse_target"]
 

@@ -9,12 +9,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bridge.preflight.alignment import SMALL, SMALL_SOURCE
+from bridge.plan.alignment import SMALL, SMALL_SOURCE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bridge.preflight.alignment import AlignmentReport, GemmShape
+    from bridge.plan.alignment import AlignmentReport, GemmShape
 
 __all__ = ["align_table"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from bridge.preflight.rule import EVIDENCE
+from bridge.rules.rule import EVIDENCE
 from bridge.sync.report import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bridge.preflight.check import Report
-    from bridge.preflight.rule import RuleFinding
+    from bridge.rules.rule import RuleFinding
 
 __all__ = ["findings_dict", "findings_text", "render_findings"]
 

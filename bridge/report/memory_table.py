@@ -9,15 +9,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bridge.precision.plan import compact
-from bridge.preflight.memory import KINDS
+from bridge.plan.memory import KINDS
+from bridge.plan.precision_plan import compact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rich.console import RenderableType
 
-    from bridge.preflight.memory import MemoryReport, RankMemory
+    from bridge.plan.memory import MemoryReport, RankMemory
 
 __all__ = ["memory_table", "size"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from bridge.precision.plan import PlanLayer, PrecisionPlan
+    from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
 
 __all__ = ["COLOURS", "draw_plan"]
 

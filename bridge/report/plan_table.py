@@ -11,14 +11,14 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from bridge.precision.plan import COLUMNS, LOW, compact
+from bridge.plan.precision_plan import COLUMNS, LOW, compact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from bridge.precision.plan import PlanDifference, PlanModule, PrecisionPlan
+    from bridge.plan.precision_plan import PlanDifference, PlanModule, PrecisionPlan
 
 __all__ = ["difference_table", "plan_csv", "plan_table", "render"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.preflight.rulebook import BY_ID, RULES
+from bridge.rules.rulebook import BY_ID, RULES
 
 if TYPE_CHECKING:
     from bridge.preflight.check import Report
-    from bridge.preflight.rule import Rule, RuleFinding
+    from bridge.rules.rule import Rule, RuleFinding
 
 __all__ = ["sarif"]
 

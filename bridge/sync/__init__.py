@@ -2,6 +2,5 @@
 
 from bridge.sync.report import SyncReport, SyncRow
 from bridge.sync.routes import ROUTES, Route
-from bridge.sync.synchroniser import synchronize
 
-__all__ = ["ROUTES", "Route", "SyncReport", "SyncRow", "synchronize"]
+__all__ = ["ROUTES", "Route", "SyncReport", "SyncRow"]

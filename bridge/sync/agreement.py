@@ -11,7 +11,7 @@ from bridge.sync.owner import same
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.precision.config import PrecisionConfig
     from bridge.sync.owner import Owner
     from bridge.sync.report import SyncRow
 
@@ -49,7 +49,7 @@ SHARED = (
 )
 
 
-def scheme_of(config: MixedPrecisionConfig, owners: Iterable[Owner]) -> str | None:
+def scheme_of(config: PrecisionConfig, owners: Iterable[Owner]) -> str | None:
     """Return the scaling scheme the run will have: the stated one, else an owner's own, else the config's default.
 
     Args:
@@ -87,7 +87,7 @@ def one_answer(rows: list[SyncRow]) -> list[SyncRow]:
     return answered
 
 
-def disagreements(config: MixedPrecisionConfig, ends: Mapping[str, Owner]) -> list[Finding]:
+def disagreements(config: PrecisionConfig, ends: Mapping[str, Owner]) -> list[Finding]:
     """Return post-conditions that do not hold: one mode, and one answer from every owner of a setting.
 
     Args:

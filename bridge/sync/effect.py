@@ -12,7 +12,7 @@ from bridge.sync.sharding import BUFFER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.precision.config import PrecisionConfig
     from bridge.sync.owner import Owner
     from bridge.sync.report import SyncRow
     from bridge.sync.situation import Situation
@@ -37,7 +37,7 @@ def effect_findings(now: Situation) -> list[Finding]:
 
 
 def absent_findings(
-    config: MixedPrecisionConfig, rows: list[SyncRow], version: str, owners: Mapping[str, Owner]
+    config: PrecisionConfig, rows: list[SyncRow], version: str, owners: Mapping[str, Owner]
 ) -> list[Finding]:
     """Return a finding for each stated field, away from its default, that an owner of this Megatron has no home for."""
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.dtypes import torch_dtype
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.sync.agreement import one_answer, scheme_of
 from bridge.sync.owner import ABSENT, Owner, same
 from bridge.sync.report import SyncRow
@@ -14,17 +15,16 @@ from bridge.sync.sharding import sharding_rows, without_reuse_under_fsdp
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.precision.config import PrecisionConfig
 
 __all__ = ["is_active", "plan"]
 
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 """Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
-COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
 def plan(
-    config: MixedPrecisionConfig, owners: Sequence[Owner], *, keep_own: bool = False, is_last: bool = False
+    config: PrecisionConfig, owners: Sequence[Owner], *, keep_own: bool = False, is_last: bool = False
 ) -> list[SyncRow]:
     """Return one row per precision field of every owner.
 
@@ -45,14 +45,14 @@ def plan(
     return [*without_reuse_under_fsdp(rows, by_role), *sharding_rows(by_role)] if is_last else rows
 
 
-def is_active(config: MixedPrecisionConfig, route: Route, scheme: str | None) -> bool:
+def is_active(config: PrecisionConfig, route: Route, scheme: str | None) -> bool:
     """Return whether the family and scheme that `route` belongs to are on, under the scheme the run will have."""
     on = {None: True, "fp8": config.fp8 is not None, "fp4": config.fp4 is not None}
     on["low"] = on["fp8"] or on["fp4"]
     return on[route.family] and route.scheme in (None, scheme)
 
 
-def _routes_for(owner: Owner, config: MixedPrecisionConfig) -> list[Route]:
+def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
     """Return the rows of the owner's role, and same-named fields that its class has beyond them."""
     routes = [route for route in ROUTES if route.owner == owner.role and route.attribute is not None]
     if owner.role not in OWNERS:
@@ -74,7 +74,7 @@ def _same_named(field: str, owner: Owner) -> Route:
     return Route(field=field, owner=owner.role, attribute=field, rule="value")
 
 
-def _row(config: MixedPrecisionConfig, owner: Owner, route: Route, *, scheme: str | None, keep_own: bool) -> SyncRow:
+def _row(config: PrecisionConfig, owner: Owner, route: Route, *, scheme: str | None, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
     old = owner.value(attribute)
     if old is ABSENT and not owner.has(attribute):
@@ -111,7 +111,7 @@ def _row(config: MixedPrecisionConfig, owner: Owner, route: Route, *, scheme: st
 
 
 def _decide(
-    config: MixedPrecisionConfig, owner: Owner, route: Route, attribute: str, *, keep_own: bool
+    config: PrecisionConfig, owner: Owner, route: Route, attribute: str, *, keep_own: bool
 ) -> tuple[Any, str, str, str]:
     """Return (value, verdict, who decided, why)."""
     stated, source = config.is_stated(route.field), config.source_of(route.field)
@@ -137,7 +137,7 @@ def _decide(
 
 
 def _put_out_of_action(
-    config: MixedPrecisionConfig, owner: Owner, route: Route, attribute: str
+    config: PrecisionConfig, owner: Owner, route: Route, attribute: str
 ) -> tuple[Any, str, str, str]:
     """Return as `_decide`, for a field whose family or scheme is off in this run."""
     what = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
@@ -148,7 +148,7 @@ def _put_out_of_action(
     return neutral, "neutralise", "mode", why
 
 
-def _autocast_dtype(config: MixedPrecisionConfig, owner: Owner) -> tuple[Any, str, str, str]:
+def _autocast_dtype(config: PrecisionConfig, owner: Owner) -> tuple[Any, str, str, str]:
     """Decide: params_dtype as it will be, unless autocast is on with a dtype that somebody chose."""
     is_on = config.autocast_enabled or (
         not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
@@ -158,7 +158,7 @@ def _autocast_dtype(config: MixedPrecisionConfig, owner: Owner) -> tuple[Any, st
     return config.params_dtype or torch_dtype(config.mode), "derive", "mode", "follows params_dtype"
 
 
-def _nan_check(config: MixedPrecisionConfig, owner: Owner) -> list[SyncRow]:
+def _nan_check(config: PrecisionConfig, owner: Owner) -> list[SyncRow]:
     """Return the row that lets the first overflows of a dynamic loss scale pass.
 
     Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; who builds configs in Python
@@ -194,10 +194,10 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncR
         if (
             flag is None
             or rows[flag].new is not True
-            or any(rows[mine[name]].new != 0 for name in COUNTS if name in mine)
+            or any(rows[mine[name]].new != 0 for name in LAYER_COUNTS if name in mine)
         ):
             continue
-        for name in COUNTS:
+        for name in LAYER_COUNTS:
             row = rows[mine[name]] if name in mine else None
             default = owner.defaults.get(name)
             if row is not None and row.verdict == "keep" and default:

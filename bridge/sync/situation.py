@@ -10,7 +10,7 @@ from bridge.errors import Finding
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.precision.config import PrecisionConfig
     from bridge.sync.owner import Owner
     from bridge.sync.report import SyncRow
 
@@ -21,7 +21,7 @@ __all__ = ["Situation"]
 class Situation:
     """A planned sync."""
 
-    config: MixedPrecisionConfig
+    config: PrecisionConfig
     owners: Mapping[str, Owner]
     """By role, as they were before the sync."""
     rows: Mapping[tuple[str, str], SyncRow]

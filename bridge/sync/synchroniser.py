@@ -1,4 +1,4 @@
-"""`synchronize`: plan, check on copies, apply."""
+"""The synchroniser: plan, check on copies, apply. It takes a config; `bridge.synchronize` takes a recipe's name too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
-from bridge.precision.registry import get_mixed_precision_config
 from bridge.sync.agreement import scheme_of
 from bridge.sync.apply import apply
 from bridge.sync.effect import absent_findings, effect_findings
@@ -21,60 +20,13 @@ from bridge.sync.situation import Situation
 from bridge.sync.trial import try_on_copies
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
-    from bridge.precision.peer import PeerConfig
+    from bridge.precision.config import PrecisionConfig
 
-__all__ = ["megatron_version", "role_of", "synchronize"]
-
-POLICIES = ("override", "error", "keep")
+__all__ = ["megatron_version", "refuse_wrong_objects", "role_of", "run"]
 
 
-def synchronize(
-    precision: str | MixedPrecisionConfig | PeerConfig,
-    *,
-    model: Any = None,
-    optimizer: Any = None,
-    ddp: Any = None,
-    train: Any = None,
-    on_conflict: str = "override",
-    strict: bool = False,
-) -> SyncReport:
-    """Write a precision into the configs that own it: all of them, or after an error none.
-
-    Args:
-        precision: A recipe's name or a config, of our class or of Megatron Bridge's.
-        model: A TransformerConfig, a subclass of it, or any object with same-named attributes.
-        optimizer: An OptimizerConfig, likewise.
-        ddp: A DistributedDataParallelConfig, likewise.
-        train: A TrainConfig, for the loss check that FP16's dynamic scale would trip.
-        on_conflict: What happens where an owner's own value (away from Megatron's default) meets another stated one:
-            "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
-            scheme are the recipe's in any case.
-        strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and settle what
-            Megatron Bridge's runtime settles between optimizer and DDP (`bridge.sync.sharding`).
-
-    Returns:
-        Every precision field of every owner, with old and new value, verdict, who decided, and why.
-
-    Raises:
-        PrecisionTypeError: An owner is no config object, or plays another role.
-        PrecisionConfigError: The config can never be right.
-        SyncConflictError: A conflict under `on_conflict="error"`.
-        SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
-        ValueError: An unknown `on_conflict`.
-    """
-    if on_conflict not in POLICIES:
-        raise ValueError(f"on_conflict: must be one of {', '.join(POLICIES)}, got {on_conflict!r}.")
-    config = get_mixed_precision_config(precision)
-    config.finalize()
-    given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
-    owners = [Owner(role, target) for role, target in given.items() if target is not None]
-    _refuse_wrong_objects(owners)
-    return run(config, owners, on_conflict=on_conflict, strict=strict)
-
-
-def run(config: MixedPrecisionConfig, owners: list[Owner], *, on_conflict: str, strict: bool) -> SyncReport:
-    """Plan, check and apply for owners whose roles are known; see `synchronize`."""
+def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, strict: bool) -> SyncReport:
+    """Plan, check and apply for owners whose roles are known; see `bridge.synchronize`."""
     rows = plan(config, owners, keep_own=on_conflict == "keep", is_last=strict)
     name = config.recipe or "mixed_precision"
     if on_conflict == "error":
@@ -105,7 +57,7 @@ def run(config: MixedPrecisionConfig, owners: list[Owner], *, on_conflict: str, 
     )
 
 
-def _refuse_wrong_objects(owners: list[Owner]) -> None:
+def refuse_wrong_objects(owners: list[Owner]) -> None:
     """Refuse what cannot be an owner: a class, plain data, another role's config, one object in two roles."""
     seen: dict[int, str] = {}
     for owner in owners:
@@ -159,7 +111,7 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
         raise SyncConflictError(f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts)
 
 
-def _process_rows(config: MixedPrecisionConfig) -> list[SyncRow]:
+def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
     if config.tf32 is None:
         return []
     new = "high" if config.tf32 else "highest"

@@ -13,7 +13,7 @@ from bridge.sync.owner import Owner, same
 from bridge.sync.report import SyncRow
 
 if TYPE_CHECKING:
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.precision.config import PrecisionConfig
 
 __all__ = ["NO_TRANSFORMER_ENGINE", "Trial", "reason_of", "try_on_copies"]
 
@@ -39,9 +39,7 @@ class Trial:
         self.values: dict[int, dict[str, Any]] = {}
 
 
-def try_on_copies(
-    config: MixedPrecisionConfig, owners: list[Owner], rows: list[SyncRow], *, is_last: bool = False
-) -> Trial:
+def try_on_copies(config: PrecisionConfig, owners: list[Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
     """Apply `rows` to copies of the owners, let Megatron validate them, and check that they agree.
 
     Args:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, SyncCheckError
 from bridge.precision.auto import is_auto
-from bridge.precision.registry import get_mixed_precision_config
 from bridge.preflight.run_check import resolve_precision, target_of
-from bridge.sync import SyncReport, synchronize
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.registry.synchronize import synchronize
 from bridge.sync.owner import Owner
 from bridge.sync.sharding import BUFFER, out_of_step, sharding_rows, under_fsdp
 from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
     from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
-    from bridge.precision.config import MixedPrecisionConfig
+    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.sync import SyncReport
 
 __all__ = [
     "CheckpointConfig",

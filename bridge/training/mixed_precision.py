@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import MIXED_PRECISION_RECIPES, REGISTRY, get_mixed_precision_config, register
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import MIXED_PRECISION_RECIPES, REGISTRY, get_mixed_precision_config, register
 from bridge.sync.owner import Owner
 from bridge.sync.synchroniser import role_of, run
 
 if TYPE_CHECKING:
-    from bridge.precision.peer import PeerConfig
-    from bridge.precision.registry import RecipeFunction
+    from bridge.registry.peer import PeerConfig
+    from bridge.registry.registry import RecipeFunction
 
 __all__ = [
     "MIXED_PRECISION_RECIPES",

@@ -17,7 +17,7 @@ from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.step import StepResult, Trainer
 from bridge.megatron.telemetry import Telemetry
-from bridge.precision.registry import get_mixed_precision_config
+from bridge.registry.registry import get_mixed_precision_config
 from bridge.training.metrics import TrainRecord
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
 from bridge.front.run_folder import register_launch_time
 from bridge.front.source import RecipeSource, register
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
@@ -92,8 +92,8 @@ def test_processes_of_one_launch_read_the_same_time(monkeypatch: pytest.MonkeyPa
 def test_a_config_source_brings_its_recipes_to_the_process_of_a_sweeps_job(tmp_path: Path) -> None:
     recipes = tmp_path / "far_recipes.py"
     recipes.write_text(
-        "from bridge.precision.config import MixedPrecisionConfig\n"
-        "from bridge.precision.registry import register\n\n"
+        "from bridge.registry.config import MixedPrecisionConfig\n"
+        "from bridge.registry.registry import register\n\n"
         "@register\n"
         "def far() -> MixedPrecisionConfig:\n"
         "    return MixedPrecisionConfig(bf16=True)\n"

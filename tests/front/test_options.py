@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 
 RECIPES_FILE = '''
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import register
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import register
 
 @register(aliases=("house",))
 def house_bf16_mixed() -> MixedPrecisionConfig:

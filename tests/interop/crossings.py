@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.interop.contract import SEMANTICS, Exported, Imported
-from bridge.precision.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 SCHEMES = (
     {},

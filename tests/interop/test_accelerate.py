@@ -12,8 +12,8 @@ from bridge.errors import BridgeError
 from bridge.interop import accelerate
 from bridge.interop.conversion import runs_of
 from bridge.interop.document import Document
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_nothing_dropped, reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "accelerate" / "fp8.yaml"

@@ -10,8 +10,8 @@ import pytest
 from bridge.errors import BridgeError
 from bridge.interop import axolotl
 from bridge.interop.document import Document
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_import, check_nothing_dropped, reasons
 
 SAMPLES = Path(__file__).parent / "samples" / "axolotl"

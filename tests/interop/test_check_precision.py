@@ -12,7 +12,7 @@ from torch import nn
 from bridge.errors import PrecisionTypeError
 from bridge.interop.check_precision import PrecisionReport, check_precision
 from bridge.interop.pytorch import autocast_for, emulate_linears
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 
 
 def built(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -10,8 +10,8 @@ import pytest
 
 from bridge.errors import BridgeError
 from bridge.interop import deepspeed
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_nothing_dropped, reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "deepspeed" / "zero2_fp16_auto.json"

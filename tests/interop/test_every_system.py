@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
 from bridge.interop.ledger import Arrival
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import (
     check_export,
     check_import,

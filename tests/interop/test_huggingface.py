@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.errors import BridgeError
 from bridge.interop import huggingface
 from bridge.interop.document import Document
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_import, check_nothing_dropped, reasons
 
 SAMPLES = Path(__file__).parent / "samples" / "huggingface"

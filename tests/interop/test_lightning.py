@@ -12,7 +12,7 @@ from bridge.errors import BridgeError
 from bridge.interop import lightning
 from bridge.interop.conversion import runs_of
 from bridge.interop.document import Document
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "lightning" / "cli.yaml"

@@ -14,8 +14,8 @@ from bridge.interop import megatron_lm
 from bridge.interop.document import Document
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_flags import FLAGS, OTHER_SETTINGS, SWITCH
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from bridge.errors import PayloadError
 from bridge.interop import nemo2
 from bridge.interop.document import Document
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"

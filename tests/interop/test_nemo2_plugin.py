@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from bridge.interop import nemo2
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
+from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.crossings import check_export, check_return, configs
 
 NEMO = Path(sys.prefix) / "nemo" / "nemo"

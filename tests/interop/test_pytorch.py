@@ -15,8 +15,8 @@ from torch import nn
 from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
 from bridge.interop import fsdp, pytorch
 from bridge.interop.loss_scaler import LossScaler
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_return, configs, reasons
 
 
@@ -139,7 +139,7 @@ def test_tf32_is_set_after_either_interface_and_both_can_be_read(
     code = (
         f"import torch\n{before}\n"
         "from bridge.interop.pytorch import apply_tf32\n"
-        "from bridge.precision.config import MixedPrecisionConfig\n"
+        "from bridge.registry.config import MixedPrecisionConfig\n"
         f"answer = apply_tf32(MixedPrecisionConfig(bf16=True, tf32={tf32}))\n"
         "read = torch.get_float32_matmul_precision() if answer else None\n"
         "print(answer, read, torch.backends.cuda.matmul.fp32_precision)"

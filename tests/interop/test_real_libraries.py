@@ -32,7 +32,7 @@ from bridge.interop import (
 )
 from bridge.interop.pytorch import float8_linear_config_for
 from bridge.interop.settings import Settings
-from bridge.precision.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.crossings import check_export, check_return, configs
 
 UNUSED = "unused"

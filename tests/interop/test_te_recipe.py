@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from bridge.errors import PayloadError
 from bridge.interop import te_recipe
 from bridge.interop.document import Document
-from bridge.precision.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.crossings import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -9,8 +9,8 @@ import pytest
 from bridge.errors import BackendUnavailableError, BridgeError
 from bridge.interop import torchao
 from bridge.interop.pytorch import float8_linear_config_for
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import reasons
 
 

@@ -10,7 +10,7 @@ import pytest
 from bridge.errors import BridgeError
 from bridge.interop import torchtitan
 from bridge.interop.document import Document
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_nothing_dropped, reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "torchtitan" / "llama3.toml"

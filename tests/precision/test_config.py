@@ -30,7 +30,7 @@ VALUES = {
 
 
 def kind(name: str) -> str:
-    return vars(MixedPrecisionConfig)[name].kind
+    return inspect.getattr_static(MixedPrecisionConfig, name).kind
 
 
 def any_fields() -> st.SearchStrategy[dict[str, object]]:

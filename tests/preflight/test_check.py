@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import RunConfigError
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
 from bridge.preflight.check import check
-from bridge.preflight.fields import FIELDS
-from bridge.preflight.gpus import GPUS
-from bridge.preflight.rulebook import RULES
 from bridge.preflight.setup import ROLES, Setup
 from bridge.preflight.target import Target, parse_target
-from tests.preflight.cases import B200, CASES, CURRENT, DENSE, H100, NVFP4, OVERLAP, PADDED_MOE
-from tests.preflight.conftest import setup_of
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
+from bridge.rules.fields import FIELDS
+from bridge.rules.gpus import GPUS
+from bridge.rules.rulebook import RULES
+from tests.rules.cases import B200, CASES, CURRENT, DENSE, H100, NVFP4, OVERLAP, PADDED_MOE
+from tests.rules.situations import setup_of
 
 
 @pytest.mark.parametrize("name", sorted(set(REGISTRY.names()) - {"nanov2_bf16_with_fp8_current_scaling_mixed"}))

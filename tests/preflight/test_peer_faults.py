@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from bridge.errors import PrecisionConfigError, UnknownRecipeError
-from bridge.precision.config import MixedPrecisionConfig
-from bridge.precision.registry import REGISTRY
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.preflight.target import parse_target
-from bridge.sync import synchronize
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
+from bridge.registry.synchronize import synchronize
 from recipes.blockwise import _warn_of_the_name
-from tests.preflight.cases import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
+from tests.rules.cases import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
 
 
 def found(setup: Setup) -> dict[str, str]:

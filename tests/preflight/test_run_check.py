@@ -12,7 +12,7 @@ import yaml
 from bridge.errors import RunConfigError
 from bridge.preflight.run_check import check_run
 from bridge.training.config import ConfigContainer
-from tests.preflight.cases import B200, CURRENT, DENSE, H100, OVERLAP
+from tests.rules.cases import B200, CURRENT, DENSE, H100, OVERLAP
 
 SHOWCASE = sorted((Path(__file__).parents[2] / "docs" / "showcase").glob("*.yaml"))
 

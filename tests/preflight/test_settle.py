@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bridge.precision.config import MixedPrecisionConfig
 from bridge.precision.dtypes import dtype_token
-from bridge.precision.registry import REGISTRY
 from bridge.preflight.check import check
-from bridge.preflight.fields import DEFAULTS, FIELDS
 from bridge.preflight.setup import Setup
-from bridge.sync import synchronize
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
+from bridge.registry.synchronize import synchronize
+from bridge.rules.fields import DEFAULTS, FIELDS
 from bridge.sync.routes import ROUTES
 
 OWNERS = {
@@ -94,7 +94,7 @@ def test_a_setup_made_after_the_sync_sees_the_owners_own_values(megatron_owners:
 def test_the_rows_have_the_defaults_and_the_fields_of_the_installed_classes(megatron_owners: Any) -> None:
     from importlib.metadata import version
 
-    from bridge.preflight.versions import parse_version
+    from bridge.rules.versions import parse_version
 
     installed = parse_version(version("megatron-core"))
     for role, owner in megatron_owners().items():

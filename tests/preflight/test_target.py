@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from bridge.errors import RunConfigError
-from bridge.preflight.gpus import GPUS, gpu_of_capability
 from bridge.preflight.target import Target, _detected, parse_target
-from bridge.preflight.versions import VersionRange, at_least, parse_version
+from bridge.rules.gpus import GPUS, gpu_of_capability
+from bridge.rules.versions import VersionRange, at_least, parse_version
 
 
 def test_a_target_is_read_in_any_order_and_spelling() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 
 HERE = Path(__file__).parent
 PEER = json.loads((HERE / "peer_recipes.json").read_text())
@@ -108,7 +108,7 @@ def test_the_misnamed_recipe_warns_once_and_has_a_truthful_twin() -> None:
 
 def test_listing_and_calling_recipes_needs_no_torch() -> None:
     code = (
-        "import sys\nfrom bridge.precision.registry import REGISTRY\n"
+        "import sys\nfrom bridge.registry.registry import REGISTRY\n"
         "for name in REGISTRY.names(): REGISTRY.get(name).finalize()\n"
         "print('torch' in sys.modules, 'megatron' in sys.modules)"
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import PrecisionConfigError, PrecisionTypeError, SyncCheckError, SyncConflictError
-from bridge.precision.registry import REGISTRY
+from bridge.registry.registry import REGISTRY
 from bridge.sync.owner import WRITTEN
 from tests.precision.test_config import any_fields
 

@@ -1,0 +1,315 @@
+"""Which sizes the GEMMs of a scaling scheme can take: tokens after padding, and the model's dimensions after TP and EP.
+
+A linear layer with M tokens, N outputs and K inputs on a rank runs three GEMMs: fprop contracts over K, dgrad over N,
+wgrad over M. So all three must fit the scheme (`Scheme.alignment`), the number of tokens too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.plan.alignment_fields import FIELDS
+from bridge.plan.modules import layer_modules, mtp_modules, output_modules
+from bridge.plan.precision_plan import LOW, compact
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bridge.plan.memory_activations import Workload
+    from bridge.plan.modules import Module
+    from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
+    from bridge.precision.schemes import Scheme
+
+__all__ = ["AlignmentReport", "GemmShape", "Misfit", "PadMultiple", "align_report", "pad_multiple"]
+
+EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
+"""Tokens per expert of a grouped GEMM, 16 elsewhere (Transformer Engine 2.20 pytorch/quantization.py)."""
+SMALL = {
+    "tensor": "at most 1024 inputs and 4096 outputs",
+    "block": "at most 2048 inputs, at most 1024 outputs, or at most 4096 inputs and 2048 outputs",
+}
+SMALL_SOURCE = "torchao float8_linear_utils.py, automatic filters for tensorwise and rowwise scaling, measured on H100"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PadMultiple:
+    """What numbers of tokens have to be multiples of."""
+
+    scheme: str | None
+    per_sequence: int
+    """Each sequence of a packed sample, and the sample itself."""
+    per_slab: int
+    """All tokens of a micro-batch together."""
+    per_expert: int
+    """Tokens of one expert on one rank."""
+    derivation: tuple[str, ...]
+    """How the numbers come about, one sentence each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmShape:
+    """One linear layer on one rank."""
+
+    layers: str
+    module: str
+    tokens: float
+    """M; 0 where nothing says how many tokens there are."""
+    outputs: int
+    inputs: int
+    low: bool
+    """Computes in FP8 or FP4."""
+    small: bool = False
+    """By the rule of thumb, too small to gain from it."""
+    expert: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Misfit:
+    """A dimension that the scheme cannot take."""
+
+    layers: str
+    module: str
+    dimension: str
+    """M (tokens), N (outputs) or K (inputs)."""
+    size: float
+    """On a rank."""
+    multiple: int
+    """What it must be a multiple of on a rank."""
+    field: str
+    """The config field behind it, or what it is made of."""
+    value: int
+    """Its value over all ranks."""
+    below: int | None
+    """The nearest legal value under it, None where there is none."""
+    above: int
+
+    def __str__(self) -> str:
+        size = int(self.size) if self.size == int(self.size) else round(self.size, 2)
+        nearest = f"{self.below} or {self.above}" if self.below else str(self.above)
+        if self.dimension == "M":
+            return (
+                f"{self.field}: a micro-batch must be a multiple of {self.multiple} tokens and is {self.module}, got "
+                f"{self.value!r}. Use {nearest}, or pad."
+            )
+        return (
+            f"{self.field}: {self.module} (layers {self.layers}) takes {self.dimension} in multiples of "
+            f"{self.multiple} on each rank, {size} is none, got {self.value!r}. Use {nearest}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlignmentReport:
+    """The GEMMs of a model against its scheme."""
+
+    label: str
+    scheme: str | None
+    pad: PadMultiple
+    gemms: tuple[GemmShape, ...]
+    misfits: tuple[Misfit, ...]
+
+    @property
+    def small(self) -> tuple[GemmShape, ...]:
+        """GEMMs that are likely to gain nothing."""
+        return tuple(gemm for gemm in self.gemms if gemm.small)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "precision": self.label,
+            "scheme": self.scheme,
+            "pad": asdict(self.pad),
+            "gemms": [asdict(gemm) for gemm in self.gemms],
+            "misfits": [{**asdict(misfit), "message": str(misfit)} for misfit in self.misfits],
+            "small": {"rule": SMALL, "source": SMALL_SOURCE},
+        }
+
+
+def pad_multiple(
+    scheme: str | None,
+    tp: int = 1,
+    sp: bool = False,
+    cp: int = 1,
+    *,
+    family: str | None = None,
+) -> PadMultiple:
+    """Return what sequences and packed slabs have to be padded to.
+
+    Args:
+        scheme: A value of `fp8_recipe` or `fp4_recipe`; None: no FP8 or FP4.
+        tp: Tensor-parallel ranks.
+        sp: Sequence parallelism, which splits a slab's tokens over those ranks between the GEMMs.
+        cp: Context-parallel ranks; each takes two chunks of every sequence, so that causal work is even.
+        family: fp8 or fp4, where a scheme's name (custom) does not say.
+
+    Raises:
+        RunConfigError: No such scheme.
+    """
+    row = _scheme(scheme, family)
+    tokens = row.alignment[0] if row is not None and row.alignment else EXPERT_TOKENS["custom"] if row else 1
+    over_ranks = tp if sp else 1
+    per_sequence = (2 * cp if cp > 1 else 1) * over_ranks
+    per_slab = math.lcm(per_sequence, tokens * cp * over_ranks)
+    said = []
+    if cp > 1:
+        said.append(f"Context parallelism cuts each sequence into 2 x {cp} chunks.")
+    if over_ranks > 1:
+        said.append(f"Sequence parallelism shares tokens over {tp} ranks.")
+    said.append(f"Each sequence: {per_sequence}.")
+    if row is not None:
+        said.append(f"The weight gradient contracts over tokens: {row.name} takes {tokens} at a time on each rank.")
+        product = f"{tokens} x {cp * over_ranks} ranks"
+        said.append(f"A slab: the least common multiple of {per_sequence} and {product} = {per_slab}.")
+    else:
+        said.append(f"A slab: {per_slab}; no FP8 or FP4 asks for more.")
+    expert = EXPERT_TOKENS.get(row.name, 16) if row is not None else 1
+    return PadMultiple(
+        scheme=scheme, per_sequence=per_sequence, per_slab=per_slab, per_expert=expert, derivation=tuple(said)
+    )
+
+
+def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> AlignmentReport:
+    """Return every linear layer's M, N and K on a rank, and which of them the plan's scheme cannot take.
+
+    Args:
+        plan: The precision plan, with its layout.
+        workload: How many tokens there are; None: only the model's dimensions are checked.
+    """
+    parallel, settings = plan.parallel, plan.settings
+    pad = pad_multiple(
+        settings.scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=settings.family
+    )
+    tokens = workload.seq_length * workload.micro_batch_size if workload is not None else 0
+    found: dict[tuple[Module, bool], list[PlanLayer]] = {}
+    for layer in plan.layers:
+        planned = {module.name: module for module in layer.modules}
+        for module in _linears(plan, layer):
+            row = planned[module.name].row("fprop")
+            is_low = row is not None and bool(LOW & {*row.format.split(" x ")})
+            found.setdefault((module, is_low), []).append(layer)
+    gemms, misfits = [], []
+    for (module, is_low), layers in found.items():
+        label = compact([layer.label for layer in layers])
+        gemm = _shape(plan, module, label, tokens, is_low=is_low)
+        gemms.append(gemm)
+        if is_low:
+            misfits += list(_misfits(plan, module, gemm))
+    if tokens and tokens % pad.per_slab and settings.scheme is not None:
+        misfits.append(_slab_misfit(workload, pad))
+    return AlignmentReport(
+        label=plan.label, scheme=settings.scheme, pad=pad, gemms=tuple(gemms), misfits=tuple(dict.fromkeys(misfits))
+    )
+
+
+def _scheme(name: str | None, family: str | None) -> Scheme | None:
+    if name is None:
+        return None
+    tables = {"fp8": [FP8_SCHEMES], "fp4": [FP4_SCHEMES]}.get(family or "", [FP8_SCHEMES, FP4_SCHEMES])
+    row = next((table[name] for table in tables if name in table), None)
+    if row is None:
+        known = sorted({*FP8_SCHEMES, *FP4_SCHEMES})
+        hint = did_you_mean(close_matches(name, known)) or f"There are {', '.join(known)}."
+        raise RunConfigError(f"scheme: no such scaling scheme, got {name!r}. {hint}", close_matches(name, known))
+    return row
+
+
+def _linears(plan: PrecisionPlan, layer: PlanLayer) -> Iterator[Module]:
+    shape = plan.shape
+    modules: tuple[Module, ...] = ()
+    if layer.number is not None:
+        modules = layer_modules(shape, layer.kind)
+    elif layer.kind == "mtp":
+        modules = mtp_modules(shape)
+    elif layer.kind == "output":
+        modules = output_modules(shape)
+    yield from (module for module in modules if module.kind in ("linear", "head"))
+
+
+def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, is_low: bool) -> GemmShape:
+    """Return a linear layer's dimensions on a rank."""
+    parallel = plan.parallel
+    ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
+    outputs, inputs = module.outputs, module.inputs
+    if module.kind == "head":
+        outputs = plan.shape.padded_vocab_size(ranks)
+    outputs = outputs // ranks if module.split == "column" else outputs
+    inputs = inputs // ranks if module.split == "row" else inputs
+    here = tokens / parallel.context
+    experts = plan.shape.experts
+    if module.is_expert and experts is not None:
+        shared = here / (parallel.tensor if parallel.sequence_parallel else 1) * experts.topk * ranks
+        here = shared / (module.count / parallel.expert)
+    elif not module.split and parallel.sequence_parallel:
+        here /= parallel.tensor
+    return GemmShape(
+        layers=layers,
+        module=module.name,
+        tokens=here,
+        outputs=outputs,
+        inputs=inputs,
+        low=is_low,
+        small=is_low and _is_small(plan, outputs, inputs),
+        expert=module.is_expert,
+    )
+
+
+def _is_small(plan: PrecisionPlan, outputs: int, inputs: int) -> bool:
+    if plan.settings.scheme in ("tensorwise", "delayed"):
+        return inputs <= 1024 and outputs <= 4096
+    return inputs <= 2048 or outputs <= 1024 or (inputs <= 4096 and outputs <= 2048)
+
+
+def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape) -> Iterator[Misfit]:
+    """Yield the model's dimensions that do not fit; tokens are judged once for all layers."""
+    row = plan.settings.row
+    if row is None or not row.alignment:
+        return
+    parallel = plan.parallel
+    ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
+    for dimension, whole, multiple, is_split in (
+        ("N", module.outputs, row.alignment[1], module.split == "column"),
+        ("K", module.inputs, row.alignment[2], module.split == "row"),
+    ):
+        need = multiple * (ranks if is_split else 1)
+        if whole % need == 0:
+            continue
+        name = module.name.rpartition(".")[2] if not module.name.startswith("shared") else module.name
+        key = f"experts.{name}" if module.is_expert else name
+        field, value, factor = FIELDS.get((key, dimension), _unnamed)(plan.shape, whole)
+        step = need // math.gcd(need, factor)
+        below = value // step * step
+        yield Misfit(
+            layers=gemm.layers,
+            module=module.name,
+            dimension=dimension,
+            size=whole / (ranks if is_split else 1),
+            multiple=multiple,
+            field=field,
+            value=value,
+            below=below or None,
+            above=below + step,
+        )
+
+
+def _unnamed(_: object, whole: int) -> tuple[str, int, int]:
+    return "the model's dimensions", whole, 1
+
+
+def _slab_misfit(workload: Workload | None, pad: PadMultiple) -> Misfit:
+    seq, batch = (workload.seq_length, workload.micro_batch_size) if workload is not None else (0, 1)
+    step = pad.per_slab // math.gcd(pad.per_slab, batch)
+    below = seq // step * step
+    return Misfit(
+        layers="all",
+        module=f"{batch} x {seq} tokens",
+        dimension="M",
+        size=seq * batch,
+        multiple=pad.per_slab,
+        field="model.seq_length",
+        value=seq,
+        below=below or None,
+        above=below + step,
+    )

@@ -1,0 +1,297 @@
+"""Bytes on each rank: weights, low-precision copies, gradients, masters, optimizer state, amax state, activations.
+
+Everything but the activations is counted parameter by parameter in the buffers that Megatron Core allocates, padding
+included, and equals the bytes of the live objects. Activations are what autograd keeps from the forward to the backward
+pass, by a table of the operators (`memory_activations`). What comes on top on a device (CUDA context, communication
+buffers, workspaces, fragmentation) is not in the total.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.plan.memory_activations import Workload, activation_bytes
+from bridge.plan.memory_buffers import Buffer, lay_out
+from bridge.plan.memory_copies import (
+    amax_bytes,
+    column_scale_bytes,
+    element_bytes,
+    has_column_copy,
+    row_scale_bytes,
+)
+from bridge.plan.memory_parameters import Parameter, chunk_parameters
+from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
+from bridge.plan.shape import read_field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bridge.plan.modules import Module
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.stages import Place
+
+__all__ = ["KINDS", "MemoryReport", "RankMemory", "memory_report"]
+
+KINDS = (
+    "weights",
+    "low-precision copies",
+    "gradients",
+    "master weights",
+    "optimizer state",
+    "amax state",
+    "activations",
+)
+"""What the bytes of a rank are for, in the order of the report."""
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankMemory:
+    """One rank: that of a pipeline stage, with one place among the data-parallel ranks."""
+
+    stage: int
+    data_rank: int
+    parameters: int
+    """Elements of all parameters it holds."""
+    bytes_of: dict[str, int]
+    """Kind -> bytes."""
+    step_bytes: int
+    """FP32 gradients that the optimizer makes of narrower ones at its step; activations are gone by then."""
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak of a step: of its forward and backward pass, or of the optimizer's."""
+        static = sum(size for kind, size in self.bytes_of.items() if kind != "activations")
+        return static + max(self.bytes_of["activations"], self.step_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReport:
+    """The memory of every stage."""
+
+    label: str
+    ranks: tuple[RankMemory, ...]
+    parameters: int
+    """Elements of the whole model, each counted once."""
+    workload: Workload
+    layout: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def largest(self) -> RankMemory:
+        """The rank that needs most."""
+        return max(self.ranks, key=lambda rank: rank.total)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, in bytes."""
+        return {
+            "precision": self.label,
+            "layout": self.layout,
+            "parameters": self.parameters,
+            "workload": asdict(self.workload),
+            "ranks": [{**asdict(rank), "total": rank.total} for rank in self.ranks],
+            "notes": list(self.notes),
+        }
+
+
+def memory_report(
+    plan: PrecisionPlan,
+    *,
+    workload: Workload | None = None,
+    ddp: Any = None,
+    data_rank: int = 0,
+    capability: tuple[int, int] | None = None,
+) -> MemoryReport:
+    """Return the bytes of a rank of each pipeline stage.
+
+    Args:
+        plan: The precision plan, with the layout and what optimizer and DDP config say about precision.
+        workload: Sequence length, micro-batch and recomputation; None: no activations.
+        ddp: `DistributedDataParallelConfig` fields, for the buckets.
+        data_rank: Which data-parallel rank; shards differ by padding and by what lies on their borders.
+        capability: Compute capability of the GPU, (9, 0) say; None counts as Hopper.
+    """
+    places = plan.parallel.places(plan.shape.num_layers)
+    load = workload if workload is not None else Workload()
+    ranks = []
+    for stage in range(plan.parallel.pipeline):
+        own = [place for place in places if place.stage == stage]
+        ranks.append(_rank(plan, own, load, ddp=ddp or {}, data_rank=data_rank, capability=capability))
+    return MemoryReport(
+        label=plan.label,
+        ranks=tuple(ranks),
+        parameters=_whole_model(plan),
+        workload=load,
+        layout=_layout(plan),
+        notes=_notes(plan, load, ddp or {}, capability),
+    )
+
+
+def _rank(
+    plan: PrecisionPlan,
+    places: list[Place],
+    workload: Workload,
+    *,
+    ddp: Any,
+    data_rank: int,
+    capability: tuple[int, int] | None,
+) -> RankMemory:
+    """Return one rank's bytes: its chunks are built one after the other, each with buffers of its own."""
+    settings = plan.settings
+    bytes_of: defaultdict[str, int] = defaultdict(int, dict.fromkeys(KINDS, 0))
+    count = step = 0
+    for place in places:
+        parameters = chunk_parameters(plan, place)
+        count += sum(parameter.numel for parameter in parameters)
+        bytes_of["low-precision copies"] += _copies(plan, parameters, capability)
+        bytes_of["amax state"] += _amax(plan, parameters)
+        for buffer, storage, ranks, own_rank in _buffers(plan, place, parameters, ddp, data_rank):
+            gradient = element_bytes(settings.grad_reduce)
+            bytes_of["gradients"] += round(buffer.numel * gradient)
+            bytes_of["weights"] += _weights(plan, buffer, storage)
+            shard = (
+                buffer.shard(own_rank, ranks) if settings.distributed else [(p, p.numel) for p, _, _ in buffer.spans]
+            )
+            own = sum(numel for _, numel in shard)
+            bytes_of["master weights"] += own * _master(plan)
+            bytes_of["optimizer state"] += own * _moments(plan)
+            step += own * 4 if settings.grad_reduce != "fp32" and not settings.owns_masters else 0
+    bytes_of["activations"] = activation_bytes(plan, places, workload)
+    return RankMemory(
+        stage=places[0].stage, data_rank=data_rank, parameters=count, bytes_of=dict(bytes_of), step_bytes=step
+    )
+
+
+def _buffers(
+    plan: PrecisionPlan, place: Place, parameters: list[Parameter], ddp: Any, data_rank: int
+) -> Iterable[tuple[Buffer, str, int, int]]:
+    """Yield (buffer, storage, ranks it is sharded over, own rank among them) of a model chunk."""
+    parallel, distributed = plan.parallel, plan.settings.distributed
+    dense = parallel.data * parallel.context
+    instances = int(read_field(ddp, "num_distributed_optimizer_instances", 1))
+    overlaps = bool(read_field(ddp, "overlap_grad_reduce", default=False))
+    size = read_field(ddp, "bucket_size") or max(40_000_000, 1_000_000 * parallel.data)
+    bucket_size = int(size) if overlaps and place.stage == 0 and place.chunk == 0 else None
+    for is_expert in (False, True):
+        whole = parallel.expert_data if is_expert else dense
+        ranks = max(1, whole // instances)
+        by_storage: dict[str, list[Parameter]] = {}
+        for parameter in parameters:
+            if parameter.is_expert == is_expert:
+                key = parameter.storage if parameter.is_stored_low else plan.settings.mode
+                by_storage.setdefault(key, []).append(parameter)
+        for storage, group in by_storage.items():
+            buffer = lay_out(
+                group,
+                ranks=ranks,
+                distributed=distributed,
+                bucket_size=bucket_size,
+                high_bandwidth=bool(read_field(ddp, "pad_buckets_for_high_nccl_busbw", default=False)),
+            )
+            yield buffer, storage, ranks, data_rank % ranks
+
+
+def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:
+    """Return the bytes of the weights' own elements, with the buffer's padding where they lie in one."""
+    settings, is_low = plan.settings, buffer.spans[0][0].is_stored_low
+    own = sum(parameter.numel for parameter, _, _ in buffer.spans)
+    elements = buffer.numel if settings.distributed else own
+    if is_low and settings.scheme == "mxfp8":
+        elements = own  # gathered through the gradient buffer, they lie in none of their own
+    elif settings.distributed and settings.reuses_gradients:
+        elements += own  # Megatron allocates the buffer and leaves the weights where they were
+    return round(elements * element_bytes(storage))
+
+
+def _copies(plan: PrecisionPlan, parameters: Iterable[Parameter], capability: tuple[int, int] | None) -> int:
+    """Return what is kept of quantised weights besides their elements: scales and copies, over a whole step."""
+    scheme = plan.settings.row
+    column = has_column_copy(scheme, capability)
+    total = 0
+    for parameter in parameters:
+        if parameter.computes == parameter.storage and not parameter.is_stored_low:
+            continue
+        shape = (parameter.rows, parameter.columns)
+        total += row_scale_bytes(scheme, *shape)
+        if not parameter.is_stored_low:
+            total += round(parameter.numel * element_bytes(parameter.computes))
+        if column:
+            total += round(parameter.numel * element_bytes(parameter.computes)) + column_scale_bytes(scheme, *shape)
+    return total
+
+
+def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
+    history = plan.settings.amax_history
+    low = [p for p in parameters if p.name == "weight" and (p.is_stored_low or p.computes != p.storage)]
+    return len(low) * amax_bytes(history)
+
+
+def _master(plan: PrecisionPlan) -> int:
+    """Return the bytes per element of the optimizer's own copy of the weights."""
+    settings = plan.settings
+    if settings.master is None:
+        return 0
+    return 2 if settings.remainders else round(element_bytes(settings.master))
+
+
+def _moments(plan: PrecisionPlan) -> int:
+    """Return the bytes per element of the optimizer's state."""
+    settings = plan.settings
+    first = round(element_bytes(settings.exp_avg))
+    return first if settings.optimizer in ("sgd", "muon") else first + round(element_bytes(settings.exp_avg_sq))
+
+
+def _whole_model(plan: PrecisionPlan) -> int:
+    """Return the parameters of the whole model, without padding of the vocabulary over ranks and without copies."""
+    modules = [module for layer in plan.layers for module in _modules_of(plan, layer.label, layer.kind)]
+    tied = plan.shape.share_embeddings_and_output_weights
+    return sum(module.parameters for module in modules if not (tied and module.kind == "head"))
+
+
+def _modules_of(plan: PrecisionPlan, label: str, kind: str) -> tuple[Module, ...]:
+    if label == "embedding":
+        return embedding_modules(plan.shape)
+    if label == "output":
+        return output_modules(plan.shape)
+    return mtp_modules(plan.shape) if kind == "mtp" else layer_modules(plan.shape, kind)
+
+
+def _layout(plan: PrecisionPlan) -> str:
+    parallel = plan.parallel
+    sizes = (
+        ("TP", parallel.tensor),
+        ("PP", parallel.pipeline),
+        ("VPP", parallel.virtual),
+        ("CP", parallel.context),
+        ("EP", parallel.expert),
+        ("ETP", parallel.expert_tensor if parallel.expert_tensor != parallel.tensor else 1),
+        ("DP", parallel.data),
+    )
+    said = " x ".join(f"{name} {size}" for name, size in sizes if size > 1 or name == "DP")
+    shards = ", distributed optimizer" if plan.settings.distributed else ""
+    return f"{parallel.world_size} rank{'s' * (parallel.world_size > 1)}: {said}{shards}"
+
+
+def _notes(plan: PrecisionPlan, workload: Workload, ddp: Any, capability: tuple[int, int] | None) -> tuple[str, ...]:
+    """Return what a reader of the numbers has to know."""
+    notes = []
+    if any(read_field(ddp, name, default=False) for name in ("use_megatron_fsdp", "use_custom_fsdp")):
+        notes.append("Megatron-FSDP shards weights and gradients too; that is not counted here.")
+    if plan.settings.offloaded:
+        notes.append("Masters and optimizer state are counted, although optimizer_cpu_offload keeps them on the host.")
+    settings = plan.settings
+    scheme = settings.row
+    if settings.family is not None and capability is None and not has_column_copy(scheme, (10, 0)):
+        notes.append(
+            "The GPU is not known: counted with the transposed FP8 copies that Hopper needs and Blackwell not."
+        )
+    if settings.family is not None and not settings.low_parameters:
+        notes.append(
+            f"Weights stay in {settings.mode}, and copies in {settings.family.upper()} are added, which takes more "
+            f"memory than {settings.mode} alone; {settings.family}_param_gather=true stores them once."
+        )
+    if plan.shape.experts is not None and workload.seq_length:
+        notes.append("Activations of experts are those of an even load; the busiest rank of a real step needs more.")
+    return tuple(notes)

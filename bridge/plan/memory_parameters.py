@@ -1,0 +1,142 @@
+"""Every parameter that one rank holds, with its size there and how it is stored, in the order of Megatron's modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
+from bridge.plan.precision_plan import LOW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bridge.plan.modules import Module
+    from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
+    from bridge.plan.stages import Parallel, Place
+
+__all__ = ["Parameter", "chunk_parameters"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One parameter on one rank."""
+
+    layer: str
+    """Label of the layer in the plan."""
+    module: str
+    name: str
+    """weight, bias or Megatron's name of another one."""
+    rows: int
+    """Outputs on this rank; 1 for a vector."""
+    columns: int
+    storage: str
+    """Format it is kept in."""
+    computes: str
+    """Format in which its GEMMs take it; its storage where they take it as it is."""
+    is_expert: bool = False
+    """Belongs to the expert-parallel buffers."""
+    shares_embedding: bool = False
+    """A copy of the embedding that several stages hold; it has a bucket of its own."""
+
+    @property
+    def numel(self) -> int:
+        """Elements on this rank."""
+        return self.rows * self.columns
+
+    @property
+    def is_stored_low(self) -> bool:
+        """Whether it is kept in FP8 or FP4."""
+        return self.storage in LOW
+
+
+def chunk_parameters(plan: PrecisionPlan, place: Place) -> list[Parameter]:
+    """Return the parameters of a model chunk on one rank of its stage; all ranks of a stage hold as many."""
+    return list(_Chunk(plan, place).parameters())
+
+
+class _Chunk:
+    """Walks one model chunk as Megatron builds it."""
+
+    def __init__(self, plan: PrecisionPlan, place: Place) -> None:
+        self.plan, self.place = plan, place
+        self.parallel: Parallel = plan.parallel
+        self.layers: dict[str, PlanLayer] = {layer.label: layer for layer in plan.layers}
+
+    def parameters(self) -> Iterator[Parameter]:
+        shape, place = self.plan.shape, self.place
+        tied = shape.share_embeddings_and_output_weights
+        mtp = place.mtp and shape.mtp_num_layers > 0
+        over_stages = self.parallel.pipeline > 1 and (tied or shape.mtp_num_layers > 0)
+        if place.embedding or mtp:
+            shared = over_stages and not (place.embedding and place.output)
+            yield from self._modules("embedding", embedding_modules(shape), shares_embedding=shared)
+        for index in place.layers:
+            yield from self._modules(str(index + 1), layer_modules(shape, shape.kinds[index]))
+        norm, head = output_modules(shape)
+        if place.output:
+            yield from self._modules("output", (norm,))
+        for number in range(1, shape.mtp_num_layers + 1 if mtp else 1):
+            yield from self._modules(f"mtp {number}", mtp_modules(shape))
+        if place.output and not (tied and (place.embedding or mtp)):
+            yield from self._modules("output", (head,), shares_embedding=tied and over_stages)
+
+    def _modules(
+        self, label: str, modules: tuple[Module, ...], *, shares_embedding: bool = False
+    ) -> Iterator[Parameter]:
+        for module in sorted(modules, key=lambda module: module.registered):
+            if module.kind == "attention":
+                continue
+            if module.is_expert:
+                continue
+            yield from self._module(label, module, shares_embedding=shares_embedding)
+            if module.name == "router":
+                yield from self._experts(label, modules)
+
+    def _experts(self, label: str, modules: tuple[Module, ...]) -> Iterator[Parameter]:
+        """Yield the experts of this rank, one after the other."""
+        experts = sorted((module for module in modules if module.is_expert), key=lambda module: module.registered)
+        for _ in range(experts[0].count // self.parallel.expert if experts else 0):
+            for module in experts:
+                yield from self._module(label, module)
+
+    def _module(self, label: str, module: Module, *, shares_embedding: bool = False) -> Iterator[Parameter]:
+        planned = next(planned for planned in self.layers[label].modules if planned.name == module.name)
+        weight = planned.row("weight")
+        fprop = planned.row("fprop")
+        storage = weight.storage if weight is not None else self.plan.settings.mode
+        computes = weight.format if weight is not None and weight.format else storage
+        computes = computes if fprop is not None and computes in LOW else storage
+        ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
+        outputs, inputs = self._local(module, ranks)
+        is_expert = module.is_expert and self.parallel.expert > 1
+        place = {"layer": label, "module": module.name, "is_expert": is_expert}
+        mode = self.plan.settings.mode
+        for name, length in module.vectors:
+            local = length // ranks if module.split == "column" else length
+            yield Parameter(name=name, rows=1, columns=local, storage=mode, computes=mode, **place)  # type: ignore[arg-type]
+        if outputs and module.kind == "norm":
+            yield Parameter(name="weight", rows=1, columns=outputs, storage=mode, computes=mode, **place)  # type: ignore[arg-type]
+        elif outputs:
+            yield Parameter(
+                name="weight",
+                rows=outputs,
+                columns=inputs,
+                storage=storage,
+                computes=computes,
+                shares_embedding=shares_embedding and module.name != "position_embeddings",
+                **place,  # type: ignore[arg-type]
+            )
+        if module.bias:
+            yield Parameter(name="bias", rows=1, columns=outputs, storage=mode, computes=mode, **place)  # type: ignore[arg-type]
+
+    def _local(self, module: Module, ranks: int) -> tuple[int, int]:
+        """Return the outputs and inputs that this rank holds."""
+        outputs, inputs = module.outputs, module.inputs
+        if module.kind in ("embedding", "head") and module.split == "column":
+            outputs = self.plan.shape.padded_vocab_size(ranks)
+        if module.split == "column":
+            outputs //= ranks
+        elif module.split == "row":
+            inputs //= ranks
+        return outputs, inputs

@@ -1,0 +1,323 @@
+"""The precision plan: which layer computes, keeps, reduces and saves what, in which format.
+
+    plan = precision_plan(get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"), model)
+    plan.format_of(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
+    plan.low_precision_layers()                   # (2, 3, 4, 5) of 6
+
+It is computed from config values alone, for what Megatron Core does with them (0.16.1; where versions differ, the
+module that decides says so). Rules:
+
+- Layers are numbered over the whole model, whatever pipeline stage holds them, and a layer stays in the mode's dtype
+  if its number is among the first or last N (fp8_utils.is_first_last_bf16_layer). In a hybrid model every block counts.
+- What runs inside the low-precision context of a layer and is a linear of its own class is quantised: attention and MLP
+  projections, experts, shared experts, Mamba's in and out projection. Norms, the router, the embedding and the output
+  layer are not.
+- Multi-token-prediction layers enter the FP8 context without a layer number, so that first/last does not apply to
+  them, and they ignore FP4 (multi_token_prediction.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import UnknownFieldError, close_matches, did_you_mean
+from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
+from bridge.plan.rows import PlanRow, module_rows
+from bridge.plan.settings import Settings
+from bridge.plan.shape import ModelShape
+from bridge.plan.stages import Parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bridge.plan.modules import Module
+    from bridge.precision.config import PrecisionConfig
+
+__all__ = ["PlanDifference", "PlanLayer", "PlanModule", "PrecisionPlan", "compact", "precision_plan"]
+
+COLUMNS = tuple(field.name for field in fields(PlanRow))
+LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
+MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanModule:
+    """A module of a layer with its rows."""
+
+    name: str
+    kind: str
+    rows: tuple[PlanRow, ...]
+
+    def row(self, item: str) -> PlanRow | None:
+        """Return the row of a GEMM or tensor, or None."""
+        return next((row for row in self.rows if row.item == item), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanLayer:
+    """A layer, or what comes before and after the layers."""
+
+    label: str
+    """The number, "embedding", "mtp 1" or "output"."""
+    number: int | None
+    """From 1, over the whole model; None for what is no transformer layer."""
+    stage: int
+    chunk: int
+    kind: str
+    low: bool
+    """The layer is in the low-precision context."""
+    modules: tuple[PlanModule, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanDifference:
+    """A cell in which two plans differ."""
+
+    layers: tuple[str, ...]
+    module: str
+    item: str
+    column: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPlan:
+    """The plan of a model in a precision."""
+
+    label: str
+    """The precision: a recipe's name and what was stated beside it."""
+    settings: Settings
+    shape: ModelShape
+    parallel: Parallel
+    layers: tuple[PlanLayer, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was asked for and has no effect."""
+        return self.settings.notes
+
+    def low_precision_layers(self) -> tuple[int, ...]:
+        """Return the numbers of the layers with at least one GEMM in FP8 or FP4."""
+        return tuple(
+            layer.number
+            for layer in self.layers
+            if layer.number is not None and any(_is_low(module) for module in layer.modules)
+        )
+
+    def linears(self) -> tuple[int, int]:
+        """Return how many linear layers compute in FP8 or FP4, and how many there are; a layer's experts count once."""
+        found = [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
+        return sum(_is_low(module) for module in found), len(found)
+
+    def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
+        """Return what a GEMM multiplies or a tensor is rounded to: "bf16", "e4m3", "e5m2 x e4m3", ...
+
+        Args:
+            layer: A layer's number from 1, or its label ("mtp 1", "output").
+            module: A module's name, as Megatron has it (``self_attention.linear_qkv`` and ``linear_qkv`` are the same).
+            item: fprop, dgrad or wgrad of a linear; qk, pv or backward of the attention core; or a tensor.
+
+        Raises:
+            UnknownFieldError: The plan has no such row.
+        """
+        return self.row(layer, module, item).format
+
+    def row(self, layer: int | str, module: str, item: str = "weight") -> PlanRow:
+        """Return a row; arguments and errors as for `format_of`."""
+        held = self._by_label.get(str(layer))
+        if held is None:
+            raise _unknown("layer", str(layer), list(self._by_label))
+        names = {known.name: known for known in held.modules}
+        wanted = next((name for name in _suffixes(module) if name in names), None)
+        if wanted is None:
+            raise _unknown(f"module of layer {layer}", module, list(names))
+        row = names[wanted].row(item)
+        if row is None:
+            raise _unknown(f"GEMM or tensor of {wanted}", item, [row.item for row in names[wanted].rows])
+        return row
+
+    def folded(self) -> list[tuple[tuple[PlanLayer, ...], tuple[PlanModule, ...]]]:
+        """Return the layers in groups of equal rows, in the order in which each group begins."""
+        groups: dict[tuple[object, ...], list[PlanLayer]] = {}
+        for layer in self.layers:
+            named = () if layer.number is not None else (layer.label.partition(" ")[0],)
+            groups.setdefault((*named, layer.modules), []).append(layer)
+        return [(tuple(layers), layers[0].modules) for layers in groups.values()]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield every row as a flat mapping."""
+        for layer in self.layers:
+            place = {"layer": layer.label, "stage": layer.stage, "chunk": layer.chunk, "kind": layer.kind}
+            for module in layer.modules:
+                for row in module.rows:
+                    yield {**place, "module": module.name, **asdict(row)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data, equal rows folded: every group with the layers it is for."""
+        low, linears = self.linears()
+        return {
+            "precision": self.label,
+            "settings": {name: value for name, value in asdict(self.settings).items() if name != "notes"},
+            "layers": self.shape.num_layers,
+            "stages": self.parallel.pipeline,
+            "low_precision_linears": low,
+            "linears": linears,
+            "notes": list(self.notes),
+            "groups": [
+                {
+                    "layers": [layer.label for layer in layers],
+                    "stages": [layer.stage for layer in layers],
+                    "kind": layers[0].kind,
+                    "rows": [{"module": module.name, **asdict(row)} for module in modules for row in module.rows],
+                }
+                for layers, modules in self.folded()
+            ],
+        }
+
+    def diff(self, other: PrecisionPlan) -> list[PlanDifference]:
+        """Return every cell in which another plan differs from this one, layers with equal differences folded.
+
+        A row that one plan does not have reads as "-" there.
+        """
+        cells: dict[tuple[str, str, str, str, str], list[str]] = {}
+        labels = dict.fromkeys([layer.label for layer in self.layers] + [layer.label for layer in other.layers])
+        for label in labels:
+            mine, theirs = self._cells(label), other._cells(label)
+            for place in dict.fromkeys([*mine, *theirs]):
+                before, after = mine.get(place, "-"), theirs.get(place, "-")
+                if before != after and {before, after} != {"", "-"}:
+                    cells.setdefault((*place, before, after), []).append(label)
+        return [
+            PlanDifference(layers=tuple(layers), module=module, item=item, column=column, before=before, after=after)
+            for (module, item, column, before, after), layers in cells.items()
+        ]
+
+    def _cells(self, label: str) -> dict[tuple[str, str, str], str]:
+        layer = self._by_label.get(label)
+        return {
+            (module.name, row.item, column): getattr(row, column)
+            for module in (layer.modules if layer is not None else ())
+            for row in module.rows
+            for column in COLUMNS[1:]
+        }
+
+    @cached_property
+    def _by_label(self) -> dict[str, PlanLayer]:
+        return {layer.label: layer for layer in self.layers}
+
+
+def precision_plan(
+    precision: PrecisionConfig | None,
+    model: Any,
+    parallel: Parallel | None = None,
+    *,
+    optimizer: Any = None,
+    ddp: Any = None,
+) -> PrecisionPlan:
+    """Return what a model will compute, keep and send in which format.
+
+    Args:
+        precision: What is to be written into the configs; None: the model's own settings.
+        model: Megatron's model fields, as a mapping or an object; what is missing is Megatron's default.
+        parallel: The layout; None: what the model's fields say.
+        optimizer: `OptimizerConfig` fields, for masters and states.
+        ddp: `DistributedDataParallelConfig` fields, for gradients.
+
+    Raises:
+        RunConfigError: No such model can be built.
+    """
+    shape = ModelShape.of(model)
+    layout = parallel if parallel is not None else Parallel.of(model)
+    settings = Settings.of(precision, model, optimizer, ddp)
+    return PrecisionPlan(
+        label=precision.label if precision is not None else f"{settings.mode}, as the configs say",
+        settings=settings,
+        shape=shape,
+        parallel=layout,
+        layers=tuple(_layers(shape, layout, settings)),
+    )
+
+
+def _layers(shape: ModelShape, parallel: Parallel, settings: Settings) -> Iterator[PlanLayer]:
+    """Yield the embedding, the layers in order, the MTP layers and the output."""
+    places = parallel.places(shape.num_layers)
+    first = next((place for place in places if place.embedding), places[0])
+    last = next((place for place in places if place.output), places[-1])
+    on = settings.family is not None
+
+    def made(
+        label: str,
+        place: tuple[int, int],
+        modules: Sequence[Module],
+        kind: str,
+        *,
+        low: bool,
+        number: int | None = None,
+    ) -> PlanLayer:
+        return PlanLayer(
+            label=label,
+            number=number,
+            stage=place[0],
+            chunk=place[1],
+            kind=kind,
+            low=low,
+            modules=_planned(tuple(modules), settings, low),
+        )
+
+    yield made("embedding", (first.stage, first.chunk), embedding_modules(shape), "embedding", low=False)
+    for place in places:
+        for index in place.layers:
+            inside = on and settings.start <= index < shape.num_layers - settings.end
+            kind = shape.kinds[index]
+            modules = layer_modules(shape, kind)
+            yield made(str(index + 1), (place.stage, place.chunk), modules, kind, low=inside, number=index + 1)
+    mtp = next((place for place in places if place.mtp), last)
+    for number in range(1, shape.mtp_num_layers + 1):
+        modules = mtp_modules(shape)
+        yield made(f"mtp {number}", (mtp.stage, mtp.chunk), modules, "mtp", low=settings.family == "fp8")
+    yield made("output", (last.stage, last.chunk), output_modules(shape), "output", low=False)
+
+
+@lru_cache(maxsize=512)
+def _planned(modules: tuple[Module, ...], settings: Settings, low: bool) -> tuple[PlanModule, ...]:
+    """Return the modules with their rows; layers that are equal share one result, which makes folding cheap."""
+    return tuple(
+        PlanModule(name=module.name, kind=module.kind, rows=module_rows(module, settings, low=low))
+        for module in modules
+    )
+
+
+def compact(labels: Sequence[str], limit: int = 6) -> str:
+    """Return labels as ranges: "2-31", "1, 80", "3, 5, 7, ... 117 (54)"; words are kept as they are."""
+    ranges: list[str] = []
+    numbers = [int(label) for label in labels if label.isdecimal()]
+    start = 0
+    for index, number in enumerate(numbers):
+        if index + 1 == len(numbers) or numbers[index + 1] != number + 1:
+            ranges.append(str(number) if index == start else f"{numbers[start]}-{number}")
+            start = index + 1
+    if len(ranges) > limit:
+        ranges = [", ".join(ranges[: limit - 1]) + f", ... {ranges[-1]} ({len(numbers)} layers)"]
+    return ", ".join([*ranges, *(label for label in labels if not label.isdecimal())])
+
+
+def _is_low(module: PlanModule) -> bool:
+    return any(row.item in MULTIPLIED and LOW & {*row.format.split(" x ")} for row in module.rows)
+
+
+def _suffixes(module: str) -> Iterator[str]:
+    """Yield a module's path, then without its first part, and so on; one expert stands for all."""
+    module = re.sub(r"\blocal_experts\.\d+\.", "", module)
+    while module:
+        yield module
+        module = module.partition(".")[2]
+
+
+def _unknown(what: str, given: str, known: list[str]) -> UnknownFieldError:
+    matches = close_matches(given, known)
+    hint = did_you_mean(matches) or f"There are {', '.join(known[:12])}."
+    return UnknownFieldError(f"plan: no such {what}, got {given!r}. {hint}", matches)

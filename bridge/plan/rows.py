@@ -1,0 +1,153 @@
+"""The rows of one module: each GEMM and tensor, and the formats it is computed, scaled, kept and sent in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE, Operand
+
+if TYPE_CHECKING:
+    from bridge.plan.modules import Module
+    from bridge.plan.settings import Settings
+
+__all__ = ["PlanRow", "module_rows"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRow:
+    """One GEMM or one tensor of a module. An empty text means that the column does not apply."""
+
+    item: str
+    """fprop, dgrad, wgrad, qk, pv, forward, ... or input, weight, grad_output, output."""
+    format: str = ""
+    """What is multiplied, or what the tensor is rounded to: "e4m3", "e5m2 x e4m3", "bf16", ..."""
+    scale: str = ""
+    """What shares one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy."""
+    accumulate: str = ""
+    """What the products are summed in; "fp32 fast" is Hopper's short accumulator."""
+    storage: str = ""
+    """A weight between steps."""
+    master: str = ""
+    """The optimizer's copy."""
+    gradient: str = ""
+    """The buffer that gradients are accumulated in."""
+    reduction: str = ""
+    """What data-parallel ranks send each other."""
+    checkpoint: str = ""
+    """What is written to disk."""
+
+
+@lru_cache(maxsize=4096)
+def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
+    """Return the rows of a module in a layer that is (`low`), or is not, in the scheme's context."""
+    if module.kind == "linear":
+        return _linear(settings, low=low and settings.family is not None, bias=module.bias)
+    if module.kind == "head":
+        return _linear(settings, low=settings.output_layer, bias=False, stored=False)
+    if module.kind == "attention":
+        return _attention(settings, low=low and settings.attention)
+    if module.kind == "router":
+        dtype = settings.router or settings.mode
+        gemms = tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
+        return (*gemms, _weight(settings, low=False))
+    if module.kind == "embedding":
+        return PlanRow(item="lookup", format=settings.mode), _weight(settings, low=False)
+    if module.kind == "norm":
+        return PlanRow(item="forward", format=settings.mode, accumulate="fp32"), _weight(settings, low=False)
+    dtype = settings.autocast or settings.mode
+    forward = PlanRow(item="forward", format=dtype, accumulate="fp32")
+    return forward, _weight(settings, low=False)
+
+
+def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = None) -> tuple[PlanRow, ...]:
+    """Return the three GEMMs, their operands and the weight."""
+    low_weight = settings.low_parameters and low if stored is None else stored
+    weight = _weight(settings, low=low_weight)
+    biases = (_weight(settings, low=False, item="bias"),) if bias else ()
+    if not low:
+        dtype = settings.autocast or settings.mode
+        gemms = tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
+        return (*gemms, PlanRow(item="output", format=dtype), weight, *biases)
+    forward, backward = OPERAND_FORMATS.get(settings.format or "", (settings.format or "", settings.format or ""))
+    if settings.scheme == "custom":
+        forward = backward = "custom"
+    of = {"input": forward, "weight": forward, "grad_output": backward}
+    scheme = settings.row
+    split = (scheme.split_accumulator if scheme is not None else None) or (True, True, True)
+    tiles = {operand.name: _tile(operand) for operand in (scheme.operands if scheme is not None else ())}
+    gemms = tuple(
+        PlanRow(
+            item=gemm.name,
+            format=of[gemm.left] if of[gemm.left] == of[gemm.right] else f"{of[gemm.left]} x {of[gemm.right]}",
+            accumulate="fp32" if is_split else "fp32 fast",
+        )
+        for gemm, is_split in zip(GEMMS.values(), split, strict=True)
+    )
+    operands = tuple(
+        PlanRow(item=name, format=of[name], scale=tiles.get(name, "custom")) for name in ("input", "grad_output")
+    )
+    rounded = PlanRow(
+        item="weight",
+        format=of["weight"],
+        scale=tiles.get("weight", "custom"),
+        storage=weight.storage,
+        master=weight.master,
+        gradient=weight.gradient,
+        reduction=weight.reduction,
+        checkpoint=weight.checkpoint,
+    )
+    return (*gemms, *operands, PlanRow(item="output", format=settings.mode), rounded, *biases)
+
+
+def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
+    dtype = settings.autocast or settings.mode
+    forward, backward = OPERAND_FORMATS.get(settings.format or "", ("e4m3", "e5m2")) if low else (dtype, dtype)
+    if low and settings.family == "fp4":
+        forward, backward = "e4m3", "e4m3"
+    scale = "tensor" if low else ""
+    out = forward if low and settings.multi_head_attention else dtype
+    mixed = backward if backward == forward else f"{backward} x {forward}"
+    return (
+        PlanRow(item="qk", format=forward, scale=scale, accumulate=_wide(dtype)),
+        PlanRow(item="softmax", format="fp32"),
+        PlanRow(item="pv", format=forward, scale=scale, accumulate=_wide(dtype)),
+        PlanRow(item="backward", format=mixed, scale=scale, accumulate=_wide(dtype)),
+        PlanRow(item="output", format=out),
+    )
+
+
+def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
+    """Return a parameter's row: what it is from step to step."""
+    mode = settings.mode
+    storage = (OPERAND_FORMATS.get(settings.format or "", (settings.format or "",))[0]) if low else mode
+    if low and settings.scheme == "custom":
+        storage = "custom"
+    master = "itself" if settings.master is None else settings.master
+    if settings.remainders:
+        master = "fp32 as 16-bit remainder"
+    sent = f"{settings.grad_reduce}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_reduce
+    kept = mode if settings.master is None else f"{mode} + {settings.master} master"
+    return PlanRow(
+        item=item,
+        format="" if item == "weight" else mode,
+        storage=storage,
+        master=master + (" (sharded)" if settings.distributed and settings.master is not None else ""),
+        gradient=settings.grad_reduce,
+        reduction=sent,
+        checkpoint=kept,
+    )
+
+
+def _tile(operand: Operand) -> str:
+    """Return what shares a scale: "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies."""
+    if operand.row == WHOLE:
+        return "tensor"
+    row, column = (f"{rows}x{columns}" for rows, columns in (operand.row, operand.column))
+    text = row if row == column else f"{row} / {column}"
+    return text + (", hadamard" if operand.hadamard else "") + (", stochastic" if operand.stochastic else "")
+
+
+def _wide(dtype: str) -> str:
+    return "fp64" if dtype == "fp64" else "fp32"

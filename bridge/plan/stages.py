@@ -1,0 +1,238 @@
+"""Where the layers are: tensor, expert, context and pipeline parallelism, read from a model's config values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import RunConfigError
+from bridge.plan.shape import read_field, whole_number
+
+__all__ = ["Parallel", "Place"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """The layers (numbered from 0) of one model chunk of one pipeline stage."""
+
+    stage: int
+    chunk: int
+    layers: tuple[int, ...]
+    embedding: bool = False
+    """Holds the embedding of the input."""
+    mtp: bool = False
+    """Holds the multi-token-prediction layers."""
+    output: bool = False
+    """Holds the output layer and the loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """A parallel layout, by Megatron's names for its sizes."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    """Model chunks per pipeline stage."""
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+    data: int = 1
+    """Replicas of the dense parts; with context parallelism, gradients are reduced over data x context ranks."""
+    sequence_parallel: bool = False
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    embedding_counts: bool = False
+    """The embedding takes a layer's place in the split over stages."""
+    loss_counts: bool = False
+    """So does the output layer."""
+    layout: tuple[tuple[str, ...], ...] | None = None
+    """A custom split: chunk by chunk, in order of execution, what is in it."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the layout."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+    @property
+    def expert_data(self) -> int:
+        """Replicas of each expert."""
+        return max(1, self.world_size // (self.expert_tensor * self.expert * self.pipeline))
+
+    @classmethod
+    def of(cls, model: Any, *, world_size: int | None = None) -> Parallel:
+        """Return the layout that a model's config values describe.
+
+        Args:
+            model: A mapping, or any object with Megatron's attributes.
+            world_size: Ranks of the run; None: as few as the layout needs.
+
+        Raises:
+            RunConfigError: The sizes do not multiply to the number of ranks.
+        """
+
+        def size(name: str, default: int = 1) -> int:
+            return max(1, _number(model, name) or default)
+
+        tensor, pipeline = size("tensor_model_parallel_size"), size("pipeline_model_parallel_size")
+        context, expert = size("context_parallel_size"), size("expert_model_parallel_size")
+        expert_tensor = size("expert_tensor_parallel_size", tensor)
+        replica = tensor * pipeline * context
+        experts = expert_tensor * expert * pipeline
+        least = -(-experts // replica) * replica
+        ranks = world_size or least
+        for name, need in (("tensor x pipeline x context", replica), ("expert tensor x expert x pipeline", experts)):
+            if ranks % need:
+                raise RunConfigError(
+                    f"model: the number of ranks must be a multiple of {name} parallel sizes = {need}, got {ranks}. "
+                    f"Use {-(-ranks // need) * need}, or other sizes."
+                )
+        custom = read_field(model, "pipeline_model_parallel_layout")
+        layout = _layout(custom) if custom is not None else None
+        if layout is not None and len(layout) % pipeline:
+            raise RunConfigError(
+                f"model.pipeline_model_parallel_layout: must have as many chunks for each of the {pipeline} stages, "
+                f"got {len(layout)}. Correct it."
+            )
+        virtual = size("virtual_pipeline_model_parallel_size") if pipeline > 1 else 1
+        return cls(
+            tensor=tensor,
+            pipeline=pipeline,
+            virtual=len(layout) // pipeline if layout else virtual,
+            context=context,
+            expert=expert,
+            expert_tensor=expert_tensor,
+            data=ranks // replica,
+            sequence_parallel=bool(read_field(model, "sequence_parallel", default=False)) and tensor > 1,
+            first_stage_layers=_number(model, "num_layers_in_first_pipeline_stage"),
+            last_stage_layers=_number(model, "num_layers_in_last_pipeline_stage"),
+            embedding_counts=bool(read_field(model, "account_for_embedding_in_pipeline_split", default=False)),
+            loss_counts=bool(read_field(model, "account_for_loss_in_pipeline_split", default=False)),
+            layout=layout,
+        )
+
+    def places(self, num_layers: int) -> tuple[Place, ...]:
+        """Return what each chunk of each stage holds, in order of execution.
+
+        Raises:
+            RunConfigError: The layers cannot be split over the stages.
+        """
+        if self.layout is not None:
+            return self._custom_places(num_layers)
+        counts = self._counts(num_layers)
+        places: list[Place] = []
+        first = 0
+        last_chunk = self.virtual * self.pipeline - 1
+        for index, count in enumerate(counts):
+            layers = tuple(range(first, first + count))
+            first += count
+            is_last = index == last_chunk
+            chunk, stage = divmod(index, self.pipeline)
+            places.append(
+                Place(stage=stage, chunk=chunk, layers=layers, embedding=index == 0, mtp=is_last, output=is_last)
+            )
+        return tuple(places)
+
+    def _counts(self, num_layers: int) -> list[int]:
+        """Return how many layers each chunk has, in order of execution (Megatron's get_num_layers_to_build)."""
+        stages, chunks = self.pipeline, self.virtual
+        if stages == 1:
+            return [num_layers]
+        first, last = self.first_stage_layers, self.last_stage_layers
+        if first is not None or last is not None:
+            middle = [stage for stage in range(stages) if not (stage == 0 and first is not None)]
+            middle = [stage for stage in middle if not (stage == stages - 1 and last is not None)]
+            left = num_layers - (first or 0) - (last or 0)
+            each = left // len(middle) if middle else 0
+            if left < 0 or each * len(middle) != left:
+                raise _unsplittable(f"{left} layers between uneven first and last stages", len(middle), num_layers)
+            per_stage = [each] * stages
+            per_stage[0] = first if first is not None else per_stage[0]
+            per_stage[-1] = last if last is not None else per_stage[-1]
+        else:
+            counted = num_layers + self.embedding_counts + self.loss_counts
+            if counted % stages:
+                raise _unsplittable(f"{counted} layers", stages, num_layers)
+            per_stage = [counted // stages] * stages
+        if any(count % chunks for count in per_stage):
+            raise _unsplittable(f"{per_stage} layers per stage", chunks, num_layers)
+        counts = [count // chunks for _ in range(chunks) for count in per_stage]
+        counts[0] -= self.embedding_counts
+        counts[-1] -= self.loss_counts
+        return counts
+
+    def _custom_places(self, num_layers: int) -> tuple[Place, ...]:
+        places: list[Place] = []
+        first = 0
+        for index, parts in enumerate(self.layout or ()):
+            count = parts.count("decoder")
+            chunk, stage = divmod(index, self.pipeline)
+            places.append(
+                Place(
+                    stage=stage,
+                    chunk=chunk,
+                    layers=tuple(range(first, first + count)),
+                    embedding="embedding" in parts,
+                    mtp="mtp" in parts,
+                    output="loss" in parts,
+                )
+            )
+            first += count
+        if first != num_layers:
+            raise RunConfigError(
+                f"model.pipeline_model_parallel_layout: must place all {num_layers} layers, got {first}. Correct it."
+            )
+        return tuple(places)
+
+
+def _number(model: Any, name: str) -> int | None:
+    """Return a field that holds a whole number, None where it is not given.
+
+    Raises:
+        RunConfigError: It holds something else.
+    """
+    given = read_field(model, name)
+    number = whole_number(given) if given is not None else None
+    if given is not None and (number is None or number < 0):
+        raise RunConfigError(f"model.{name}: must be a whole number, got {given!r}. Correct it.")
+    return number
+
+
+def _unsplittable(what: str, parts: int, num_layers: int) -> RunConfigError:
+    return RunConfigError(
+        f"model.num_layers: {what} must divide evenly by {parts} pipeline parts, got {num_layers}. Change the number "
+        "of layers or of stages, or say how many the first and the last stage have."
+    )
+
+
+LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
+
+
+def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
+    """Return a `pipeline_model_parallel_layout` as Megatron reads it: lists of names, or ``Ett|(tt|)*29,m|L``."""
+    given = getattr(given, "input_data", given)  # of Megatron's PipelineParallelLayerLayout
+    if not isinstance(given, str | list | tuple):
+        raise RunConfigError(
+            f"model.pipeline_model_parallel_layout: must be text or a list of lists, got {given!r}. Correct it."
+        )
+    if not isinstance(given, str):
+        return tuple(tuple(str(getattr(part, "name", part)).lower() for part in _names(chunk)) for chunk in given)
+    text = given.replace(" ", "").replace(",", "")
+    while True:
+        match = re.search(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)", text)
+        if match is None:
+            break
+        repeated = match[1] * int(match[2]) if match[2] else match[3] * int(match[4])
+        text = text[: match.start()] + repeated + text[match.end() :]
+    if set(text) - set(LETTERS) - {"|"}:
+        wrong = "".join(sorted(set(text) - set(LETTERS) - {"|"}))
+        raise RunConfigError(
+            f"model.pipeline_model_parallel_layout: must consist of {', '.join(LETTERS)} and |, got {wrong!r}. "
+            "Correct it."
+        )
+    return tuple(tuple(LETTERS[letter] for letter in chunk) for chunk in text.split("|"))
+
+
+def _names(chunk: Any) -> tuple[Any, ...]:
+    return tuple(chunk) if isinstance(chunk, list | tuple) else (chunk,)

@@ -1,1 +1,0 @@
-"""A module per topic, each with its table `RULES`; `bridge.preflight.rulebook` puts them together."""

@@ -1,0 +1,1 @@
+"""`MixedPrecisionConfig`, the registry of recipes and where recipes come from."""

@@ -1,0 +1,305 @@
+"""The registry: recipe names, their functions, and where they come from.
+
+    @register
+    def my_recipe() -> MixedPrecisionConfig:
+        \"\"\"BF16 with gradients reduced in BF16.\"\"\"
+        return MixedPrecisionConfig(bf16=True, grad_reduce_in_fp32=False)
+
+    get_mixed_precision_config("my_recipe")
+
+Recipes arrive by import of a module that decorates them, by an installed plugin (entry-point group `bridge.recipes`,
+the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in a run's `recipes_from`.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from bridge.errors import (
+    DuplicateRecipeError,
+    PrecisionTypeError,
+    RecipeSourceError,
+    UnknownRecipeError,
+    close_matches,
+    did_you_mean,
+)
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
+from bridge.registry.sources import Sources
+
+__all__ = ["MIXED_PRECISION_RECIPES", "REGISTRY", "Recipe", "Registry", "get_mixed_precision_config", "register"]
+
+RecipeFunction = Callable[[], MixedPrecisionConfig]
+F = TypeVar("F", bound=RecipeFunction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One registered recipe."""
+
+    name: str
+    """Canonical name, with underscores."""
+    function: RecipeFunction
+    """Makes a fresh config."""
+    tags: tuple[str, ...] = ()
+    """Free words to group recipes by."""
+    aliases: tuple[str, ...] = ()
+    """Other names, with underscores."""
+
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    @property
+    def place(self) -> str:
+        """``file:line`` of the function."""
+        code = inspect.unwrap(self.function).__code__ if hasattr(self.function, "__code__") else None
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+
+
+class Registry:
+    """Named recipes. Every lookup makes a fresh config."""
+
+    def __init__(self, sources: Sources | None = None) -> None:
+        self.sources = sources if sources is not None else Sources()
+        self._recipes: dict[str, Recipe] = {}
+        self._aliases: dict[str, str] = {}
+
+    @overload
+    def register(self, function: F, /) -> F: ...
+    @overload
+    def register(
+        self, function: None = None, /, *, name: str | None = None, tags: Any = (), aliases: Any = ()
+    ) -> Callable[[F], F]: ...
+    def register(
+        self, function: F | None = None, /, *, name: str | None = None, tags: Any = (), aliases: Any = ()
+    ) -> F | Callable[[F], F]:
+        """Register a function that returns a `MixedPrecisionConfig`; use it bare or with arguments.
+
+        Args:
+            function: The function; its name becomes the recipe's.
+            name: Another name than the function's.
+            tags: Words to group recipes by.
+            aliases: Further names.
+
+        Raises:
+            DuplicateRecipeError: Another function already has the name. Running the same definition again, as in a
+                notebook, replaces it.
+        """
+        if function is None:
+            return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
+        self.sources.load()  # so that who takes a built-in recipe's name is told, and not the built-in recipes
+        own_name = name if name is not None else getattr(function, "__name__", None)
+        if not callable(function) or not isinstance(own_name, str):
+            raise RecipeSourceError(
+                f"@register: takes a function with a name, got {function!r}. Use @register(name='...')."
+            )
+        _require_no_arguments(function, own_name)
+        self.add(
+            Recipe(
+                name=canonical(own_name),
+                function=function,
+                tags=_words(tags),
+                aliases=tuple(canonical(alias) for alias in _words(aliases)),
+            )
+        )
+        return function
+
+    def add(self, recipe: Recipe) -> None:
+        """Add a recipe under its name and aliases; all or nothing."""
+        names = (recipe.name, *recipe.aliases)
+        for name in names:
+            if not name.replace("_", "a").isidentifier():
+                raise RecipeSourceError(
+                    f"Recipe {name!r} ({recipe.place}): a name is made of letters, digits and underscores. Rename it."
+                )
+            other = self._recipes.get(self._aliases.get(name, name))
+            if other is not None and not _same_definition(other.function, recipe.function):
+                raise DuplicateRecipeError(name, (other.place, recipe.place))
+        self._recipes[recipe.name] = recipe
+        self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
+        self._aliases.update(dict.fromkeys(recipe.aliases, recipe.name))
+
+    def remove(self, name: str) -> None:
+        """Take a recipe and its aliases out again; UnknownRecipeError for an unknown name."""
+        recipe = self.recipe(name)
+        del self._recipes[recipe.name]
+        self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
+
+    def recipe(self, name: str) -> Recipe:
+        """Return the recipe of that name or alias, in either spelling; UnknownRecipeError where there is none."""
+        self.sources.load()
+        wanted = canonical(name)
+        found = self._recipes.get(self._aliases.get(wanted, wanted))
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    def get(self, name: str) -> MixedPrecisionConfig:
+        """Return a fresh config of the recipe `name`.
+
+        Raises:
+            UnknownRecipeError: No such recipe.
+            RecipeSourceError: The recipe's function returned something else than a config.
+        """
+        recipe = self.recipe(name)
+        config = recipe.function()
+        if not isinstance(config, MixedPrecisionConfig):
+            raise RecipeSourceError(
+                f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, got {config!r}. "
+                "Return one from the decorated function."
+            )
+        config = copy.copy(config)  # fresh even where the function hands out one object
+        config._made_by(recipe.name)
+        return config
+
+    def recipes(self) -> list[Recipe]:
+        """Return every recipe, in order of registration."""
+        self.sources.load()
+        return list(self._recipes.values())
+
+    def names(self) -> list[str]:
+        """Return the canonical names, in order of registration."""
+        return [recipe.name for recipe in self.recipes()]
+
+    def aliases(self) -> dict[str, str]:
+        """Return alias -> canonical name."""
+        self.sources.load()
+        return dict(self._aliases)
+
+    def __contains__(self, name: object) -> bool:
+        self.sources.load()
+        wanted = canonical(name) if isinstance(name, str) else ""
+        return wanted in self._recipes or wanted in self._aliases
+
+    def _unknown(self, name: str) -> UnknownRecipeError:
+        known = [*self._recipes, *self._aliases]
+        matches = close_matches(name, known)
+        text = f"Unknown mixed-precision recipe {name!r}."
+        text += f" {did_you_mean(matches)}" if matches else ""
+        text += f" `precision-bridge recipes` lists all {len(self._recipes)}."
+        if self.sources.broken:
+            text += f" Not loaded: {'; '.join(f'{what} ({why})' for what, why in self.sources.broken.items())}."
+        return UnknownRecipeError(text, matches)
+
+
+class RecipeMapping(MutableMapping[str, RecipeFunction]):
+    """The registry as a mapping from name to function, as Megatron Bridge's module variable is one.
+
+    Iteration yields every name as there, once with underscores and once with hyphens; aliases can be looked up too.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def __getitem__(self, name: str) -> RecipeFunction:
+        if name not in self._registry:
+            raise KeyError(name)
+        return self._registry.recipe(name).function
+
+    def __setitem__(self, name: str, function: RecipeFunction) -> None:
+        self._registry.add(Recipe(name=canonical(name), function=function))
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self._registry:
+            raise KeyError(name)
+        self._registry.remove(name)
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self._registry.names():
+            yield name
+            if "_" in name:
+                yield name.replace("_", "-")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._registry
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._registry.names())})"
+
+    def copy(self) -> dict[str, RecipeFunction]:
+        """Return a plain dictionary of what is registered now, under both spellings."""
+        return dict(self)
+
+
+def canonical(name: str) -> str:
+    """Return the one spelling of a recipe's name: underscores for hyphens."""
+    return name.strip().replace("-", "_")
+
+
+def _words(words: Any) -> tuple[str, ...]:
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
+    """Return whether the two functions come from one `def` that was run more than once."""
+    if one is two:
+        return True
+    first, second = (getattr(inspect.unwrap(function), "__code__", None) for function in (one, two))
+    if first is None or second is None or one.__qualname__ != two.__qualname__ or "<lambda>" in one.__qualname__:
+        return False
+    if one.__defaults__ != two.__defaults__ or _captured(one) != _captured(two):
+        return False  # one `def` in a loop or a factory
+    if not Path(second.co_filename).is_file():  # a notebook cell or an interactive prompt
+        return one.__module__ == two.__module__
+    if Path(first.co_filename).resolve() != Path(second.co_filename).resolve():
+        return not Path(first.co_filename).is_file() and one.__module__ == two.__module__
+    if first.co_firstlineno == second.co_firstlineno:
+        return True
+    tree = ast.parse(Path(second.co_filename).read_text(encoding="utf-8"))  # edited and loaded again, or there twice?
+    return sum(isinstance(node, ast.FunctionDef) and node.name == two.__name__ for node in ast.walk(tree)) < 2
+
+
+def _captured(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+def _require_no_arguments(function: RecipeFunction, name: str) -> None:
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise RecipeSourceError(
+            f"Recipe {name!r}: is called without arguments, and needs {', '.join(needed)}. Give them defaults."
+        )
+
+
+REGISTRY = Registry()
+MIXED_PRECISION_RECIPES = RecipeMapping(REGISTRY)
+register = REGISTRY.register
+
+
+def get_mixed_precision_config(name: str | MixedPrecisionConfig | PeerConfig) -> MixedPrecisionConfig:
+    """Return a fresh config of the registered recipe `name`; a config is returned as it is.
+
+    Args:
+        name: A recipe's name, a config, or an object of Megatron Bridge's class, which is read into a new config.
+
+    Raises:
+        UnknownRecipeError: No such recipe (a ValueError).
+        PrecisionTypeError: Neither a name nor a config.
+    """
+    if isinstance(name, MixedPrecisionConfig):
+        return name
+    if is_peer_config(name):
+        return from_peer(name)
+    if not isinstance(name, str):
+        raise PrecisionTypeError(
+            f"mixed_precision: must be a recipe's name or a MixedPrecisionConfig, got {name!r:.80}. "
+            "MixedPrecisionConfig.from_dict makes one of plain data."
+        )
+    return REGISTRY.get(name)

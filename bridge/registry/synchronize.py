@@ -1,0 +1,62 @@
+"""`synchronize`: a recipe's name or a config, written into the configs that own it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.sync.owner import Owner
+from bridge.sync.synchroniser import refuse_wrong_objects, run
+
+if TYPE_CHECKING:
+    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.peer import PeerConfig
+    from bridge.sync.report import SyncReport
+
+__all__ = ["synchronize"]
+
+POLICIES = ("override", "error", "keep")
+
+
+def synchronize(
+    precision: str | MixedPrecisionConfig | PeerConfig,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    ddp: Any = None,
+    train: Any = None,
+    on_conflict: str = "override",
+    strict: bool = False,
+) -> SyncReport:
+    """Write a precision into the configs that own it: all of them, or after an error none.
+
+    Args:
+        precision: A recipe's name or a config, of our class or of Megatron Bridge's.
+        model: A TransformerConfig, a subclass of it, or any object with same-named attributes.
+        optimizer: An OptimizerConfig, likewise.
+        ddp: A DistributedDataParallelConfig, likewise.
+        train: A TrainConfig, for the loss check that FP16's dynamic scale would trip.
+        on_conflict: What happens where an owner's own value (away from Megatron's default) meets another stated one:
+            "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
+            scheme are the recipe's in any case.
+        strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and settle what
+            Megatron Bridge's runtime settles between optimizer and DDP (`bridge.sync.sharding`).
+
+    Returns:
+        Every precision field of every owner, with old and new value, verdict, who decided, and why.
+
+    Raises:
+        PrecisionTypeError: An owner is no config object, or plays another role.
+        PrecisionConfigError: The config can never be right.
+        SyncConflictError: A conflict under `on_conflict="error"`.
+        SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
+        ValueError: An unknown `on_conflict`.
+    """
+    if on_conflict not in POLICIES:
+        raise ValueError(f"on_conflict: must be one of {', '.join(POLICIES)}, got {on_conflict!r}.")
+    config = get_mixed_precision_config(precision)
+    config.finalize()
+    given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
+    owners = [Owner(role, target) for role, target in given.items() if target is not None]
+    refuse_wrong_objects(owners)
+    return run(config, owners, on_conflict=on_conflict, strict=strict)

@@ -1,0 +1,52 @@
+"""All rules: a table per topic, and one of them all."""
+
+from bridge.rules.rule import Rule
+from bridge.rules.topics import (
+    alignment,
+    attention,
+    blackwell,
+    checkpoint,
+    delayed,
+    environment,
+    layers,
+    loss_scale,
+    mode,
+    moe,
+    names,
+    optimizer,
+    parallel,
+    recompute,
+    reduction,
+    scheme,
+    sharding,
+    stored,
+    target,
+)
+
+__all__ = ["BY_ID", "RULES", "TOPICS"]
+
+TOPICS: dict[str, tuple[Rule, ...]] = {
+    "Mode and dtypes": mode.RULES,
+    "Names, types and origins": names.RULES,
+    "Loss scale": loss_scale.RULES,
+    "Formats and schemes": scheme.RULES,
+    "Delayed scaling": delayed.RULES,
+    "MXFP8 and NVFP4": blackwell.RULES,
+    "Layers kept in BF16": layers.RULES,
+    "Weights stored in FP8 or FP4": stored.RULES,
+    "FSDP": sharding.RULES,
+    "Optimizer": optimizer.RULES,
+    "Gradient reduction": reduction.RULES,
+    "Parallel layout": parallel.RULES,
+    "Mixture of experts": moe.RULES,
+    "Attention": attention.RULES,
+    "Recomputation, graphs and compilation": recompute.RULES,
+    "Alignment": alignment.RULES,
+    "Environment": environment.RULES,
+    "Checkpoints and adapters": checkpoint.RULES,
+    "Target": target.RULES,
+}
+"""Topic -> its rules, in the order of their ids."""
+
+RULES: tuple[Rule, ...] = tuple(rule for rules in TOPICS.values() for rule in rules)
+BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}

@@ -1,0 +1,1 @@
+"""A module per topic, each with its table `RULES`; `bridge.rules.rulebook` puts them together."""

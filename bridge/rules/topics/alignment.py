@@ -1,0 +1,189 @@
+"""Sizes that low-precision GEMMs take: the tokens of a rank, widths after sharding, and GEMMs too small to gain."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+_SMALL = 1024
+"""Width up to which FP8 GEMMs were measured to be slower than BF16 ones."""
+
+
+def _tokens(s: Setup) -> int | None:
+    """Return the tokens of a micro-batch on one rank (M of its GEMMs), or None where that is not known."""
+    seq = s.data.seq_length or s.model.seq_length
+    batch = s.train.micro_batch_size
+    if not seq or not batch or s.data.packing or s.is_emulated:
+        return None
+    shards = s.cp * (s.tp if s.sp else 1)
+    return int(seq * batch // shards)
+
+
+def _widths(s: Setup) -> Iterator[tuple[str, str, int]]:
+    """Yield (setting, how it is divided, size on one rank) of the widths that GEMMs contract over or produce."""
+    model, tp = s.model, s.tp
+    if model.hidden_size:
+        yield "model.hidden_size", "", model.hidden_size
+    if model.ffn_hidden_size:
+        yield "model.ffn_hidden_size", f" / TP {tp}" if tp > 1 else "", model.ffn_hidden_size / tp
+    if model.hidden_size and model.num_attention_heads and not model.multi_latent_attention and not s.is_hybrid:
+        head = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
+        groups = model.num_query_groups or model.num_attention_heads
+        qkv = head * (model.num_attention_heads + 2 * groups)
+        yield "model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv / tp
+    if s.is_moe and model.moe_ffn_hidden_size:
+        etp = s.etp
+        size = model.moe_ffn_hidden_size / etp
+        yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", size
+
+
+def _odd_widths(s: Setup, multiple: int) -> list[dict[str, Any]]:
+    return [
+        {"path": path, "how": how, "size": f"{size:g}", "multiple": multiple}
+        for path, how, size in _widths(s)
+        if size % multiple
+    ]
+
+
+def _refused_widths(s: Setup) -> list[dict[str, Any]]:
+    if s.row is None or s.row.alignment is None or s.is_emulated:
+        return []
+    return _odd_widths(s, max(s.row.alignment))
+
+
+def _refused_tokens(s: Setup) -> Any:
+    tokens = _tokens(s)
+    if tokens is None or s.row is None or s.row.alignment is None:
+        return None
+    multiple = s.row.alignment[0]
+    return bool(tokens % multiple) and {"value": tokens, "multiple": multiple, "nearest": _next(tokens, multiple)}
+
+
+def _odd_blocks(s: Setup) -> list[dict[str, Any]]:
+    """Return sizes that are legal for blockwise GEMMs and no multiple of its blocks."""
+    if s.is_emulated:
+        return []
+    found = [row for row in _odd_widths(s, 128) if not float(row["size"]) % 16]
+    tokens = _tokens(s)
+    if tokens is not None and tokens % 128 and not tokens % 16:
+        found.append({"path": "train.micro_batch_size", "how": " x tokens / ranks", "size": tokens, "multiple": 128})
+    return found
+
+
+def _packing(s: Setup) -> Any:
+    pad = s.data.pad_multiple
+    if not s.data.packing or not pad or s.row is None or s.row.alignment is None or s.is_emulated:
+        return None
+    sequence = 2 * s.tp * s.cp if s.cp > 1 else s.tp
+    slab = s.row.alignment[0] * (s.tp if s.sp else 1) * s.cp
+    needed = math.lcm(sequence, slab)
+    return bool(pad % needed) and {"needed": needed, "sequence": sequence, "slab": slab}
+
+
+def _mamba_width(s: Setup) -> Any:
+    model = s.model
+    if not s.is_hybrid or s.is_emulated:
+        return None
+    inner = model.mamba_num_heads * model.mamba_head_dim if model.mamba_num_heads else 2 * model.hidden_size
+    heads = model.mamba_num_heads or inner // max(1, model.mamba_head_dim)
+    width = 2 * inner + 2 * model.mamba_num_groups * model.mamba_state_dim + heads
+    return bool(width % 16) and {"width": width}
+
+
+def _small(s: Setup) -> Any:
+    if s.is_emulated or not s.has_model:
+        return None
+    names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in _widths(s) if 0 < size <= _SMALL]
+    return bool(names) and {"names": ", ".join(names), "value": s.model.hidden_size}
+
+
+def _next(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+RULES = (
+    Rule(
+        id="PB501",
+        severity="error",
+        title="tokens of a rank that the GEMMs do not take",
+        path="train.micro_batch_size",
+        predicate=_refused_tokens,
+        message="seq_length x micro_batch_size over context and sequence parallel ranks must be a multiple of "
+        "{multiple} under {s.scheme}",
+        remedies=("pad to {nearest} tokens", "choose another sequence length, micro-batch or layout"),
+        source="Transformer Engine 2.20 pytorch/utils.py, common/gemm/cublaslt_gemm.cu; modelscope/ms-swift issue "
+        "9722, 2026-07-10",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB502",
+        severity="error",
+        title="width that the GEMMs do not take",
+        path="model.hidden_size",
+        predicate=_refused_widths,
+        message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {s.scheme}",
+        remedies=("choose a width that is", "change the parallel sizes"),
+        source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issue "
+        "1422, 2025-01-25",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB503",
+        severity="warning",
+        title="size that is no multiple of a block",
+        path="model.hidden_size",
+        predicate=_odd_blocks,
+        message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: ragged blocks run, "
+        "gathering quantised tensors does not",
+        remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
+        source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
+        evidence="reported",
+        gate="is_blockwise",
+    ),
+    Rule(
+        id="PB504",
+        severity="warning",
+        title="padding of packed sequences",
+        path="data.pad_multiple",
+        predicate=_packing,
+        message="must be a multiple of {needed}: {sequence} per sequence for its context and tensor parallel parts, "
+        "{slab} per packed slab for {s.scheme}",
+        remedies=("pad to {needed}",),
+        source="NVIDIA-NeMo/RL issues 1569 (2025-11-25), 1884 (2026-02-05) and 2182 (2026-03-31)",
+        evidence="reported",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB505",
+        severity="error",
+        title="Mamba projection that FP8 does not take",
+        path="model.mamba_num_heads",
+        predicate=_mamba_width,
+        message="the input projection is {width} wide, and must be a multiple of 16 under FP8",
+        remedies=("change mamba_num_heads, mamba_num_groups or mamba_state_dim",),
+        source="megatron-core 0.16.1 ssm/mamba_mixer.py: an assertion",
+        gate="fp8",
+    ),
+    Rule(
+        id="PB506",
+        severity="info",
+        title="GEMMs too small to gain",
+        path="model.hidden_size",
+        predicate=_small,
+        message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
+        remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),
+        source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "
+        "issue 1647, 2023-06-27",
+        evidence="weak",
+        gate="is_low",
+    ),
+)

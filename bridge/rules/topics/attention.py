@@ -1,0 +1,75 @@
+"""The attention core in FP8, and settings of it that are overruled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule, mcore
+from bridge.rules.versions import at_least
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _no_backend(s: Setup) -> Any:
+    if not s.model.fp8_dot_product_attention or s.is_emulated:
+        return None
+    if s.capability is not None and s.capability < (10, 0):
+        return {"what": f"compute capability 10.0, and the target has {s.capability[0]}.{s.capability[1]}"}
+    least = (9, 14) if at_least(s.te, (2, 15)) else (9, 13, 1)
+    if at_least(s.cudnn, least) is False:
+        return {"what": f"cuDNN {'.'.join(map(str, least))}"}
+    return None
+
+
+RULES = (
+    Rule(
+        id="PB441",
+        severity="error",
+        title="no FP8 attention for current scaling",
+        path="fp8_dot_product_attention",
+        predicate=_no_backend,
+        message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
+        remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
+        source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
+        "attention/dot_product_attention/utils.py",
+        evidence="reported",
+        gate="is_tensorwise",
+    ),
+    Rule(
+        id="PB442",
+        severity="warning",
+        title="FP8 attention that MXFP8 is not told of",
+        path="fp8_dot_product_attention",
+        predicate=lambda s: s.model.fp8_dot_product_attention,
+        message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
+        remedies=("drop it", "use megatron-core 0.18"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
+        gate="is_mxfp8",
+        versions=(mcore(until="0.18"),),
+    ),
+    Rule(
+        id="PB443",
+        severity="warning",
+        title="FP8 attention that NVFP4 is not told of",
+        path="fp8_dot_product_attention",
+        predicate=lambda s: s.model.fp8_dot_product_attention and s.scheme == "nvfp4",
+        message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
+        remedies=("drop it", "use megatron-core 0.17"),
+        source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
+        gate="fp4",
+        versions=(mcore(until="0.17"),),
+    ),
+    Rule(
+        id="PB444",
+        severity="warning",
+        title="softmax dtype overruled",
+        path="model.attention_softmax_in_fp32",
+        predicate=lambda s: s.model.apply_query_key_layer_scaling and not s.model.attention_softmax_in_fp32,
+        message="apply_query_key_layer_scaling sets it to True",
+        remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+    ),
+)

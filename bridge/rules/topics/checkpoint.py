@@ -1,0 +1,122 @@
+"""Resuming in another precision, and adapters on low-precision weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule, mcore, te
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["FINGERPRINT", "RULES"]
+
+FINGERPRINT = (
+    "fp8",
+    "fp8_recipe",
+    "fp8_amax_history_len",
+    "fp8_param",
+    "fp4",
+    "fp4_recipe",
+    "fp4_param",
+    "bf16",
+    "fp16",
+    "params_dtype",
+)
+"""Fields of the model that a checkpoint's fingerprint may hold; the optimizer's dtypes and `te` beside them."""
+_STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+def _changed(s: Setup) -> list[dict[str, Any]]:
+    """Return what the checkpoint was written with and this run would read otherwise."""
+    before = s.checkpoint or {}
+    found = []
+    for owner, names in ((s.model, FINGERPRINT), (s.optimizer, _STATES)):
+        role = "model" if owner is s.model else "optimizer"
+        for name in names:
+            inert = name.partition("_")[0] in ("fp8", "fp4") and "_" in name and not getattr(s, name[:3])
+            if name in before and before[name] != getattr(owner, name) and not inert:
+                found.append({"path": f"{role}.{name}", "before": before[name]})
+    major = str(before.get("te") or "").partition(".")[0]
+    if major and s.te is not None and s.is_low and major != str(s.te[0]):
+        found.append({"path": "target.te", "value": ".".join(map(str, s.te)), "before": before["te"]})
+    return found
+
+
+RULES = (
+    Rule(
+        id="PB541",
+        severity="error",
+        title="resuming in another precision",
+        path="model.fp8",
+        predicate=_changed,
+        message="the checkpoint was written with {before!r}",
+        remedies=(
+            "resume with the precision it was written in",
+            "silence this with the reason, if the change is meant",
+        ),
+        source="NVIDIA/TransformerEngine issue 982 (2024-07-02: the loss explodes); NVIDIA-NeMo/Automodel issue 3814, "
+        "2026-09-05",
+        evidence="reported",
+        gate="is_resumed",
+        explanation="Delayed scaling keeps its scales and histories in the checkpoint: another scheme drops them, and "
+        "coming from one it starts with scale 1. Stored FP8 weights are read as what they were written in.",
+    ),
+    Rule(
+        id="PB542",
+        severity="warning",
+        title="delayed scaling's state is pickled",
+        path="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
+        predicate=lambda s: (
+            s.is_delayed
+            and s.has_environment
+            and s.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1"
+            and {"value": s.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE")}
+        ),
+        message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
+        remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
+        source="Transformer Engine 2.20 pytorch/module/base.py, _extra_state.py",
+        gate="is_resumed",
+        versions=(te(since="2.20"),),
+    ),
+    Rule(
+        id="PB543",
+        severity="warning",
+        title="checkpoint dequantised slice by slice",
+        path="train.stream_ckpt_dequant",
+        predicate=lambda s: s.train.stream_ckpt_dequant,
+        message="weights under current scaling are scaled anew per slice, which corrupts what is loaded",
+        remedies=("set it to False, as Megatron-LM's argument parser does",),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="is_tensorwise",
+        versions=(mcore(since="0.19", until="0.20"),),
+    ),
+    Rule(
+        id="PB544",
+        severity="warning",
+        title="adapter rank that FP8 GEMMs do not take",
+        path="peft.rank",
+        predicate=lambda s: s.is_low and s.rank is not None and s.rank % 16 and {"value": s.rank},
+        message="must be a multiple of 16 for FP8 and FP4 GEMMs",
+        remedies=("use 16 or 32", "keep the adapters in {s.mode}"),
+        source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; modelscope/ms-swift issue 5063, "
+        "2025-07-22",
+        gate="has_peft",
+    ),
+    Rule(
+        id="PB545",
+        severity="warning",
+        title="frozen weights stored in low precision",
+        path="fp8_param_gather",
+        predicate=lambda s: [
+            {"path": f"{family}_param_gather", "value": True}
+            for family in ("fp8", "fp4")
+            if getattr(s, f"gathers_{family}")
+        ],
+        message="frozen base weights have no master weights to be cast from, and crashes were reported",
+        remedies=("set it to False",),
+        source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",
+        evidence="reported",
+        gate="has_peft",
+    ),
+)

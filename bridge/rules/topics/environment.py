@@ -1,0 +1,152 @@
+"""Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+_SAME_MODE = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
+_CHANGES = {
+    "tensorwise": ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES",),
+    "blockwise": ("NVTE_FP8_BLOCK_SCALING_FP32_SCALES",),
+    "nvfp4": (
+        "NVTE_NVFP4_DISABLE_RHT",
+        "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING",
+        "NVTE_NVFP4_DISABLE_2D_QUANTIZATION",
+        "NVTE_NVFP4_ROW_SCALED_ACTIVATION",
+        "NVTE_NVFP4_4OVER6",
+    ),
+}
+"""Scheme -> variables that give it other numbers."""
+_OFF = ("", "0", "none")
+
+
+def _is_on(s: Setup, name: str) -> bool:
+    return s.environment.get(name, "").lower() not in _OFF
+
+
+def _is_refused(s: Setup) -> bool:
+    is_blackwell = s.capability is not None and s.capability >= (10, 0)
+    return is_blackwell and _is_on(s, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
+
+
+def _another_source(s: Setup) -> Any:
+    said = s.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    theirs = _SAME_MODE.get(said)
+    if not said or theirs == s.mode or (said == "fp8" and s.fp8):
+        return None
+    return {"value": said}
+
+
+def _changed_numbers(s: Setup) -> list[dict[str, Any]]:
+    names = ["NVTE_BACKWARD_OVERRIDE"]
+    if not (s.is_blockwise and _is_refused(s)):
+        names += _CHANGES.get(s.scheme or "", ())
+    return [{"path": f"environment.{name}", "value": s.environment[name]} for name in names if _is_on(s, name)]
+
+
+def _attention_overruled(s: Setup) -> Any:
+    recipe = s.environment.get("NVTE_DPA_FP8_RECIPE")
+    on = s.model.fp8_dot_product_attention or s.model.fp8_multi_head_attention
+    return bool(recipe and on) and {"value": recipe}
+
+
+RULES = (
+    Rule(
+        id="PB521",
+        severity="error",
+        title="FP32 block scales on Blackwell",
+        path="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
+        predicate=lambda s: (
+            _is_on(s, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
+            and s.capability is not None
+            and s.capability >= (10, 0)
+            and {"value": s.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"]}
+        ),
+        message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
+        remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
+        source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
+        gate="is_blockwise",
+    ),
+    Rule(
+        id="PB522",
+        severity="error",
+        title="query-key scaling said in one place only",
+        path="model.apply_query_key_layer_scaling",
+        predicate=lambda s: (
+            s.model.transformer_impl == "transformer_engine"
+            and not s.is_emulated
+            and s.model.apply_query_key_layer_scaling != _is_on(s, "NVTE_APPLY_QK_LAYER_SCALING")
+        ),
+        message="must agree with the environment variable NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
+        remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
+        source="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
+        gate="has_environment",
+    ),
+    Rule(
+        id="PB523",
+        severity="error",
+        title="determinism said in one place only",
+        path="model.deterministic_mode",
+        predicate=lambda s: (
+            s.model.deterministic_mode
+            and not s.is_emulated
+            and s.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
+        ),
+        message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
+        remedies=("set the variable", "set deterministic_mode=False"),
+        source="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
+        gate="has_environment",
+    ),
+    Rule(
+        id="PB524",
+        severity="warning",
+        title="another source says another precision",
+        path="environment.ACCELERATE_MIXED_PRECISION",
+        predicate=_another_source,
+        message="says another precision than this run's {s.mode}; Megatron does not read it, libraries beside it do",
+        remedies=("unset it", "make it agree"),
+        source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
+        evidence="reported",
+        gate="has_environment",
+    ),
+    Rule(
+        id="PB525",
+        severity="warning",
+        title="FP8 attention overruled by a variable",
+        path="environment.NVTE_DPA_FP8_RECIPE",
+        predicate=_attention_overruled,
+        message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
+        remedies=("unset it",),
+        source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
+        gate="has_environment",
+    ),
+    Rule(
+        id="PB526",
+        severity="error",
+        title="backward override under delayed scaling",
+        path="environment.NVTE_BACKWARD_OVERRIDE",
+        predicate=lambda s: _is_on(s, "NVTE_BACKWARD_OVERRIDE") and {"value": s.environment["NVTE_BACKWARD_OVERRIDE"]},
+        message="must be unset under delayed scaling, whose recipe class refuses any value",
+        remedies=("unset it", "use fp8_recipe='tensorwise'"),
+        source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
+        gate="is_delayed",
+    ),
+    Rule(
+        id="PB527",
+        severity="warning",
+        title="a variable changes the numbers",
+        path="environment.NVTE_BACKWARD_OVERRIDE",
+        predicate=lambda s: [] if s.is_delayed else _changed_numbers(s),
+        message="gives {s.scheme} scaling other numbers than the config shows, on every rank that has it set",
+        remedies=("unset it", "set it on every rank and keep it with the run"),
+        source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
+        gate="is_low",
+    ),
+)

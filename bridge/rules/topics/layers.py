@@ -1,0 +1,182 @@
+"""First and last layers in BF16: counts that act, counts that Megatron refuses, and layers that do not listen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.rule import Rule, te
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _is_on(s: Setup) -> bool:
+    return s.model.first_last_layers_bf16 and (_kept(s) > 0)
+
+
+def _kept(s: Setup) -> int:
+    return int(s.model.num_layers_at_start_in_bf16 + s.model.num_layers_at_end_in_bf16)
+
+
+def _beyond_a_stage(s: Setup) -> list[dict[str, Any]]:
+    """Megatron's own check under FP8, stricter than what runs: counts are global, its limit is one stage's share."""
+    if not s.model.first_last_layers_bf16 or s.model.num_layers < 1:
+        return []
+    limit = s.model.num_layers // s.pp
+    return [
+        {"path": name, "value": getattr(s.model, name), "limit": limit}
+        for name in LAYER_COUNTS
+        if getattr(s.model, name) > limit
+    ]
+
+
+def _beyond_the_model(s: Setup) -> list[dict[str, Any]]:
+    if not s.model.first_last_layers_bf16 or s.model.num_layers < 1:
+        return []
+    return [{"path": n, "value": getattr(s.model, n)} for n in LAYER_COUNTS if getattr(s.model, n) > s.model.num_layers]
+
+
+def _stated_zero(s: Setup) -> bool:
+    on = s.said.get("first_last_layers_bf16", s.model.first_last_layers_bf16)
+    zero = all(s.said.get(name, getattr(s.model, name)) == 0 for name in LAYER_COUNTS)
+    return bool(on and zero and (s.precision is None or all(name in s.said for name in LAYER_COUNTS)))
+
+
+RULES = (
+    Rule(
+        id="PB261",
+        severity="error",
+        title="both counts are zero",
+        path="first_last_layers_bf16",
+        predicate=_stated_zero,
+        message="both layer counts are 0, so no layer is kept in BF16",
+        remedies=("state a count above 0", "leave both unstated (Megatron keeps 1 and 1)", "set it to False"),
+        source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
+        "training/mixed_precision.py, 2026-08-22, whose 0 and 0 switch it off",
+    ),
+    Rule(
+        id="PB262",
+        severity="warning",
+        title="layer counts without the switch",
+        path="num_layers_at_start_in_bf16",
+        predicate=lambda s: [
+            {"path": name} for name in LAYER_COUNTS if s.stands_out(name) and not s.model.first_last_layers_bf16
+        ],
+        message="has no effect: first_last_layers_bf16 is off, or there is no FP8 or FP4",
+        remedies=("state first_last_layers_bf16=True", "drop it"),
+        source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
+        gate="precision",
+    ),
+    Rule(
+        id="PB263",
+        severity="error",
+        title="layers in BF16 under delayed scaling",
+        path="first_last_layers_bf16",
+        predicate=lambda s: s.model.first_last_layers_bf16,
+        message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
+        remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__, fp8_utils.get_fp8_context",
+        gate="is_delayed",
+    ),
+    Rule(
+        id="PB264",
+        severity="error",
+        title="more layers in BF16 than a pipeline stage has",
+        path="num_layers_at_start_in_bf16",
+        predicate=_beyond_a_stage,
+        message="must be at most num_layers // pipeline stages, which is {limit}",
+        remedies=("use {limit} or less", "use fewer pipeline stages"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        gate="fp8",
+    ),
+    Rule(
+        id="PB265",
+        severity="error",
+        title="more layers in BF16 than the model has",
+        path="num_layers_at_start_in_bf16",
+        predicate=_beyond_the_model,
+        message="must be at most num_layers, which is {s.model.num_layers}; Megatron checks it under FP8 only",
+        remedies=("use {s.model.num_layers} or less",),
+        source="megatron-core 0.16.1 and 0.19.2 transformer_config.py __post_init__: the check stands under `if "
+        "self.fp8`",
+        gate="fp4",
+    ),
+    Rule(
+        id="PB266",
+        severity="error",
+        title="no layer left in low precision",
+        path="first_last_layers_bf16",
+        predicate=lambda s: (
+            s.model.first_last_layers_bf16
+            and max(getattr(s.model, name) for name in LAYER_COUNTS) <= s.model.num_layers <= _kept(s)
+            and s.model.num_layers > 0
+        ),
+        message="all {s.model.num_layers} layers are kept in BF16, so nothing of this run is in {s.scheme}",
+        remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),
+        source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB267",
+        severity="error",
+        title="layers in BF16 under tensor-parallel overlap",
+        path="model.tp_comm_overlap",
+        predicate=lambda s: _is_on(s) and s.model.tp_comm_overlap and s.tp > 1 and not s.is_emulated,
+        message="user buffers hold FP8 and BF16 layers at once from Transformer Engine 2.8 on only",
+        remedies=("use Transformer Engine 2.8", "set tp_comm_overlap=False", "set first_last_layers_bf16=False"),
+        source="NVIDIA/Megatron-LM issue 1703, 2025-07-24; UserBufferQuantizationMode is absent from Transformer "
+        "Engine 2.7 although megatron-core 0.19.2 training/initialize.py asks for it from 2.7 on",
+        evidence="reported",
+        gate="fp8",
+        versions=(te(until="2.8"),),
+    ),
+    Rule(
+        id="PB268",
+        severity="info",
+        title="multi-token prediction does not count as last layer",
+        path="first_last_layers_bf16",
+        predicate=lambda s: _is_on(s) and s.has_mtp and not s.is_hybrid,
+        message="multi-token prediction (layers: {s.model.mtp_num_layers}) runs in FP8 whatever the counts are",
+        remedies=("read the last layers as those of the decoder",),
+        source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1",
+        gate="fp8",
+    ),
+    Rule(
+        id="PB269",
+        severity="warning",
+        title="layers in BF16 without low precision",
+        path="first_last_layers_bf16",
+        predicate=lambda s: s.said.get("first_last_layers_bf16") is True and not s.is_low,
+        message="has no effect: every layer of this run is in {s.mode}",
+        remedies=("drop it", "say fp8 or fp4"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
+        gate="precision",
+    ),
+    Rule(
+        id="PB270",
+        severity="warning",
+        title="captured graphs ignore the layers in BF16",
+        path="model.cuda_graph_impl",
+        predicate=lambda s: _is_on(s) and s.model.cuda_graph_impl == "transformer_engine",
+        message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
+        remedies=("use Transformer Engine 2.8", "set cuda_graph_impl=none", "set first_last_layers_bf16=False"),
+        source="megatron-core 0.19.2 transformer/cuda_graphs.py",
+        gate="fp8",
+        versions=(te(until="2.8"),),
+    ),
+    Rule(
+        id="PB271",
+        severity="info",
+        title="blocks of a hybrid model count as layers",
+        path="first_last_layers_bf16",
+        predicate=lambda s: _is_on(s) and s.is_hybrid,
+        message="each Mamba, attention and MLP block counts as one of the {s.model.num_layers} layers, so the counts "
+        "keep blocks, not pairs of them",
+        remedies=("count blocks",),
+        source="megatron-core 0.16.1 ssm/mamba_block.py, fp8_utils.is_first_last_bf16_layer",
+        gate="is_low",
+    ),
+)

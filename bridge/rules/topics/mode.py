@@ -1,0 +1,177 @@
+"""FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule, mcore
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _several_modes(s: Setup) -> Any:
+    on = [mode for mode in ("fp32", "fp16", "bf16") if s.said.get(mode)]
+    if len(on) > 1:
+        return {"path": on[-1], "value": on}
+    for role, owner in (("model", s.model), ("optimizer", s.optimizer)):
+        if owner.fp16 and owner.bf16:
+            return {"path": f"{role}.bf16", "value": ["fp16", "bf16"]}
+    return None
+
+
+def _dtype_of_another_mode(s: Setup) -> Any:
+    if _weights_are_not_cast(s):
+        return None
+    legal = (s.mode, "fp32") if s.is_half else ("fp32",)
+    if s.model.params_dtype not in legal:
+        return {"legal": " or ".join(legal)}
+    if s.model.pipeline_dtype is not None and s.model.pipeline_dtype not in legal:
+        return {"path": "pipeline_dtype", "value": s.model.pipeline_dtype, "legal": " or ".join(legal)}
+    return None
+
+
+def _weights_are_not_cast(s: Setup) -> bool:
+    """FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast."""
+    return s.precision is None and s.is_fp32 and s.model.params_dtype in ("fp16", "bf16")
+
+
+RULES = (
+    Rule(
+        id="PB101",
+        severity="error",
+        title="more than one mode",
+        path="bf16",
+        predicate=_several_modes,
+        message="only one of fp32, fp16 and bf16 can be on",
+        remedies=("keep one and set the others to False",),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__; Megatron Bridge training/config.py, "
+        "2026-08-22",
+        explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does not, and would pick "
+        "FP16.",
+    ),
+    Rule(
+        id="PB102",
+        severity="error",
+        title="dtype of another mode",
+        path="params_dtype",
+        predicate=_dtype_of_another_mode,
+        message="must be {legal} in a run whose mode is {s.mode}",
+        remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (nothing checks it for configs built in "
+        "Python)",
+        explanation="Megatron-LM's argument parser derives the dtype of weights and of pipeline buffers from --bf16 "
+        "and --fp16. Configs built in Python can disagree: weights of one dtype then meet norms and embeddings of "
+        "another, which fails in a matrix multiplication or trains in a dtype nobody asked for.",
+    ),
+    Rule(
+        id="PB103",
+        severity="error",
+        title="no FP32 master weights and no loss scale",
+        path="model.params_dtype",
+        predicate=_weights_are_not_cast,
+        message="half-precision weights need the mode switched on, or the optimizer steps on them without FP32 masters",
+        remedies=("set model.{s.model.params_dtype} and optimizer.{s.model.params_dtype} to True", "choose a recipe"),
+        source="megatron-core 0.16.1 optimizer/__init__.py: FP32Optimizer is chosen by optimizer.fp16 and "
+        "optimizer.bf16",
+        explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
+        "in 256 or less), so that it rounds away and the weight never moves. FP32 master weights keep the sum.",
+    ),
+    Rule(
+        id="PB104",
+        severity="error",
+        title="autocast to FP32",
+        path="autocast_enabled",
+        predicate=lambda s: s.model.enable_autocast and (s.model.autocast_dtype or s.model.params_dtype) == "fp32",
+        message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
+        remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
+    ),
+    Rule(
+        id="PB105",
+        severity="warning",
+        title="autocast dtype without autocast",
+        path="autocast_dtype",
+        predicate=lambda s: "autocast_dtype" in s.said and not s.model.enable_autocast,
+        message="has no effect: autocast is off",
+        remedies=("state autocast_enabled=True", "drop it"),
+        source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
+    ),
+    Rule(
+        id="PB106",
+        severity="error",
+        title="FP32 residual in an FP32 run",
+        path="model.fp32_residual_connection",
+        predicate=lambda s: s.model.fp32_residual_connection and s.is_fp32,
+        message="an FP32 residual stream means something in fp16 and bf16 runs only",
+        remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+    ),
+    Rule(
+        id="PB107",
+        severity="error",
+        title="FP16 cross entropy outside FP16",
+        path="model.fp16_lm_cross_entropy",
+        predicate=lambda s: s.model.fp16_lm_cross_entropy and not s.is_fp16,
+        message="cross entropy in FP16 works in an fp16 run only",
+        remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+    ),
+    Rule(
+        id="PB108",
+        severity="error",
+        title="pipeline without a dtype",
+        path="model.pipeline_dtype",
+        predicate=lambda s: s.has_model and s.pp > 1 and s.model.pipeline_dtype is None,
+        message="pipeline stages need the dtype of what they receive",
+        remedies=("set it to the dtype of the activations ({s.mode})", "choose a recipe, which does"),
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
+    ),
+    Rule(
+        id="PB109",
+        severity="warning",
+        title="FP32 residual received in another dtype",
+        path="pipeline_dtype",
+        predicate=lambda s: (
+            s.model.fp32_residual_connection and s.is_half and s.pp > 1 and s.model.pipeline_dtype not in ("fp32", None)
+        ),
+        message="an FP32 residual stream crosses stages in FP32, and this is the dtype of the receive buffers",
+        remedies=("state pipeline_dtype='fp32'", "use megatron-core 0.17, which corrects it itself"),
+        source="megatron-core 0.17.1 transformer_config.py __post_init__ corrects it with a warning; 0.16.1 does not",
+        versions=(mcore(until="0.17"),),
+    ),
+    Rule(
+        id="PB110",
+        severity="warning",
+        title="autocast under expert-parallel overlap",
+        path="model.enable_autocast",
+        predicate=lambda s: s.model.enable_autocast and s.model.overlap_moe_expert_parallel_comm,
+        message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters another context "
+        "instead",
+        remedies=("turn the overlap off", "use a recipe without autocast"),
+        source="megatron-core 0.16.1 and 0.19.2 pipeline_parallel/combined_1f1b.py",
+        gate="is_moe",
+    ),
+    Rule(
+        id="PB111",
+        severity="info",
+        title="a switch of the whole process",
+        path="model.disable_bf16_reduced_precision_matmul",
+        predicate=lambda s: s.is_bf16 and s.model.disable_bf16_reduced_precision_matmul,
+        message="is set for the whole process when the config is made, and never set back",
+        remedies=("make no other model in the same process that relies on it being on",),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+    ),
+    Rule(
+        id="PB112",
+        severity="warning",
+        title="batch-invariant mode outside BF16",
+        path="model.batch_invariant_mode",
+        predicate=lambda s: s.model.batch_invariant_mode and s.model.params_dtype != "bf16",
+        message="batch-invariant kernels are made for BF16 weights, which Megatron asserts from 0.20 on",
+        remedies=("choose a bf16 recipe", "turn it off"),
+        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+    ),
+)

@@ -1,0 +1,224 @@
+"""What was written down: types, misspelt keys, who replaced whose value, names that say something else."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import close_matches, did_you_mean
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.rules.field_names import NAMES
+from bridge.rules.rule import Rule
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["NAME_TOKENS", "RULES", "nearest_fields"]
+
+NAME_TOKENS = {
+    "current_scaling": "tensorwise",
+    "delayed_scaling": "delayed",
+    "mxfp8": "mxfp8",
+    "subchannel": "blockwise",
+    "blockwise": "blockwise",
+    "nvfp4": "nvfp4",
+}
+"""Part of a recipe's name -> the scheme that it promises."""
+
+_MIRRORED = (
+    ("model", "optimizer", ("fp16", "bf16")),
+    ("optimizer", "ddp", ("reuse_grad_buf_for_mxfp8_param_ag", "use_distributed_optimizer", "overlap_param_gather")),
+)
+"""Two owners and the settings that both hold."""
+
+
+def _disagreeing(s: Setup) -> list[dict[str, Any]]:
+    found = []
+    for one, two, names in _MIRRORED:
+        if not (s.sections[one].is_given and s.sections[two].is_given):
+            continue
+        mine, theirs = s.sections[one].values, s.sections[two].values
+        shared = (*names, "fp8_recipe") if s.fp8 and one == "model" else names
+        found += [
+            {"path": f"{one}.{name}", "other": f"{two}.{name}", "theirs": theirs[name]}
+            for name in shared
+            if mine[name] != theirs[name]
+        ]
+    return found
+
+
+def _misspelt(s: Setup) -> list[dict[str, Any]]:
+    found = []
+    for name in s.unknown:  # every field of the precision is known
+        hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
+        found.append({"path": f"mixed_precision.{name}", "value": name, "hint": hint})
+    for role in NAMES:
+        for name in s.sections[role].unknown:
+            nearest = nearest_fields(role, name)
+            if nearest:
+                found.append({"path": f"{role}.{name}", "value": name, "hint": did_you_mean(nearest)})
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def nearest_fields(role: str, name: str) -> tuple[str, ...]:
+    """Return the fields that `name` may be a misspelling of: a provider's own field looks like none of them."""
+    return tuple(near for near in close_matches(name, NAMES[role]) if _distance(near, name) <= 2)
+
+
+def _distance(one: str, two: str) -> int:
+    """Return how many letters have to be inserted, deleted, replaced or swapped to turn `one` into `two`."""
+    rows = [list(range(len(two) + 1))]
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, other in enumerate(two, 1):
+            best = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == two[j - 2] and one[i - 2] == other:
+                best = min(best, rows[-2][j - 2] + 1)
+            row.append(best)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def _misnamed(s: Setup) -> Any:
+    name = (s.precision.recipe or "") if s.precision is not None else ""
+    promised = next((scheme for token, scheme in NAME_TOKENS.items() if token in name), None)
+    if promised is None or promised == s.scheme:
+        return None
+    return {"promised": promised, "actual": s.scheme or "no scheme", "name": name, "value": s.scheme}
+
+
+RULES = (
+    Rule(
+        id="PB121",
+        severity="error",
+        title="value of a wrong type",
+        path="model",
+        predicate=lambda s: [{"path": one.path, "value": one.value, "why": one.why} for one in s.malformed],
+        message="{why}",
+        remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
+        source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
+        evidence="reported",
+        gate="malformed",
+        explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a string; a quoted "
+        '"false" is a non-empty, hence true, string. What can only mean one thing is taken; the rest is named here.',
+    ),
+    Rule(
+        id="PB122",
+        severity="error",
+        title="misspelt field",
+        path="model",
+        predicate=_misspelt,
+        message="there is no such field: an unknown key is dropped, or lands where nobody reads it",
+        remedies=("{hint}",),
+        source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); NVIDIA-NeMo/Megatron-Bridge issue "
+        "2957, 2026-03-23",
+        evidence="reported",
+    ),
+    Rule(
+        id="PB123",
+        severity="warning",
+        title="recipe replaces an owner's value",
+        path="model",
+        predicate=lambda s: [
+            {"path": f"{one.role}.{one.attribute}", "value": one.own, "new": one.new, "field": one.field}
+            for one in s.replaced
+        ],
+        message="the recipe states {new!r} and wins over the owner's own value",
+        remedies=(
+            "state mixed_precision.{field}={value} to keep it",
+            "drop it to go with the recipe",
+            "call synchronize(on_conflict='keep')",
+        ),
+        source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
+        gate="replaced",
+    ),
+    Rule(
+        id="PB124",
+        severity="error",
+        title="two owners disagree",
+        path="model.bf16",
+        predicate=_disagreeing,
+        message="must equal {other}, which is {theirs!r}: it is one setting in two places",
+        remedies=("give both the same value", "choose a recipe, which writes both"),
+        source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own copy; NVIDIA-NeMo/RL "
+        "issue 3281, 2026-07-18",
+        gate="has_optimizer",
+    ),
+    Rule(
+        id="PB125",
+        severity="warning",
+        title="recipe's name says something else",
+        path="fp8_recipe",
+        predicate=_misnamed,
+        message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
+        remedies=("choose the recipe whose name says it", "give the changed recipe a name of its own"),
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22 "
+        "(nanov2_bf16_with_fp8_current_scaling_mixed is blockwise)",
+        gate="precision",
+    ),
+    Rule(
+        id="PB126",
+        severity="warning",
+        title="off written as something else than None",
+        path="model.fp8",
+        predicate=lambda s: [
+            {"path": f"model.{name}", "value": getattr(s.model, name)}
+            for name in ("fp8", "fp4")
+            if getattr(s.model, name) is not None and not getattr(s.model, name)
+        ],
+        message="must be None where it is off: CUDA graphs and inference ask whether it is None",
+        remedies=("use None",),
+        source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
+    ),
+    Rule(
+        id="PB127",
+        severity="error",
+        title="size below one",
+        path="model.tensor_model_parallel_size",
+        predicate=lambda s: [
+            {"path": f"model.{name}", "value": getattr(s.model, name)}
+            for name in (
+                "tensor_model_parallel_size",
+                "pipeline_model_parallel_size",
+                "context_parallel_size",
+                "expert_model_parallel_size",
+            )
+            if (getattr(s.model, name) or 0) < 1
+        ],
+        message="must be at least 1",
+        remedies=("use 1 for no parallelism of that kind",),
+        source="megatron-core 0.16.1 parallel_state.py",
+    ),
+    Rule(
+        id="PB128",
+        severity="error",
+        title="count below its least value",
+        path="fp8_margin",
+        predicate=lambda s: [
+            {"path": name, "value": getattr(owner, name), "least": least}
+            for owner, name, least in (
+                (s.model, "fp8_margin", 0),
+                (s.model, "fp8_amax_history_len", 1),
+                (s.model, "num_layers_at_start_in_bf16", 0),
+                (s.model, "num_layers_at_end_in_bf16", 0),
+                (s.optimizer, "hysteresis", 1),
+            )
+            if getattr(owner, name) < least
+        ],
+        message="must be at least {least}",
+        remedies=("use {least} or more",),
+        source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
+    ),
+    Rule(
+        id="PB129",
+        severity="warning",
+        title="no home in this Megatron",
+        path="fp4_param_gather",
+        predicate=lambda s: s.has_ddp and s.said.get("fp4_param_gather") and s.mcore is not None and s.mcore < (0, 17),
+        message="ddp.fp4_param_gather does not exist before megatron-core 0.17.1, so it is not set there",
+        remedies=("use megatron-core 0.17.1", "set fp4_param_gather=False"),
+        source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
+        gate="fp4",
+    ),
+)

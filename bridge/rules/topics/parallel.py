@@ -1,0 +1,137 @@
+"""Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule, mcore
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _shards_weights(s: Setup) -> bool:
+    """Megatron's generalised tensor parallelism: weights are gathered when they are used."""
+    model = s.model
+    return any(
+        (size or 1) > 1
+        for size in (
+            model.gtp_weight_remat_size,
+            model.expert_gtp_weight_remat_size,
+            model.tensor_parallel_num_weight_shards,
+            model.expert_tensor_parallel_num_weight_shards,
+        )
+    )
+
+
+def _broken_replicas(s: Setup) -> Any:
+    count, dense, experts = s.target.count, s.tp * s.pp * s.cp, s.etp * s.ep * s.pp
+    if count is None or count < 1:
+        return None
+    if count % dense:
+        return {"value": count, "what": f"TP {s.tp} x PP {s.pp} x CP {s.cp} = {dense}"}
+    if s.is_moe and count % experts:
+        return {"value": count, "what": f"expert TP {s.etp} x EP {s.ep} x PP {s.pp} = {experts}"}
+    return None
+
+
+def _odd_for_user_buffers(s: Setup) -> Any:
+    sizes = [size for size in (s.model.hidden_size, s.model.ffn_hidden_size) if size]
+    return s.model.tp_comm_overlap and any(size % 128 for size in sizes) and not s.is_emulated
+
+
+RULES = (
+    Rule(
+        id="PB401",
+        severity="warning",
+        title="blockwise scaling under sequence parallelism",
+        path="fp8_recipe",
+        predicate=lambda s: s.sp and not s.is_emulated,
+        message="gathering blockwise tensors over TP {s.tp} with sequence parallelism was reported to fail (all-gather "
+        "requires a quantizable tensor)",
+        remedies=("make tokens per rank and widths multiples of 128", "use TP 1", "use fp8_recipe='tensorwise'"),
+        source="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
+        evidence="reported",
+        gate="is_blockwise",
+    ),
+    Rule(
+        id="PB402",
+        severity="warning",
+        title="tensor-parallel overlap that is turned off",
+        path="model.tp_comm_overlap",
+        predicate=lambda s: s.model.tp_comm_overlap and not s.sp,
+        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
+        remedies=("set sequence_parallel=True", "set it to False, as it will be"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); Megatron Bridge "
+        "training/comm_overlap.py, 2026-08-22",
+    ),
+    Rule(
+        id="PB403",
+        severity="warning",
+        title="tensor-parallel overlap under MXFP8",
+        path="model.tp_comm_overlap",
+        predicate=_odd_for_user_buffers,
+        message="MXFP8 user buffers were made for widths that are multiples of 128",
+        remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
+        source="NVIDIA/TransformerEngine pull request 1711",
+        evidence="reported",
+        gate="is_mxfp8",
+    ),
+    Rule(
+        id="PB404",
+        severity="error",
+        title="sharded weights and FP4 without FP4 weights",
+        path="fp4_param_gather",
+        predicate=lambda s: _shards_weights(s) and not s.gathers_fp4,
+        message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
+        remedies=("set fp4_param_gather=True", "set the number of weight shards to 1"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="fp4",
+        versions=(mcore(since="0.19"),),
+    ),
+    Rule(
+        id="PB405",
+        severity="error",
+        title="sharded weights and MXFP8 without MXFP8 weights",
+        path="fp8_param_gather",
+        predicate=lambda s: _shards_weights(s) and not (s.gathers_fp8 and s.reuses_buffer),
+        message="weights sharded for tensor parallelism keep no {s.mode} copy: stored otherwise they are never updated",
+        remedies=(
+            "set fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True",
+            "set the number of weight shards to 1",
+        ),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="is_mxfp8",
+        versions=(mcore(since="0.19"),),
+    ),
+    Rule(
+        id="PB406",
+        severity="error",
+        title="not a whole number of model replicas",
+        path="target.count",
+        predicate=_broken_replicas,
+        message="the GPUs of the run must be a multiple of {what}",
+        remedies=("ask for another number of GPUs", "change the parallel sizes"),
+        source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
+        gate="has_model",
+    ),
+    Rule(
+        id="PB407",
+        severity="error",
+        title="two interleaved stages without overlapped messages",
+        path="model.overlap_p2p_comm",
+        predicate=lambda s: s.model.virtual_pipeline_model_parallel_size and s.pp == 2 and not s.model.overlap_p2p_comm,
+        message="two interleaved pipeline stages send activations and gradients between the same two ranks in one "
+        "batch, where they are taken for each other: the run goes on, and does not learn",
+        remedies=(
+            "set overlap_p2p_comm=True and batch_p2p_comm=False",
+            "use more than two stages",
+            "do not interleave",
+        ),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); a BF16 run on "
+        "megatron-core 0.16.1 and gloo, whose loss rose",
+        gate="has_model",
+    ),
+)

@@ -1,0 +1,140 @@
+"""Recomputation, CUDA graphs and torch.compile beside FP8."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.rules.rule import Rule, mcore, te
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _discards_outputs(s: Setup) -> bool:
+    return "moe_act" in s.recomputed or "layernorm" in s.recomputed
+
+
+def _captures_whole_step(s: Setup) -> bool:
+    return s.model.cuda_graph_impl == "full_iteration" or "full_iteration" in str(s.model.cuda_graph_scope)
+
+
+def _captures(s: Setup) -> bool:
+    return bool(s.model.cuda_graph_impl not in ("none", None) or s.model.enable_cuda_graph)
+
+
+RULES = (
+    Rule(
+        id="PB461",
+        severity="error",
+        title="recomputed norm or activation under delayed scaling",
+        path="model.recompute_modules",
+        predicate=_discards_outputs,
+        message="moe_act and layernorm cannot be recomputed under delayed scaling",
+        remedies=("take them out", "use fp8_recipe='tensorwise'"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        gate="is_delayed",
+    ),
+    Rule(
+        id="PB462",
+        severity="error",
+        title="recomputed norm or activation needs Transformer Engine 2.6",
+        path="model.recompute_modules",
+        predicate=lambda s: _discards_outputs(s) and not s.is_emulated,
+        message="moe_act and layernorm can be recomputed beside FP8 from Transformer Engine 2.6 on",
+        remedies=("use Transformer Engine 2.6", "take them out"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        gate="fp8",
+        versions=(te(until="2.6"),),
+    ),
+    Rule(
+        id="PB463",
+        severity="error",
+        title="delayed scaling under torch.compile",
+        path="train.torch_compile",
+        predicate=lambda s: [
+            {"path": path}
+            for path, on in (
+                ("train.torch_compile", s.train.torch_compile),
+                ("model.torch_compile", s.model.torch_compile),
+            )
+            if on
+        ],
+        message="Transformer Engine refuses delayed scaling inside a compiled graph",
+        remedies=("use fp8_recipe='tensorwise'", "do not compile"),
+        source="Transformer Engine 2.20 pytorch/quantization.py check_recipe_support; NVIDIA/TransformerEngine issue "
+        "2759",
+        gate="is_delayed",
+    ),
+    Rule(
+        id="PB464",
+        severity="warning",
+        title="CUDA graphs beside FP8",
+        path="model.cuda_graph_impl",
+        predicate=lambda s: _captures(s) and not s.is_emulated,
+        message="captured FP8 layers gave NaN or stale weights in several reports",
+        remedies=("compare the first steps with a run without graphs", "use Transformer Engine 2.8"),
+        source="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
+        evidence="weak",
+        gate="fp8",
+        versions=(te(until="2.8"),),
+    ),
+    Rule(
+        id="PB465",
+        severity="error",
+        title="NaN check inside a captured step",
+        path="train.check_for_nan_in_loss",
+        predicate=lambda s: (
+            _captures_whole_step(s)
+            and (s.train.check_for_nan_in_loss if s.sections["train"].is_given else s.ddp.check_for_nan_in_grad)
+        ),
+        message="a step captured as one CUDA graph cannot stop for a NaN check",
+        remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
+        "2026-08-22",
+        gate="has_model",
+    ),
+    Rule(
+        id="PB466",
+        severity="error",
+        title="inference graphs of blocks in FP8",
+        path="model.inference_cuda_graph_scope",
+        predicate=lambda s: (
+            str(s.model.inference_cuda_graph_scope).rpartition(".")[2] == "block"
+            and not (s.model.transformer_impl == "inference_optimized" and s.is_mxfp8)
+        ),
+        message="FP8 blocks are captured for inference with transformer_impl=inference_optimized and mxfp8 only",
+        remedies=("use another scope", "use both"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="fp8",
+        versions=(mcore(since="0.18"),),
+    ),
+    Rule(
+        id="PB467",
+        severity="warning",
+        title="inference-optimised MXFP8 needs FlashInfer",
+        path="model.transformer_impl",
+        predicate=lambda s: s.model.transformer_impl == "inference_optimized",
+        message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this check does not know of",
+        remedies=("make sure that FlashInfer is 0.6.4 or later", "use transformer_impl='transformer_engine'"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="is_mxfp8",
+    ),
+    Rule(
+        id="PB468",
+        severity="error",
+        title="shared experts recomputed inside local graphs",
+        path="model.recompute_modules",
+        predicate=lambda s: (
+            "shared_experts" in s.recomputed
+            and s.model.cuda_graph_impl == "local"
+            and (s.model.gtp_weight_remat_size or 1) > 1
+        ),
+        message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with sharded weights",
+        remedies=("take it out", "set cuda_graph_impl=none"),
+        source="megatron-core 0.19.2 transformer_config.py __post_init__: an assertion",
+        gate="is_low",
+        versions=(mcore(since="0.19"),),
+    ),
+)

@@ -1,0 +1,328 @@
+"""Which low-precision format under which scaling scheme, and settings that the scheme does not read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import close_matches, did_you_mean, listed
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.rules.rule import Rule, mcore, te
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+_FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
+_SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
+_ALGORITHMS = ("most_recent", "max")
+_SETTINGS = (
+    "fp8_margin",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+)
+_READERS = {
+    name: ", ".join(
+        sorted({row.name for row in (*FP8_SCHEMES.values(), *FP4_SCHEMES.values()) if name in row.settings})
+    )
+    for name in _SETTINGS
+}
+
+
+def _hint(value: object, known: tuple[str, ...]) -> str:
+    """Return a way out: the nearest name, or all of them."""
+    nearest = did_you_mean(close_matches(str(value), known))
+    return nearest.replace("Did you mean", "use").rstrip("?") if nearest else f"use {listed(known)}"
+
+
+def _unknown_format(s: Setup) -> list[dict[str, Any]]:
+    found = []
+    for family, value in (("fp8", s.fp8), ("fp4", s.fp4)):
+        if value and value not in _FORMATS[family]:
+            hint = _hint(value, _FORMATS[family])
+            if value in _SCHEMES["fp8"] or value in _SCHEMES["fp4"]:
+                hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(_FORMATS[family])} here"
+            elif value == "e5m2":
+                hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
+            found.append({"path": family, "known": listed(_FORMATS[family]), "hint": hint})
+    return found
+
+
+def _unknown_scheme(s: Setup) -> list[dict[str, Any]]:
+    return [
+        {"path": f"{family}_recipe", "known": listed(_SCHEMES[family]), "hint": _hint(scheme, _SCHEMES[family])}
+        for family, scheme, on in (
+            ("fp8", s.said.get("fp8_recipe", s.model.fp8_recipe), s.fp8 or "fp8_recipe" in s.said),
+            ("fp4", s.said.get("fp4_recipe", s.model.fp4_recipe), s.fp4 or "fp4_recipe" in s.said),
+        )
+        if on and scheme not in _SCHEMES[family] and (scheme is not None or getattr(s, family))
+    ]
+
+
+def _unknown_algorithm(s: Setup) -> Any:
+    algorithm = s.said.get("fp8_amax_compute_algo", s.model.fp8_amax_compute_algo)
+    return algorithm not in _ALGORITHMS and {"value": algorithm, "hint": _hint(algorithm, _ALGORITHMS)}
+
+
+def _scheme_without_format(s: Setup) -> list[dict[str, Any]]:
+    found = []
+    for family, other in (("fp8", "fp4"), ("fp4", "fp8")):
+        scheme = s.said.get(f"{family}_recipe")
+        # Who says that this family is off, or runs in the other one, has said what the run is.
+        is_open = family not in s.said and not s.said.get(other)
+        if scheme is not None and not s.said.get(family) and is_open:
+            row = FP8_SCHEMES.get(scheme) if family == "fp8" else None
+            chosen = row.formats[-1] if row else _FORMATS[family][-1]
+            found.append({"path": f"{family}_recipe", "family": family, "chosen": chosen, "mode": s.mode.upper()})
+    return found
+
+
+def _without_effect(s: Setup) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    settings = s.row.settings if s.row is not None else ()
+    for name in _SETTINGS:
+        if s.stands_out(name) and name not in settings:
+            why = (
+                f"{s.scheme} scaling does not read it (only {_READERS[name]})"
+                if s.scheme
+                else f"no FP8 or FP4 in this {s.mode.upper()} run"
+            )
+            found.append({"path": name, "why": why})
+    for family in ("fp8", "fp4"):
+        off = not s.said.get(family) and (family in s.said or s.is_low)
+        stored = tuple(name for name in (f"{family}_param_gather", f"{family}_param") if name in s.said)[:1]
+        names = (f"{family}_recipe", *stored, *(("reuse_grad_buf_for_mxfp8_param_ag",) if family == "fp8" else ()))
+        why = f"no {family.upper()} in this {(s.scheme or s.mode).upper()} run"
+        found += [{"path": name, "why": why} for name in names if off and s.stands_out(name) and s.said[name]]
+    return found
+
+
+def _module_recipes(s: Setup) -> list[dict[str, str]]:
+    """Return what Transformer Engine's per-module recipes refuse; only a plain mapping can be looked into."""
+    found = []
+    for key, row in _configs_of(s.model.quant_recipe):
+        scheme, fp4 = row.get("fp8_quantization_recipe"), row.get("fp4_quantization_recipe")
+        if scheme == "delayed":
+            found.append({"key": key, "what": "delayed scaling cannot be chosen per module"})
+        if scheme and fp4:
+            found.append({"key": key, "what": "a module has either an FP8 or an FP4 recipe"})
+        if "custom" in (scheme, fp4) and not row.get("custom_recipe_factory"):
+            found.append({"key": key, "what": "a custom recipe needs custom_recipe_factory"})
+    return found
+
+
+def _configs_of(recipe: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    configs = recipe.get("configs") if isinstance(recipe, dict) else None
+    if not isinstance(configs, dict):
+        return []
+    return [
+        (f"{name}.{part}", body[part])
+        for name, body in configs.items()
+        if isinstance(body, dict)
+        for part in ("training_recipe", "evaluation_recipe")
+        if isinstance(body.get(part), dict)
+    ]
+
+
+RULES = (
+    Rule(
+        id="PB201",
+        severity="error",
+        title="unknown format",
+        path="fp8",
+        predicate=_unknown_format,
+        message="must be {known}",
+        remedies=("{hint}",),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
+        "Transformer Engine",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB202",
+        severity="error",
+        title="unknown scheme",
+        path="fp8_recipe",
+        predicate=_unknown_scheme,
+        message="must be {known}",
+        remedies=("{hint}",),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
+    ),
+    Rule(
+        id="PB203",
+        severity="error",
+        title="unknown amax algorithm",
+        path="fp8_amax_compute_algo",
+        predicate=_unknown_algorithm,
+        message="must be 'most_recent' or 'max'",
+        remedies=("{hint}",),
+        source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
+    ),
+    Rule(
+        id="PB204",
+        severity="error",
+        title="FP8 and FP4 together",
+        path="fp4",
+        predicate=lambda s: s.fp8 and s.fp4,
+        message="cannot be combined with FP8, which is {s.fp8!r}",
+        remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB205",
+        severity="error",
+        title="scheme without a format",
+        path="fp8_recipe",
+        predicate=_scheme_without_format,
+        message="a scheme needs a format: without {family} this is a plain {mode} run",
+        remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
+        gate="precision",
+    ),
+    Rule(
+        id="PB206",
+        severity="error",
+        title="format that the scheme cannot train with",
+        path="fp8",
+        predicate=lambda s: s.fp8 == "hybrid",
+        message="MXFP8 trains with 'e4m3' in every operand: E5M2 gradients were found to diverge",
+        remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
+        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14",
+        evidence="reported",
+        gate="is_mxfp8",
+    ),
+    Rule(
+        id="PB207",
+        severity="info",
+        title="format under blockwise scaling",
+        path="fp8",
+        predicate=lambda s: s.fp8 in ("hybrid", "e4m3"),
+        message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is not settled",
+        remedies=("compare both with a BF16 run of the same seed before a long run",),
+        source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
+        "e4m3",
+        evidence="weak",
+        gate="is_blockwise",
+    ),
+    Rule(
+        id="PB208",
+        severity="error",
+        title="custom scheme without a factory",
+        path="model.fp8_quantizer_factory",
+        predicate=lambda s: [
+            {"path": f"model.{family}_quantizer_factory", "value": getattr(s.model, f"{family}_quantizer_factory")}
+            for family in ("fp8", "fp4")
+            if getattr(s, family) and "." not in (getattr(s.model, f"{family}_quantizer_factory") or "")
+        ],
+        message="a custom scheme needs the dotted path of a function that makes quantizers",
+        remedies=("set it to package.module.function", "choose a named scheme"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__, fp8_utils.py _get_custom_recipe",
+        gate="is_custom",
+    ),
+    Rule(
+        id="PB209",
+        severity="warning",
+        title="custom scheme does not read the format",
+        path="fp8",
+        predicate=lambda s: s.fp8 == "e4m3",
+        message="is not handed to a custom recipe, whose own default is hybrid",
+        remedies=("let the factory choose the format", "say fp8='hybrid'"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
+        gate="is_custom",
+    ),
+    Rule(
+        id="PB210",
+        severity="warning",
+        title="setting without effect",
+        path="fp8_margin",
+        predicate=_without_effect,
+        message="has no effect: {why}",
+        remedies=("drop it", "choose a scheme that reads it"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
+        gate="precision",
+        explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
+    ),
+    Rule(
+        id="PB211",
+        severity="warning",
+        title="weight gradients cannot leave FP8",
+        path="fp8_wgrad",
+        predicate=lambda s: not s.model.fp8_wgrad,
+        message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
+        remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
+        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
+        gate="fp8",
+        versions=(te(since="2.0"),),
+    ),
+    Rule(
+        id="PB212",
+        severity="warning",
+        title="local layers run no FP8",
+        path="model.transformer_impl",
+        predicate=lambda s: s.model.transformer_impl == "local" and not s.is_emulated,
+        message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {s.scheme} run would be {s.mode}",
+        remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),
+        source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; "
+        "hiyouga/LLaMA-Factory issue 9500, 2025-11-16",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB213",
+        severity="error",
+        title="per-module recipe that Transformer Engine refuses",
+        path="model.quant_recipe",
+        predicate=_module_recipes,
+        message="{key}: {what}",
+        remedies=("correct the entry",),
+        source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
+        gate="has_model",
+    ),
+    Rule(
+        id="PB214",
+        severity="warning",
+        title="per-module recipes beside stored weights",
+        path="model.quant_recipe",
+        predicate=lambda s: s.model.quant_recipe is not None and (s.gathers_fp8 or s.gathers_fp4),
+        message="each module recipe has fp8_param and fp4_param of its own, which nobody compares with the run's",
+        remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {s.mode}"),
+        source="Megatron-LM main of 2026-08-22 training/argument_utils.py",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB215",
+        severity="error",
+        title="FP8 output head without MXFP8",
+        path="model.fp8_output_proj",
+        predicate=lambda s: s.model.fp8_output_proj and not s.is_mxfp8,
+        message="the output head runs in FP8 under MXFP8 only",
+        remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
+        source="megatron-core 0.19.2 transformer_config.py __post_init__",
+        versions=(mcore(since="0.18"),),
+    ),
+    Rule(
+        id="PB216",
+        severity="warning",
+        title="FP8 output head of a hybrid model",
+        path="model.fp8_output_proj",
+        predicate=lambda s: s.model.fp8_output_proj and s.is_hybrid,
+        message="has no effect: only GPTModel has an FP8 output head",
+        remedies=("set it to False",),
+        source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
+        gate="is_mxfp8",
+        versions=(mcore(since="0.18"),),
+    ),
+    Rule(
+        id="PB217",
+        severity="error",
+        title="FP8 activation input without SwiGLU",
+        path="model.activation_func_fp8_input_store",
+        predicate=lambda s: s.model.activation_func_fp8_input_store and not s.model.gated_linear_unit,
+        message="the activation's input can be stored in FP8 for SwiGLU only",
+        remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+    ),
+)

@@ -1,0 +1,134 @@
+"""FSDP: what its variants turn off, ignore or refuse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule, mcore, te
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _refused_by_v2(s: Setup) -> list[dict[str, Any]]:
+    rows = (
+        (not s.is_bf16, "bf16", "BF16 only"),
+        (bool(s.optimizer.loss_scale), "loss_scale", "no loss scale"),
+        (s.has_precision_aware, "optimizer.use_precision_aware_optimizer", "no precision-aware optimizer"),
+        (bool(s.fp8), "fp8", "no FP8 (MXFP8 is a prototype: pull requests 6485 and 7588)"),
+        (bool(s.fp4), "fp4", "no FP4"),
+    )
+    return [{"path": path, "what": what} for applies, path, what in rows if applies]
+
+
+RULES = (
+    Rule(
+        id="PB321",
+        severity="warning",
+        title="FSDP2 turns FP8 weights off",
+        path="fp8_param_gather",
+        predicate=lambda s: s.has_torch_fsdp2,
+        message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
+        remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
+        gate="gathers_fp8",
+        versions=(te(since="2.0"),),
+    ),
+    Rule(
+        id="PB322",
+        severity="warning",
+        title="FSDP2 turns FP4 weights off",
+        path="fp4_param_gather",
+        predicate=lambda s: s.has_torch_fsdp2,
+        message="Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
+        remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
+        gate="gathers_fp4",
+        versions=(te(until="2.7"),),
+    ),
+    Rule(
+        id="PB323",
+        severity="error",
+        title="FSDP2 in FP16",
+        path="fp16",
+        predicate=lambda s: s.has_torch_fsdp2,
+        message="torch FSDP2 cannot train in FP16 under Megatron",
+        remedies=("choose a bf16 recipe", "use the distributed optimizer"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="is_fp16",
+    ),
+    Rule(
+        id="PB324",
+        severity="warning",
+        title="Megatron-FSDP turns the shared buffer off",
+        path="reuse_grad_buf_for_mxfp8_param_ag",
+        predicate=lambda s: s.has_megatron_fsdp,
+        message="Megatron-LM and Megatron Bridge set it to False under Megatron-FSDP",
+        remedies=("set it to False, as it will be", "use the distributed optimizer"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
+        "2026-08-22",
+        gate="reuses_buffer",
+    ),
+    Rule(
+        id="PB325",
+        severity="error",
+        title="FSDP with stored FP8 weights needs a newer Transformer Engine",
+        path="fp8_param_gather",
+        predicate=lambda s: s.has_megatron_fsdp,
+        message="FSDP gathers FP8 weights from Transformer Engine 2.3 on",
+        remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
+        source="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
+        gate="gathers_fp8",
+        versions=(te(until="2.3"),),
+    ),
+    Rule(
+        id="PB326",
+        severity="error",
+        title="refused by Megatron-FSDP 2",
+        path="ddp.megatron_fsdp_version",
+        predicate=_refused_by_v2,
+        message="version 2 of Megatron-FSDP takes {what}",
+        remedies=("use version 1", "use the distributed optimizer", "change the setting"),
+        source="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
+        "distributed/fsdp/mcore_fsdp_adapter.py; "
+        "Megatron Bridge training/config.py, 2026-08-22",
+        gate="has_fsdp_v2",
+    ),
+    Rule(
+        id="PB327",
+        severity="warning",
+        title="Megatron-FSDP does not read the reduction dtype",
+        path="grad_reduce_in_fp32",
+        predicate=lambda s: "grad_reduce_in_fp32" in s.said,
+        message="has no effect under Megatron-FSDP of megatron-core 0.19 and later",
+        remedies=("set ddp.megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype instead",),
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
+        gate="has_megatron_fsdp",
+        versions=(mcore(since="0.19"),),
+    ),
+    Rule(
+        id="PB328",
+        severity="warning",
+        title="Megatron-FSDP accumulates gradients in the weights' dtype",
+        path="ddp.megatron_fsdp_main_grads_dtype",
+        predicate=lambda s: s.is_half and s.ddp.megatron_fsdp_main_grads_dtype is None,
+        message="None means the weights' dtype, so main gradients are {s.mode}",
+        remedies=("set it to fp32", "accept {s.mode} gradients"),
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
+        gate="has_megatron_fsdp",
+        versions=(mcore(since="0.19"),),
+    ),
+    Rule(
+        id="PB329",
+        severity="error",
+        title="emerging optimizer under FSDP",
+        path="optimizer.optimizer",
+        predicate=lambda s: (s.has_megatron_fsdp or s.has_torch_fsdp2) and s.optimizer.optimizer not in ("adam", "sgd"),
+        message="optimizers other than adam and sgd do not work under FSDP",
+        remedies=("use adam", "use the distributed optimizer"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="has_optimizer",
+    ),
+)

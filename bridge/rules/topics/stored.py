@@ -1,0 +1,139 @@
+"""Weights stored in FP8 or FP4: who has to know of it, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule, mcore
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _is_unsharded(s: Setup) -> bool:
+    known = s.has_optimizer or s.has_ddp
+    return known and not s.is_sharded and not s.has_megatron_fsdp and not s.has_torch_fsdp2
+
+
+def _two_answers(s: Setup) -> list[dict[str, Any]]:
+    found = []
+    for family in ("fp8", "fp4"):
+        mine, theirs = f"{family}_param", f"{family}_param_gather"
+        if mine in s.said and theirs in s.said and s.said[mine] != s.said[theirs]:
+            found.append({"path": mine, "value": s.said[mine], "other": theirs, "theirs": s.said[theirs]})
+    return found
+
+
+def _without_format(s: Setup) -> list[dict[str, Any]]:
+    found = []
+    for family, chosen in (("fp8", "e4m3"), ("fp4", "e2m1")):
+        if getattr(s, family) or family in s.said:  # who says that it is off has said what the run is
+            continue
+        for name in (f"{family}_param_gather", f"{family}_param"):
+            if s.said.get(name) or (s.precision is None and getattr(s, f"gathers_{family}")):
+                found.append({"path": name, "value": True, "family": family, "name": family.upper(), "chosen": chosen})
+                break
+    return found
+
+
+def _half_told(s: Setup) -> list[dict[str, Any]]:
+    """Return the families of which only the model or only DDP knows that weights are stored in them."""
+    if not (s.has_model and s.has_ddp):
+        return []
+    return [
+        {"path": f"model.{family}_param", "other": f"ddp.{family}_param_gather", "theirs": theirs}
+        for family, mine, theirs in (
+            ("fp8", s.model.fp8_param, s.ddp.fp8_param_gather),
+            ("fp4", s.model.fp4_param, s.ddp.fp4_param_gather),
+        )
+        if mine != theirs
+    ]
+
+
+RULES = (
+    Rule(
+        id="PB301",
+        severity="error",
+        title="FP8 weights without sharded optimizer",
+        path="fp8_param_gather",
+        predicate=_is_unsharded,
+        message="weights can be stored in FP8 only under the distributed optimizer or FSDP",
+        remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp8_param_gather=False"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        gate="gathers_fp8",
+    ),
+    Rule(
+        id="PB302",
+        severity="error",
+        title="FP4 weights without sharded optimizer",
+        path="fp4_param_gather",
+        predicate=_is_unsharded,
+        message="weights can be stored in FP4 only under the distributed optimizer or FSDP",
+        remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp4_param_gather=False"),
+        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
+        gate="gathers_fp4",
+    ),
+    Rule(
+        id="PB303",
+        severity="error",
+        title="stored weights that are never updated",
+        path="model.fp8_param",
+        predicate=_half_told,
+        message="must equal {other}, which is {theirs!r}: the optimizer skips low-precision weights that DDP does not "
+        "know of",
+        remedies=("give both the same value", "choose a recipe, which writes both"),
+        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py (since 0.17.1; up to 0.17.0 the copy was "
+        "unconditional)",
+        versions=(mcore(since="0.17.1"),),
+        explanation="The weights keep the values they were made with, and the loss falls only as far as the other "
+        "parameters take it.",
+    ),
+    Rule(
+        id="PB304",
+        severity="error",
+        title="two answers to one question",
+        path="fp8_param",
+        predicate=_two_answers,
+        message="is another name of {other}, which says {theirs!r}",
+        remedies=("give one of the two names", "give both the same value"),
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
+        gate="precision",
+    ),
+    Rule(
+        id="PB305",
+        severity="error",
+        title="stored weights without their format",
+        path="fp8_param_gather",
+        predicate=_without_format,
+        message="weights can be stored in {name} only in an {family} run",
+        remedies=("set it to False", "say {family}={chosen!r}"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__; Megatron-LM training/arguments.py, 0.19.2",
+    ),
+    Rule(
+        id="PB306",
+        severity="info",
+        title="FP8 that takes more memory",
+        path="fp8_param_gather",
+        predicate=lambda s: s.has_owners and not s.gathers_fp8 and not s.is_emulated,
+        message="weights stay in {s.mode} and are cast again in every step: expect more memory than {s.mode} alone, "
+        "not less",
+        remedies=("store them in FP8 (fp8_param_gather=True)", "count it with `precision-bridge memory`"),
+        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to 2026-01-15) and 1261 (2024-10-16)",
+        evidence="reported",
+        gate="fp8",
+    ),
+    Rule(
+        id="PB307",
+        severity="warning",
+        title="FP16 weights that pass through BF16",
+        path="reuse_grad_buf_for_mxfp8_param_ag",
+        predicate=lambda s: s.is_fp16 and s.gathers_fp8 and s.reuses_buffer and s.ddp.grad_reduce_in_fp32,
+        message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 weights "
+        "lose three bits on the way",
+        remedies=("use BF16", "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False"),
+        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
+        gate="is_mxfp8",
+    ),
+)

@@ -1,0 +1,294 @@
+"""What the declared GPUs, CUDA and Transformer Engine can run."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.rule import Rule
+from bridge.rules.versions import at_least, parse_version, shown
+
+if TYPE_CHECKING:
+    from bridge.preflight.setup import Setup
+
+__all__ = ["RULES"]
+
+
+def _too_old(s: Setup) -> Any:
+    floor = s.row.min_compute_capability if s.row is not None else None
+    if floor is None or s.capability is None or s.capability >= floor:
+        return None
+    return {"value": s.target.gpu.title if s.target.gpu else None, "least": shown(floor), "has": shown(s.capability)}
+
+
+def _too_new(s: Setup) -> Any:
+    ceiling = s.row.below_compute_capability if s.row is not None else None
+    if ceiling is None or s.capability is None or s.capability < ceiling:
+        return None
+    return {"value": s.target.gpu.title if s.target.gpu else None, "limit": shown(ceiling), "has": shown(s.capability)}
+
+
+def _nvfp4_on_rtx(s: Setup) -> Any:
+    if s.scheme != "nvfp4" or s.capability is None or s.capability < (12, 0):
+        return None
+    off = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
+    if all(s.environment.get(name) == "1" for name in off):
+        return None
+    return {"value": s.target.gpu.title if s.target.gpu else None}
+
+
+_numbers = functools.cache(parse_version)
+
+
+def _below(s: Setup, product: str) -> Any:
+    """Return the floor that a known version of a product is below of."""
+    row = s.row
+    floor = (row.min_cuda if product == "cuda" else row.min_transformer_engine) if row is not None else None
+    version = getattr(s.target, product)
+    if floor is None or version is None or at_least(version, _numbers(floor)) is not False:
+        return None
+    return {"value": shown(version), "floor": floor}
+
+
+def _unknown_versions(s: Setup) -> Any:
+    row = s.row
+    if row is None or s.capability is None or s.target.has_te is False:
+        return None
+    floors = []
+    if s.te is None and row.min_transformer_engine:
+        floors.append(f"Transformer Engine {row.min_transformer_engine}")
+    if s.cuda is None and row.min_cuda:
+        floors.append(f"CUDA {row.min_cuda}")
+    return bool(floors) and {"value": str(s.target), "floors": " and ".join(floors)}
+
+
+def _missing_for_te(s: Setup) -> Any:
+    gpu = s.target.gpu
+    if s.backend != "te" or gpu is None or gpu.is_gpu:
+        return None
+    missing = ["a CUDA device", *(["transformer_engine"] if s.target.has_te is False else [])]
+    return {"value": gpu.title, "missing": " and ".join(missing)}
+
+
+RULES = (
+    Rule(
+        id="PB601",
+        severity="info",
+        title="no target declared",
+        path="target",
+        predicate=lambda s: s.is_low and s.target.gpu is None and {"value": str(s.target)},
+        message="whether a GPU, its CUDA and its Transformer Engine run {s.scheme} was not checked",
+        remedies=("declare it: --target h100x8,te2.8,cuda12.9, say",),
+        source="this check",
+    ),
+    Rule(
+        id="PB602",
+        severity="error",
+        title="GPU too old for the scheme",
+        path="target.gpu",
+        predicate=_too_old,
+        message="{s.scheme} needs compute capability {least}, and the target has {has}",
+        remedies=("use newer GPUs", "choose a recipe that they run (`precision-bridge support-matrix`)"),
+        source="Transformer Engine 2.20 pytorch/quantization.py; its check_recipe_support has no branch for NVFP4, so "
+        "that one fails later",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB603",
+        severity="error",
+        title="GPU too new for the scheme",
+        path="target.gpu",
+        predicate=_too_new,
+        message="Transformer Engine runs {s.scheme} below compute capability {limit}, and the target has {has}",
+        remedies=("choose current scaling", "use GPUs of the B200 kind"),
+        source="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, 2026-04-07",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB604",
+        severity="error",
+        title="NVFP4 on compute capability 12",
+        path="target.gpu",
+        predicate=_nvfp4_on_rtx,
+        message="NVFP4 trains there without Hadamard transform and stochastic rounding only",
+        remedies=(
+            "set NVTE_NVFP4_DISABLE_RHT=1 and NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING=1",
+            "choose current scaling",
+            "use GPUs of the B200 kind",
+        ),
+        source="NVIDIA/TransformerEngine issues 2255 (2025-11-01: no GEMM for the backward pass) and 2956 (2026-05-03: "
+        "the fused transform fails)",
+        evidence="reported",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB605",
+        severity="error",
+        title="CUDA too old for the scheme",
+        path="target.cuda",
+        predicate=lambda s: _below(s, "cuda"),
+        message="{s.scheme} needs CUDA {floor}",
+        remedies=("use CUDA {floor}", "choose another scheme"),
+        source="Transformer Engine 2.20 pytorch/quantization.py, common/gemm/cublaslt_gemm.cu",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB606",
+        severity="error",
+        title="Transformer Engine too old for the scheme",
+        path="target.te",
+        predicate=lambda s: _below(s, "te"),
+        message="{s.scheme} needs Transformer Engine {floor}",
+        remedies=("use Transformer Engine {floor}", "choose another scheme"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe; Transformer Engine release "
+        "tags",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB607",
+        severity="info",
+        title="versions not declared",
+        path="target",
+        predicate=_unknown_versions,
+        message="{s.scheme} needs {floors}, which the target does not say",
+        remedies=("add them to --target",),
+        source="Transformer Engine 2.20 pytorch/quantization.py; Transformer Engine release tags",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB608",
+        severity="error",
+        title="no Transformer Engine",
+        path="target.te",
+        predicate=lambda s: s.target.has_te is False and {"value": "none"},
+        message="{s.scheme} needs Transformer Engine: without it Megatron's local layers run {s.mode} and say nothing",
+        remedies=("install Transformer Engine", "choose a recipe without FP8 and FP4"),
+        source="megatron-core 0.16.1 to 0.19.2 fp8_utils.get_fp8_context: a null context, whatever is asked for",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB609",
+        severity="warning",
+        title="blockwise scaling emulated on Blackwell",
+        path="fp8_recipe",
+        predicate=lambda s: s.is_blockwise and s.capability is not None and s.capability >= (10, 0),
+        message="blockwise GEMMs run as MXFP8 GEMMs from compute capability 10.0 on",
+        remedies=("choose an MXFP8 recipe", "accept another order of summation"),
+        source="Transformer Engine 2.20 pytorch/csrc/extensions/gemm.cpp; NVIDIA/TransformerEngine issue 2157, "
+        "2025-09-05",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB610",
+        severity="error",
+        title="blockwise scaling on Blackwell needs Transformer Engine 2.9",
+        path="target.te",
+        predicate=lambda s: (
+            s.is_blockwise
+            and s.capability is not None
+            and s.capability >= (10, 0)
+            and at_least(s.te, (2, 9)) is False
+            and {"value": shown(s.te or ())}
+        ),
+        message="blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
+        remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
+        source="NVIDIA/TransformerEngine issue 2157, 2025-09-05",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB611",
+        severity="warning",
+        title="emulated low precision",
+        path="target.gpu",
+        predicate=lambda s: (
+            s.is_emulated and s.backend != "te" and {"value": s.target.gpu.title if s.target.gpu else None}
+        ),
+        message="nothing there runs {s.scheme} natively: the values can be emulated, the speed cannot",
+        remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
+        source="this project: bridge.numerics",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB612",
+        severity="error",
+        title="Transformer Engine without a GPU",
+        path="target.gpu",
+        predicate=_missing_for_te,
+        message="precision_backend=te cannot run there; missing: {missing}",
+        remedies=("use a machine that has it", "use precision_backend=auto or emulated"),
+        source="Transformer Engine 2.20",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB613",
+        severity="warning",
+        title="no native BF16",
+        path="target.gpu",
+        predicate=lambda s: (
+            s.has_gpu
+            and s.target.gpu is not None
+            and not s.target.gpu.has_native_bf16
+            and {"value": s.target.gpu.title}
+        ),
+        message="BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() says",
+        remedies=("choose an fp16 recipe", "use newer GPUs"),
+        source="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; huggingface/accelerate issue "
+        "1693, 2023-07-07",
+        gate="is_bf16",
+    ),
+    Rule(
+        id="PB614",
+        severity="warning",
+        title="scheme on a GPU that is not NVIDIA's",
+        path="target.gpu",
+        predicate=lambda s: s.capability is None and s.target.gpu is not None and {"value": s.target.gpu.title},
+        message="the rules for {s.scheme} were read in NVIDIA's Transformer Engine; the ROCm one has gates of its own",
+        remedies=("run a few steps and compare the loss with BF16",),
+        source="pytorch/torchtitan issue 3760, 2026-06-24",
+        evidence="weak",
+        gate="needs_gpu_formats",
+    ),
+    Rule(
+        id="PB615",
+        severity="error",
+        title="setting that is not emulated",
+        path="fp8_dot_product_attention",
+        predicate=lambda s: [
+            {"path": path}
+            for path, on in (
+                ("fp8_dot_product_attention", s.model.fp8_dot_product_attention),
+                ("fp8_multi_head_attention", s.model.fp8_multi_head_attention),
+                ("model.tp_comm_overlap", s.model.tp_comm_overlap),
+                ("model.recompute_modules", {"moe_act", "layernorm"} & set(s.recomputed)),
+            )
+            if s.is_emulated and on
+        ],
+        message="the emulated backend does not run it",
+        remedies=("turn it off", "run this where Transformer Engine works"),
+        source="this project: bridge.megatron.emulated",
+        gate="is_low",
+    ),
+    Rule(
+        id="PB616",
+        severity="error",
+        title="custom scheme that is not emulated",
+        path="fp8_recipe",
+        predicate=lambda s: s.is_emulated,
+        message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
+        remedies=("choose a named scheme", "run this where Transformer Engine works"),
+        source="this project: bridge.megatron.emulated",
+        gate="is_custom",
+    ),
+    Rule(
+        id="PB617",
+        severity="warning",
+        title="blockwise scaling on compute capability 12",
+        path="fp8_recipe",
+        predicate=lambda s: s.capability is not None and s.capability >= (12, 0) and not s.is_emulated,
+        message="blockwise scaling was reported not to converge on compute capability 12.0",
+        remedies=("choose current scaling",),
+        source="NVIDIA/TransformerEngine issue 2382, 2025-11-14",
+        evidence="weak",
+        gate="is_blockwise",
+    ),
+)

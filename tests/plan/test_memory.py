@@ -1,0 +1,272 @@
+"""The memory model against the bytes of live Megatron objects, and against published sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from bridge.megatron import wide_gemm
+from bridge.megatron.process import training_process
+from bridge.plan.memory import memory_report
+from bridge.plan.memory_activations import Workload, kept_bytes
+from bridge.plan.memory_parameters import chunk_parameters
+from bridge.plan.precision_plan import precision_plan
+from bridge.plan.stages import Parallel
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
+from tests.plan.memory_live import built, saved_bytes
+from tests.plan.test_shape import LLAMA_3_70B
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "ffn_hidden_size": 160,
+    "num_attention_heads": 4,
+    "num_query_groups": 2,
+    "seq_length": 32,
+    "make_vocab_size_divisible_by": 8,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+LAYOUTS = {
+    "dp2": {},
+    "dp2-replicated": {"use_distributed_optimizer": False},
+    "tp2-sp": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    "pp2-tied": {"pipeline_model_parallel_size": 2, "share_embeddings_and_output_weights": True},
+}
+RECIPES = {
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "fp32": "fp32",
+    "bf16-narrow-gradients": {"bf16": True, "grad_reduce_in_fp32": False},
+    "fp8-current": "bf16_with_fp8_current_scaling_mixed",
+    "fp8-delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+STORED_LOW = ("fp8-current", "fp8-delayed", "mxfp8")
+EXACT = ("weights", "gradients", "master weights", "optimizer state")
+
+
+def case(recipe: str, layout: str) -> dict:
+    options = dict(LAYOUTS[layout])
+    sharded = {"use_distributed_optimizer": options.pop("use_distributed_optimizer", True)}
+    model = {**SHAPE, **options}
+    if recipe in STORED_LOW:
+        model |= {"normalization": "RMSNorm", "add_bias_linear": False}
+    overlap = {"overlap_grad_reduce": True, "bucket_size": 20000}
+    return {
+        "model": model,
+        "optimizer": {"lr": 1e-3, **sharded},
+        "ddp": {**sharded, **overlap},
+        "mixed_precision": RECIPES[recipe],
+    }
+
+
+def works(recipe: str, layout: str) -> bool:
+    return not (
+        recipe in STORED_LOW and layout == "dp2-replicated"
+    )  # Megatron stores FP8 under the distributed optimizer only
+
+
+CASES = {f"{recipe}-{layout}": (recipe, layout) for recipe in RECIPES for layout in LAYOUTS if works(recipe, layout)}
+
+
+def predicted(recipe: str, layout: str, rank: int):
+    given = case(recipe, layout)
+    precision = given["mixed_precision"]
+    config = REGISTRY.get(precision) if isinstance(precision, str) else MixedPrecisionConfig.from_dict(precision)
+    model = {**given["model"], "vocab_size": 256}
+    parallel = Parallel.of(model, world_size=2)
+    plan = precision_plan(config, model, parallel, optimizer=given["optimizer"], ddp=given["ddp"])
+    data_rank = rank if parallel.data > 1 else 0
+    report = memory_report(plan, ddp=given["ddp"], data_rank=data_rank)
+    return report.ranks[rank if parallel.pipeline > 1 else 0]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """All cases, built one after the other by one launch of two processes."""
+    folder = tmp_path_factory.mktemp("memory")
+    cases = folder / "cases.json"
+    cases.write_text(json.dumps({name: case(*place) for name, place in CASES.items()}))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.plan.memory_live"]
+    done = subprocess.run(
+        [sys.executable, *command, str(cases)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[:6000]
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*-[01].json")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_gradients_masters_and_state_are_those_of_the_live_objects(name, live):
+    for rank in (0, 1):
+        rank_memory = predicted(*CASES[name], rank)
+        found = live[f"{name}-{rank}"]
+        assert {kind: rank_memory.bytes_of[kind] for kind in EXACT} == {kind: found[kind] for kind in EXACT}
+        assert rank_memory.parameters == found["parameters"]
+
+
+# -- against Megatron's modules, without parallelism ------------------------------------------------------------------
+
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_ffn_hidden_size": 48,
+    "moe_shared_expert_intermediate_size": 96,
+    "moe_layer_freq": [0, 1, 1, 0],
+    "moe_token_dispatcher_type": "allgather",
+}
+KINDS_OF_MODEL = {
+    "plain": {},
+    "gated-rms-no-bias": {"gated_linear_unit": True, "normalization": "RMSNorm", "add_bias_linear": False},
+    "qkv-bias": {"add_bias_linear": False, "add_qkv_bias": True},
+    "qk-layernorm": {"qk_layernorm": True, "kv_channels": 24},
+    "experts": {**EXPERTS, "add_bias_linear": False},
+    "prediction": {"mtp_num_layers": 1},
+    "tied": {"share_embeddings_and_output_weights": True},
+}
+
+
+def megatron_parameters(given: dict) -> list[int]:
+    """Return the sizes of the parameters of Megatron's own GPT model, in its order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.models.gpt import GPTModel
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+        from megatron.core.transformer import TransformerConfig
+    own = ("seq_length", "make_vocab_size_divisible_by", "share_embeddings_and_output_weights")
+    config = TransformerConfig(
+        **{key: value for key, value in given.items() if key not in own},
+        use_cpu_initialization=True,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+    )
+    with training_process(config, seed=1, threads=1):
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+        mtp = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=spec,
+            vocab_size=256,
+            max_sequence_length=32,
+            position_embedding_type="rope",
+            share_embeddings_and_output_weights=given.get("share_embeddings_and_output_weights", False),
+            mtp_block_spec=mtp,
+        )
+        return [parameter.numel() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("name", KINDS_OF_MODEL)
+def test_every_kind_of_model_has_megatrons_parameters_in_megatrons_order(name):
+    given = {**SHAPE, **KINDS_OF_MODEL[name]}
+    plan = precision_plan(MixedPrecisionConfig(), {**given, "vocab_size": 256})
+    (place,) = plan.parallel.places(plan.shape.num_layers)
+    assert [parameter.numel for parameter in chunk_parameters(plan, place)] == megatron_parameters(given)
+
+
+def test_published_models_are_counted_once():
+    def parameters(model, **layout):
+        return memory_report(precision_plan(REGISTRY.get("bf16_mixed"), {**model, **layout})).parameters
+
+    tied = {**LLAMA_3_70B, "share_embeddings_and_output_weights": True}
+    assert parameters(LLAMA_3_70B) == parameters(LLAMA_3_70B, tensor_model_parallel_size=8) == 70_553_706_496
+    assert parameters(LLAMA_3_70B) - parameters(tied) == 128256 * 8192
+
+
+# -- activations ------------------------------------------------------------------------------------------------------
+
+RUNS = {
+    "plain": {},
+    "gated": {"gated_linear_unit": True, "activation_func": "silu"},
+    "layernorm-bias-dropout": {"normalization": "LayerNorm", "add_bias_linear": True, "hidden_dropout": 0.1},
+    "qk-layernorm": {"qk_layernorm": True},
+    "recompute-full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
+    "recompute-block": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+    "recompute-attention": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "recompute-mlp": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+}
+
+
+@pytest.mark.parametrize("recipe", ["bf16_mixed", "fp32"])
+@pytest.mark.parametrize("name", RUNS)
+def test_activations_are_within_a_tenth_of_what_autograd_keeps(name, recipe):
+    model = {**SHAPE, "normalization": "RMSNorm", "add_bias_linear": False, **RUNS[name]}
+    given = {"model": model, "optimizer": {"lr": 1e-3}, "ddp": {}, "mixed_precision": recipe}
+    with built(given) as (settled, chunks, _):
+        found = saved_bytes(settled, chunks, 2)
+        widened = wide_gemm.is_installed() and settled.params_dtype in wide_gemm.slow_dtypes()
+    model = {**model, "vocab_size": 256}
+    plan = precision_plan(REGISTRY.get(recipe), model)
+    load = Workload.of(model, {"micro_batch_size": 2}, operators="local", widened_attention=widened)
+    (place,) = plan.parallel.places(4)
+    assert kept_bytes(plan, place, load) == pytest.approx(found, rel=0.1)
+
+
+def test_recomputation_and_pipelines_change_what_is_kept_at_a_time():
+    model = {**SHAPE, "vocab_size": 256, "bf16": True, "pipeline_model_parallel_size": 4}
+
+    def activations(**changes):
+        plan = precision_plan(None, model)
+        report = memory_report(plan, workload=Workload.of(model, **changes))
+        return [rank.bytes_of["activations"] for rank in report.ranks]
+
+    everything = activations()
+    assert everything[1] / everything[2] == 3 / 2  # stage 1 of 4 holds 3 micro-batches, stage 2 holds 2
+    assert activations(micro_batches=2)[1] == everything[2]
+    assert activations(recompute="full")[1] < activations(recompute="selective", modules=("mlp",))[1] < everything[1]
+
+
+def test_low_precision_linears_keep_narrower_inputs():
+    model = {**SHAPE, "vocab_size": 256, "normalization": "RMSNorm", "add_bias_linear": False}
+
+    def kept(recipe):
+        plan = precision_plan(REGISTRY.get(recipe), model)
+        return kept_bytes(plan, plan.parallel.places(4)[0], Workload.of(model))
+
+    # Under FP8 a layer keeps the inputs of qkv, proj and fc1 (64 wide) and fc2 (160) in one byte instead of two, and
+    # the attention's output besides the projection's input.
+    assert kept("bf16_mixed") - kept("mxfp8") == 4 * 32 * (64 * 3 + 160 - 2 * 64)
+
+
+# -- low-precision copies ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "wanted"),
+    [
+        ("bf16_mixed", None, 0),
+        ("bf16_with_fp8_current_scaling_mixed", (9, 0), 1),  # stored in FP8, and transposed for Hopper
+        ("bf16_with_fp8_current_scaling_mixed", (10, 0), 0),
+        ("bf16_with_fp8_current_scaling_mixed", None, 1),
+        ("bf16_with_fp8_subchannel_scaling_mixed", (9, 0), 2),  # BF16 weights, and both copies
+        ("bf16_with_mxfp8_mixed", (10, 0), 1 + 2 / 32),
+        ("bf16_with_nvfp4_mixed", (10, 0), 0.5 + 2 / 16),
+    ],
+)
+def test_copies_take_the_bytes_that_the_scheme_and_the_gpu_ask_for(recipe, capability, wanted):
+    model = {**SHAPE, "hidden_size": 512, "ffn_hidden_size": 2048, "vocab_size": 256, "num_layers": 3}
+    precision = REGISTRY.get(recipe).state(first_last_layers_bf16=False)
+    report = memory_report(precision_plan(precision, model), capability=capability)
+    elements = 3 * (512 * (512 + 512) + 512 * 512 + 2 * 512 * 2048)
+    assert report.ranks[0].bytes_of["low-precision copies"] / elements == pytest.approx(wanted, abs=0.002)
+
+
+def test_amax_state_is_that_of_delayed_scaling():
+    def amax(recipe):
+        plan = precision_plan(REGISTRY.get(recipe), {**SHAPE, "vocab_size": 256})
+        return memory_report(plan).ranks[0].bytes_of["amax state"]
+
+    assert amax("bf16_with_fp8_current_scaling_mixed") == 0
+    assert amax("bf16_with_fp8_delayed_scaling_mixed") == 4 * 4 * (1024 + 1) * 5 * 4  # 16 linears, 5 slots, FP32

@@ -1,0 +1,103 @@
+"""Each rule against a run that breaks it, one that does not, and its own negation."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bridge.preflight.check import check, findings_of
+from bridge.preflight.setup import Setup
+from bridge.rules.rule import EVIDENCE, SEVERITIES
+from bridge.rules.rulebook import BY_ID, RULES, TOPICS
+from tests.rules.cases import CASES
+from tests.rules.situations import setup_of
+
+check_module = sys.modules["bridge.preflight.check"]
+MESSAGES = yaml.safe_load((Path(__file__).parent / "messages.yaml").read_text(encoding="utf-8"))
+IDS = [rule.id for rule in RULES]
+
+
+def said_by(setup: Setup) -> set[str]:
+    return {finding.id for finding in check(setup).findings}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_rule_speaks_of_the_run_that_breaks_it_and_of_nothing_beside_it(name: str) -> None:
+    breaks, passes = (setup_of(case) for case in CASES[name])
+    assert name in said_by(breaks)
+    assert name not in said_by(passes)
+    assert said_by(breaks) - said_by(passes) == {name}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_rule_says_this_word_for_word(name: str) -> None:
+    found = check(setup_of(CASES[name][0])).findings
+    assert [f"{one.severity} {one}" for one in found if one.id == name] == MESSAGES[name]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_negated_predicate_does_not_pass_these_tests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = BY_ID[name]
+    mutant = dataclasses.replace(rule, predicate=lambda setup: not rule.predicate(setup), message="mutant")
+    rules = tuple(mutant if one is rule else one for one in RULES)
+    monkeypatch.setattr(check_module, "_GATES", check_module._by_gate(rules))
+    breaks, passes = (setup_of(case) for case in CASES[name])
+    assert said_by(breaks) - said_by(passes) != {name}
+    assert name not in said_by(breaks)
+
+
+def test_every_rule_is_a_whole_row() -> None:
+    plain = Setup("bf16_mixed")
+    for rule in RULES:
+        assert re.fullmatch(r"PB\d{3}", rule.id)
+        assert rule.severity in SEVERITIES
+        assert rule.evidence in EVIDENCE
+        assert rule.title, rule.id
+        assert not rule.message.endswith(".")
+        assert rule.remedies, rule.id
+        assert all(not way.endswith(".") for way in rule.remedies)
+        assert rule.gate is None or hasattr(plain, rule.gate), rule.id
+        dated = re.search(r"\d+\.\d+|20\d\d|issues? \d+|pull requests? \d+|this (check|project)", rule.source)
+        assert dated, f"{rule.id}: its source names no version, date or thread"
+        if rule.evidence == "weak":
+            assert rule.severity != "error", "what rests on weak evidence is a warning that says so"
+
+
+def test_ids_are_unique_in_order_and_complete() -> None:
+    assert sorted(set(IDS)) == IDS
+    assert sorted(CASES) == IDS
+    assert sorted(MESSAGES) == IDS
+    assert sum(len(rules) for rules in TOPICS.values()) == len(RULES)
+
+
+def test_a_rule_for_other_versions_says_nothing() -> None:
+    for rule in RULES:
+        breaks = setup_of(CASES[rule.id][0])
+        for versions in rule.versions:
+            held = getattr(breaks.target, versions.product)
+            assert versions.holds(held) is True, f"{rule.id}: its case has to be inside its range"
+
+
+def test_where_the_version_is_unknown_a_finding_is_milder_and_says_on_which_it_depends() -> None:
+    rule = BY_ID["PB241"]
+    said = dict(CASES["PB241"][0], target="b200x8,te2.14,cuda12.9")
+    (finding,) = (one for one in check(setup_of(said)).findings if one.id == "PB241")
+    assert (rule.severity, finding.severity) == ("error", "warning")
+    assert finding.depends_on == "megatron-core before 0.18"
+    assert "(holds for megatron-core before 0.18; the target does not say which it is)" in finding.rule
+
+
+def test_a_version_that_is_known_in_part_decides_where_it_can() -> None:
+    rule = BY_ID["PB303"]  # since megatron-core 0.17.1
+    case = CASES["PB303"][0]
+    outcome = {}
+    for version in ("0.16", "0.17", "0.17.0", "0.17.1", "0.18"):
+        setup = setup_of(dict(case, target=f"h100x8,te2.9,cuda12.9,mcore{version}"))
+        found = findings_of(rule, setup, rule.predicate(setup))
+        outcome[version] = found[0].severity if found else None
+    assert outcome == {"0.16": None, "0.17": "warning", "0.17.0": None, "0.17.1": "error", "0.18": "error"}
