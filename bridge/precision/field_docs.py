@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 import textwrap
@@ -12,10 +13,10 @@ __all__ = ["field_docs", "field_types"]
 
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, str, str], ...]:
+    found = [field for base in cls.__bases__ if dataclasses.is_dataclass(base) for field in _fields(base)]
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     if not isinstance(body, ast.ClassDef):
-        return ()
-    found = []
+        return tuple(found)
     for node, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_text(below):
             text = inspect.cleandoc(ast.literal_eval(below.value))  # type: ignore[attr-defined]
