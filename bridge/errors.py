@@ -17,6 +17,9 @@ BridgeError                      exit code 2: what was asked for cannot be done 
 ├── DataError                    training data that cannot be used
 ├── CheckpointError              a checkpoint that cannot be written or resumed from
 └── TrainingError                exit code 1: the run itself failed (a loss that is not finite, ...)
+
+`WrongValueError` (ValueError) is internal: a value that a reader of plain data cannot use. Its caller knows the path
+and raises one of the errors above. Errors carry their parts as attributes, so that no code reads another error's text.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Self
 
 __all__ = [
     "BackendUnavailableError",
@@ -48,6 +52,7 @@ __all__ = [
     "TrainingError",
     "UnknownFieldError",
     "UnknownRecipeError",
+    "WrongValueError",
     "close_matches",
     "did_you_mean",
     "listed",
@@ -70,6 +75,8 @@ class Finding:
     """Who set the value."""
     severity: str = "error"
     """error, warning or info."""
+    id: str = ""
+    """Of the rule that was broken; empty where the finding is about one run only, as Megatron's own refusals are."""
 
     def __str__(self) -> str:
         where = f" ({self.where})" if self.where and self.where != "stated" else ""
@@ -105,8 +112,49 @@ class CheckError(_FindingsError):
     """A run that is known to go wrong. `findings` holds what the check calls errors."""
 
 
-class PrecisionTypeError(BridgeError, TypeError):
-    """A value of the wrong type for its field."""
+class _SettingError(BridgeError):
+    """An error about one setting. Its parts are attributes, empty where the message is about no single setting.
+
+    Args:
+        message: The whole text.
+        path: The setting.
+        rule: What holds, or would have to hold, as a clause without a full stop.
+        value: The value that was found.
+        remedy: What to do, as a sentence.
+        matches: The nearest known names.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        matches: Sequence[str] = (),
+        *,
+        path: str = "",
+        rule: str = "",
+        value: object = None,
+        remedy: str = "",
+    ) -> None:
+        self.path, self.rule, self.value, self.remedy = path, rule, value, remedy
+        self.matches = tuple(matches)
+        super().__init__(message)
+
+    @classmethod
+    def of(cls, path: str, rule: str, value: object, remedy: str = "", matches: Sequence[str] = ()) -> Self:
+        """Return the error with the message ``path: rule, got value. remedy``."""
+        message = f"{path}: {rule}, got {value!r:.80}. {remedy}".rstrip()
+        return cls(message, matches, path=path, rule=rule, value=value, remedy=remedy)
+
+
+class WrongValueError(ValueError):
+    """A value that cannot be read as its kind: `rule` is what it must be, `remedy` what to do, as a sentence."""
+
+    def __init__(self, rule: str, value: object, remedy: str = "") -> None:
+        self.rule, self.value, self.remedy = rule, value, remedy
+        super().__init__(f"{rule}, got {value!r:.80}" + (f". {remedy}" if remedy else ""))
+
+
+class PrecisionTypeError(_SettingError, TypeError):
+    """A value of the wrong type for its field. `path`, `rule`, `value` and `remedy` are the message's parts."""
 
 
 class UnknownFieldError(BridgeError, AttributeError):
@@ -155,15 +203,11 @@ class SyncCheckError(SyncError):
     """What the recipe would make of the owners does not pass Megatron's validation or our post-conditions."""
 
 
-class RunConfigError(BridgeError):
+class RunConfigError(_SettingError):
     """A key or value of the run's configuration that cannot be used. `matches` holds the nearest names."""
 
-    def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
-        self.matches = tuple(matches)
-        super().__init__(message)
 
-
-class PayloadError(BridgeError, ValueError):
+class PayloadError(_SettingError, ValueError):
     """A configuration of another system that this system would not take, or that is none of its own."""
 
 

@@ -14,6 +14,7 @@ ERRORS = [
     errors.UnknownFieldError("Unknown.", ["fp8"]),
     errors.RunConfigError("Unknown.", ["train"]),
     errors.DuplicateRecipeError("twice", ("a.py:1", "b.py:2")),
+    errors.PrecisionTypeError.of("mixed_precision.hysteresis", "must be a whole number", 1.5, "Use 2."),
     errors.TrainingError("NaN."),
 ]
 
@@ -29,7 +30,17 @@ def test_an_error_survives_the_way_between_processes(error: errors.BridgeError) 
 def test_every_error_is_a_bridge_error_with_an_exit_code() -> None:
     classes = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
     assert {cls.exit_code for cls in classes if issubclass(cls, errors.BridgeError)} == {1, 2}
-    assert [cls.__name__ for cls in classes if not issubclass(cls, errors.BridgeError)] == ["BridgeWarning"]
+    assert [cls.__name__ for cls in classes if not issubclass(cls, errors.BridgeError)] == [
+        "BridgeWarning",
+        "WrongValueError",  # never leaves the package: its caller adds the path
+    ]
+
+
+def test_an_error_about_a_setting_carries_its_parts() -> None:
+    error = errors.PrecisionTypeError.of("mixed_precision.hysteresis", "must be a whole number", 1.5, "Use 2.")
+    assert str(error) == "mixed_precision.hysteresis: must be a whole number, got 1.5. Use 2."
+    parts = (error.path, error.rule, error.value, error.remedy)
+    assert parts == ("mixed_precision.hysteresis", "must be a whole number", 1.5, "Use 2.")
 
 
 def test_a_finding_reads_as_path_rule_value_origin_and_remedy() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import close_matches, did_you_mean
+from bridge.errors import WrongValueError, close_matches, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -55,20 +55,20 @@ def dtype_token(value: object) -> str:
         value: `torch.bfloat16`, "bf16", "bfloat16", "torch.bfloat16", "BF16", ...
 
     Raises:
-        ValueError: A string that names no dtype (the message gives the nearest), or a value that is neither a string
-            nor a `torch.dtype`.
+        WrongValueError: A string that names no dtype (the remedy gives the nearest), or a value that is neither a
+            string nor a `torch.dtype`.
     """
     text = str(value)
     is_torch_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
     if not isinstance(value, str) and not is_torch_dtype:
-        raise ValueError(f"must be a dtype or its name, such as torch.bfloat16 or 'bf16', got {value!r:.80}")
+        raise WrongValueError("must be a dtype or its name, such as torch.bfloat16 or 'bf16'", value)
     name = text.strip().lower().removeprefix("torch.")
     if name in SPELLINGS:
         return SPELLINGS[name]
     if is_torch_dtype:
         return name
     nearest = did_you_mean(close_matches(name, SPELLINGS)) or "Use 'fp32', 'bf16' or 'fp16'."
-    raise ValueError(f"must be the name of a dtype, got {value!r:.80}. {nearest}")
+    raise WrongValueError("must be the name of a dtype", value, nearest)
 
 
 def torch_dtype(token: str) -> torch.dtype:

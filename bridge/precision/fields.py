@@ -10,7 +10,7 @@ import copy
 import operator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bridge.errors import PrecisionTypeError
+from bridge.errors import PrecisionTypeError, WrongValueError
 from bridge.precision.dtypes import dtype_token, torch_dtype
 
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ class StatedField:
             return None
         try:
             return coerce(value, self.kind, text=text, switch=self.optional)
-        except ValueError as error:
-            raise PrecisionTypeError(f"mixed_precision.{self.name}: {_sentence(str(error))}") from None
+        except WrongValueError as error:
+            path = f"mixed_precision.{self.name}"
+            raise PrecisionTypeError.of(path, error.rule, value, error.remedy) from None
 
 
 def stated(default: Any, *, kind: str, **options: Any) -> Any:
@@ -121,7 +122,7 @@ def coerce(value: object, kind: str, *, text: bool = False, switch: bool = False
         switch: For names: False means None, as YAML reads an unquoted ``off``.
 
     Raises:
-        ValueError: Says what was expected and what was given, as a clause.
+        WrongValueError: It cannot be read as that.
     """
     if text and isinstance(value, str) and kind in _FROM_TEXT:
         value = _FROM_TEXT[kind](value)
@@ -133,7 +134,7 @@ def coerce(value: object, kind: str, *, text: bool = False, switch: bool = False
 def _bool(value: object) -> bool:
     if _is_bool(value):
         return bool(value)
-    raise ValueError(f"must be true or false, got {value!r:.80}")
+    raise WrongValueError("must be true or false", value)
 
 
 def _int(value: object) -> int:
@@ -141,7 +142,7 @@ def _int(value: object) -> int:
         return int(value)
     if not _is_bool(value) and hasattr(value, "__index__"):
         return operator.index(value)
-    raise ValueError(f"must be a whole number, got {value!r:.80}")
+    raise WrongValueError("must be a whole number", value)
 
 
 def _float(value: object) -> float:
@@ -149,7 +150,7 @@ def _float(value: object) -> float:
         return value
     if not _is_bool(value) and not isinstance(value, str) and hasattr(value, "__float__"):
         return float(value)
-    raise ValueError(f"must be a number, got {value!r:.80}")
+    raise WrongValueError("must be a number", value)
 
 
 def _name(value: object, *, text: bool, switch: bool) -> str | None:
@@ -158,9 +159,8 @@ def _name(value: object, *, text: bool, switch: bool) -> str | None:
         return None
     if isinstance(value, str):
         return str(value)
-    raise ValueError(
-        f"must be a name, got {value!r:.80}" + (". YAML reads an unquoted yes or on as true" if text else "")
-    )
+    remedy = "YAML reads an unquoted yes or on as true." if text else ""
+    raise WrongValueError("must be a name", value, remedy)
 
 
 def _is_bool(value: object) -> bool:
@@ -186,7 +186,3 @@ _FROM_TEXT: dict[str, Callable[[str], object]] = {
     "float": _number_from_text,
 }
 _COERCIONS: dict[str, Callable[[object], Any]] = {"bool": _bool, "int": _int, "float": _float, "dtype": dtype_token}
-
-
-def _sentence(clause: str) -> str:
-    return clause if clause.endswith((".", "?")) else f"{clause}."

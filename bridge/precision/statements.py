@@ -113,6 +113,16 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return frozenset(self._values)
 
     @property
+    def stated_values(self) -> Mapping[str, Any]:
+        """The stated fields and their values, dtypes as tokens; a view, read-only by intent."""
+        return self._values
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Who stated a field, for each of which that is known; a view, read-only by intent."""
+        return self._sources
+
+    @property
     def recipe(self) -> str | None:
         """Name of the registered recipe this config was made from, or None."""
         name: str | None = vars(self)["_recipe"]

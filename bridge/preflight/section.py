@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.errors import PrecisionTypeError
+from bridge.errors import PrecisionTypeError, WrongValueError
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.registry.config import MixedPrecisionConfig
@@ -101,8 +101,7 @@ def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list
         try:
             stated |= MixedPrecisionConfig.from_dict({name: value["_target_"] if dtype else value}).to_dict()
         except PrecisionTypeError as error:
-            why, _, _ = str(error).partition(": ")[2].partition(", got")
-            malformed.append(Malformed(path=f"mixed_precision.{name}", value=value, why=why))
+            malformed.append(Malformed(path=error.path, value=value, why=error.rule))
     return MixedPrecisionConfig.from_dict(stated), malformed, tuple(unknown)
 
 
@@ -123,9 +122,8 @@ def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malform
         return
     try:
         values[row.name] = _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, text=True, switch=True)
-    except ValueError as error:
-        why, _, _ = str(error).partition(", got")
-        malformed.append(Malformed(path=f"{role}.{row.name}", value=value, why=why))
+    except WrongValueError as error:
+        malformed.append(Malformed(path=f"{role}.{row.name}", value=value, why=error.rule))
 
 
 def _dtype(value: Any) -> str | None:

@@ -69,7 +69,7 @@ class Setup:
         choice: Choice | None = None,
     ) -> None:
         self.precision, misread, self.unknown = _precision(precision)
-        self.said: Mapping[str, Any] = {} if self.precision is None else vars(self.precision)["_values"]
+        self.said: Mapping[str, Any] = {} if self.precision is None else self.precision.stated_values
         given = (model, optimizer, ddp, train, data, peft)
         sections = {role: read_section(role, owner) for role, owner in zip(ROLES, given, strict=True)}
         self.sections: Mapping[str, Section] = sections
@@ -209,7 +209,7 @@ class Setup:
         if section == "mixed_precision" and self.precision is not None and name in FIELD_DEFAULTS:
             for known in NAMES_OF.get(name, (name,)):
                 if known in self.said:
-                    return str(vars(self.precision)["_sources"].get(known) or "stated")
+                    return str(self.precision.sources.get(known) or "stated")
             return None
         return self._origins(path) if self._origins is not None and section in self.sections else None
 

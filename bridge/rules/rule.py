@@ -66,8 +66,6 @@ class Rule:
 class RuleFinding(Finding):
     """What a rule says about one setup."""
 
-    id: str = ""
-    """Of the rule."""
     title: str = ""
     """Of the rule."""
     source: str = ""
