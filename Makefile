@@ -2,6 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
 VENV ?= .venv
 RUN = $(VENV)/bin/python
+# One worker per core; tests that share a dear fixture stay together.
+PYTEST = -m pytest -n auto --dist loadgroup
 
 .PHONY: setup train test test-all test-interop test-next fmt lint docs bench clean
 
@@ -25,22 +27,23 @@ train: setup
 	$(RUN) scripts/train.py $(ARGS)
 
 test: setup
-	$(RUN) -m pytest -m 'not gpu and not slow' $(ARGS)
+	$(RUN) $(PYTEST) -m 'not gpu and not slow' $(ARGS)
 
+# With the slow tests, and with as many hypothesis examples as each property asks for.
 test-all: setup
-	$(RUN) -m pytest -m 'not gpu' $(ARGS)
+	$(RUN) $(PYTEST) -m 'not gpu' --hypothesis-profile full $(ARGS)
 
 # Axolotl and torchtitan pin other versions of the libraries that the bridges are tested against, so they come alone.
 test-interop: setup
 	$(RUN) -m pip install -q pillow addict art colorama tyro torchdata spmd_types==0.2.3 torch_checkpointing
 	$(RUN) -m pip install -q --no-deps axolotl==0.19.0 torchtitan==0.3.0
-	$(RUN) -m pytest tests/interop $(ARGS)
+	$(RUN) $(PYTEST) tests/interop $(ARGS)
 
 # The newest megatron-core needs Python 3.12 and, there, a torch from the package index: a large download.
 test-next:
 	python3.12 -m venv .venv-next
 	.venv-next/bin/python -m pip install -q torch==2.11.0 'megatron-core==0.19.2' -e '.[dev]'
-	.venv-next/bin/python -m pytest -m 'not gpu' $(ARGS)
+	.venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
 
 fmt: setup
 	$(RUN) -m ruff format . && $(RUN) -m ruff check --fix .

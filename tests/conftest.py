@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("suite", deadline=None, derandomize=True)
+# One thread for each worker of pytest-xdist: the models are tiny, and more threads only wait for each other. The
+# variable is read when torch is imported, so it stands here, and the processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A property that needs more examples than these is tested in full by `make test-all`. No test asks for more by itself.
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=20)
+settings.register_profile("full", deadline=None, derandomize=True, max_examples=200)
 settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests that share a module's fixture, one training run say, to one worker: it is made once."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            shared = [name for name, found in item._fixtureinfo.name2fixturedefs.items() if found[-1].scope == "module"]
+            if shared:
+                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{min(shared)}"))
 
 
 @pytest.fixture

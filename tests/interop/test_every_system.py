@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
@@ -74,7 +74,6 @@ def system(request: pytest.FixtureRequest) -> ModuleType:
     return MODULES[request.param]
 
 
-@settings(max_examples=60, deadline=None)
 @given(config=configs())
 @pytest.mark.parametrize("name", NAMES)
 def test_stated_fields_are_carried_or_reported_and_what_is_carried_returns(
@@ -182,7 +181,6 @@ SETTINGS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 }
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_no_setting_is_dropped(name: str, data: st.DataObject) -> None:
@@ -195,7 +193,6 @@ def test_no_setting_is_dropped(name: str, data: st.DataObject) -> None:
     check_nothing_dropped(whole, imported)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("name", [*NAMES, *MEGATRONS])
 def test_no_payload_breaks_an_import(name: str, data: st.DataObject) -> None:

@@ -15,7 +15,7 @@ from bridge.interop.systems import MODULES
 
 SAMPLES = sorted(path for path in (Path(__file__).parent / "samples").iterdir() if path.is_file())
 NAMES = ["x.yaml", "x.json", "x.sh", "x.py", ".env", "x"]
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(suppress_health_check=[HealthCheck.too_slow])
 KEYS = [
     "bf16",
     "fp16",

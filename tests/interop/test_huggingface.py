@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
@@ -306,7 +306,6 @@ MODEL: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     payload=st.fixed_dictionaries({}, optional=MODEL),
     adapter=st.sampled_from([{}, {"use_peft": True}, {"finetuning_type": "lora"}, {"finetuning_type": "full"}]),

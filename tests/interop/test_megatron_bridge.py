@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
 from bridge.interop import megatron_bridge
@@ -18,7 +18,6 @@ TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 NAMES = [recipe.name for recipe in REGISTRY.recipes() if "misnamed" not in recipe.tags]
 
 
-@settings(max_examples=150, deadline=None)
 @given(config=configs())
 def test_every_field_but_tf32_returns(config: MixedPrecisionConfig) -> None:
     exported = megatron_bridge.export(config)

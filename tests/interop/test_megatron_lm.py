@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.interop import megatron_lm
@@ -29,7 +29,6 @@ def sample(name: str, **context: Any):
     return megatron_lm.import_all(megatron_lm.read(Document.load(SAMPLES / name)), **context)
 
 
-@settings(max_examples=150, deadline=None)
 @given(config=configs())
 def test_what_is_exported_is_carried_or_reported_and_returns(config: MixedPrecisionConfig) -> None:
     exported = megatron_lm.export(config)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from bridge.errors import PayloadError
 from bridge.interop import nemo1
@@ -23,7 +23,6 @@ def read(precision: Any = "bf16", context: dict | None = None, **model: Any):
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(config=configs())
 def test_what_is_exported_is_carried_or_reported_and_returns(config: MixedPrecisionConfig) -> None:
     exported = nemo1.export(config)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from bridge.errors import PayloadError
 from bridge.interop import nemo2
@@ -15,7 +15,6 @@ from tests.interop.crossings import check_export, check_return, configs, reasons
 SAMPLES = Path(__file__).parent / "samples"
 
 
-@settings(max_examples=150, deadline=None)
 @given(config=configs())
 def test_what_is_exported_is_carried_or_reported_and_returns(config: MixedPrecisionConfig) -> None:
     exported = nemo2.export(config)

@@ -122,7 +122,7 @@ def test_two_names_of_one_setting_that_differ_are_refused_by_both(nemo: Any) -> 
         nemo2.import_(arguments)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(config=configs())
 def test_what_we_write_is_what_the_plugin_holds(nemo: Any, config: MixedPrecisionConfig) -> None:
     exported = nemo2.export(config)

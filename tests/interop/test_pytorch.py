@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
@@ -18,16 +17,6 @@ from bridge.interop.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.crossings import check_return, configs, reasons
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are slower on several threads, far slower on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 RECIPES = [row.name for row in REGISTRY.recipes() if "misnamed" not in row.tags]
 
@@ -157,7 +146,6 @@ def test_torch_leaves_tf32_off_for_matmuls_unless_told() -> None:
     assert done.stdout.split() == ["highest", "True"]
 
 
-@settings(max_examples=30, deadline=None)
 @given(config=configs())
 def test_the_objects_return(config: MixedPrecisionConfig) -> None:
     exported = pytorch.export(config)
@@ -189,7 +177,6 @@ def test_autocast_to_fp8_is_refused() -> None:
         pytorch.import_({"autocast": {"dtype": torch.float8_e4m3fn}})
 
 
-@settings(max_examples=30, deadline=None)
 @given(config=configs())
 @pytest.mark.parametrize("version", [1, 2])
 def test_policies_return(version: int, config: MixedPrecisionConfig) -> None:

@@ -37,8 +37,8 @@ from tests.interop.crossings import check_export, check_return, configs
 
 UNUSED = "unused"
 pytestmark = pytest.mark.filterwarnings("ignore")
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=20, suppress_health_check=list(HealthCheck))
+MANY = settings(suppress_health_check=list(HealthCheck))
 
 
 def library(name: str) -> Any:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import PayloadError
@@ -107,7 +107,6 @@ def scripts(draw) -> str:
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")
-@settings(max_examples=30, deadline=None)
 @given(script=scripts())
 def test_random_scripts_agree_with_bash(script: str, tmp_path_factory) -> None:
     assert by_us(script) == by_bash(script, tmp_path_factory.getbasetemp())

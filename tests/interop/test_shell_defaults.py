@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
@@ -263,7 +263,6 @@ def is_plain(text: str, name: str) -> bool:
     return not any("\ue000" <= char <= "\uf8ff" for char in said)
 
 
-@settings(max_examples=150, deadline=None)
 @given(lines=st.lists(PIECES, max_size=8))
 def test_no_mark_of_an_unknown_piece_is_ever_shown(lines: list[str]) -> None:
     assert is_plain("\n".join(lines), "run.sh")

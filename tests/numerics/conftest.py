@@ -12,15 +12,6 @@ from bridge.numerics import native, use
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small matrices on a busy machine: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def selection_restored() -> Iterator[None]:
     """Put the choice between torch and the kernel back as it was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -127,7 +128,14 @@ def test_strides_do_not_matter(path: str) -> None:
         assert torch.equal(straight.codes_t, turned.codes_t), name
 
 
-def test_threads_do_not_matter(both_paths: tuple[str, str]) -> None:
+@pytest.fixture
+def threads_restored() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_do_not_matter(both_paths: tuple[str, str], threads_restored: None) -> None:
     x = torch.randn(300, 700).bfloat16()
     for spec in SPECS.values():
         found = []

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import RunConfigError
@@ -131,7 +131,6 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=60)
 @given(
     name=st.sampled_from([None, "bf16_mixed", "bf16_with_mxfp8_mixed", "bf16_with_nvfp4_mixed", "fp16_mixed"]),
     sections=st.fixed_dictionaries(
@@ -154,7 +153,6 @@ def test_no_values_make_the_check_raise_or_a_rule_stumble(
     assert report.precision
 
 
-@settings(max_examples=40)
 @given(stated=st.dictionaries(st.sampled_from(MixedPrecisionConfig.field_names()), VALUES, max_size=8))
 def test_no_statements_make_the_check_raise(stated: dict[str, Any]) -> None:
     report = check(Setup({name: value for name, value in stated.items() if value is not None}, model=DENSE))

@@ -468,7 +468,7 @@ def test_slots_and_mocks_can_be_owners() -> None:
     assert slotted.bf16 is True
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(any_fields(), st.booleans())
 def test_a_random_config_is_either_named_faulty_or_passes_megatrons_validation(
     megatron_owners, conflicting, fields: dict[str, object], fresh: bool
