@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpu_report import Record, skipped_record
 
-from bridge.megatron.te_machine import missing_for_te
+from bridge.megatron.te.machine import missing_for_te
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,7 +81,7 @@ def build_block(config: Any, backend: str, device: torch.device) -> Any:
     """Return Megatron's `TransformerBlock` in BF16, its linears from Transformer Engine, the emulation or Megatron."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    from bridge.megatron.emulation import prepare_emulation
+    from bridge.megatron.emulation.model import prepare_emulation
     from bridge.megatron.layer_spec import block_spec
 
     block = TransformerBlock(config, block_spec(config, backend=backend), post_layer_norm=True)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from gpu_report import Record, skipped_record
 
-from bridge.megatron.te import import_recipes, te_recipe
-from bridge.megatron.te_machine import missing_for_te
+from bridge.megatron.te.machine import missing_for_te
+from bridge.megatron.te.recipe import import_recipes, te_recipe
 from bridge.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, quantise, update_scaling_factors
 from bridge.precision.formats import FORMATS
 

@@ -14,7 +14,7 @@ from gpu_block import relative_distance
 from gpu_codes import recipe_of
 from gpu_report import Record, skipped_record
 
-from bridge.megatron.te_machine import missing_for_te
+from bridge.megatron.te.machine import missing_for_te
 from bridge.numerics import DelayedScaling, GemmPrecision, scaled_linear
 
 if TYPE_CHECKING:

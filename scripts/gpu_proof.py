@@ -58,7 +58,7 @@ def missing() -> list[str]:
     absent = [f"{name} (not installed)" for name in names if importlib.util.find_spec(name) is None]
     if absent:
         return absent
-    from bridge.megatron.te_machine import missing_for_te
+    from bridge.megatron.te.machine import missing_for_te
 
     return missing_for_te()
 

@@ -15,8 +15,8 @@ from gpu_block import block_config, build_block, rotary_of
 from gpu_linear import autocast
 from gpu_report import Record, skipped_record, step_record
 
-from bridge.megatron.te import import_recipes, te_recipe
-from bridge.megatron.te_machine import missing_for_te
+from bridge.megatron.te.machine import missing_for_te
+from bridge.megatron.te.recipe import import_recipes, te_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from bridge.megatron.emulated import EmulatedLinear
+from bridge.megatron.emulation.linear import EmulatedLinear
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,13 +11,13 @@ from unittest.mock import patch
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError, close_matches, did_you_mean
-from bridge.megatron.emulated import gemm_precision, require_emulable
-from bridge.megatron.gather import separate_gathers
-from bridge.megatron.recompute import checkpoint
-from bridge.megatron.stored_weight import megatron_stores
-from bridge.megatron.te import te_recipe
-from bridge.megatron.te_environment import Environment, environment_findings, set_lines
-from bridge.megatron.te_machine import missing_for_te
+from bridge.megatron.emulation.gather import separate_gathers
+from bridge.megatron.emulation.linear import gemm_precision, require_emulable
+from bridge.megatron.emulation.recompute import checkpoint
+from bridge.megatron.emulation.stored_weight import megatron_stores
+from bridge.megatron.te.environment import Environment, environment_findings, set_lines
+from bridge.megatron.te.machine import missing_for_te
+from bridge.megatron.te.recipe import te_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

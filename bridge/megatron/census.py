@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
+from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.optimizer import inner_optimizers
-from bridge.megatron.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -23,10 +23,10 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from bridge.errors import CheckpointError
-from bridge.megatron.emulation import delayed_updates, requantise_stored_weights, unrecorded
+from bridge.megatron.emulation.model import delayed_updates, requantise_stored_weights, unrecorded
+from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.megatron.optimizer import parts, unshare_steps
-from bridge.megatron.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

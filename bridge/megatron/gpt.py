@@ -19,7 +19,7 @@ from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
-from bridge.megatron.emulation import prepare_emulation
+from bridge.megatron.emulation.model import prepare_emulation
 from bridge.megatron.layer_spec import block_spec
 
 __all__ = ["GPTConfig", "build_gpt", "padded_vocab_size", "parameter_count", "run_config", "unwrapped"]

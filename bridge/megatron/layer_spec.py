@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.megatron.attention import FusedDotProductAttention
-from bridge.megatron.emulated import EmulatedColumnParallelLinear, EmulatedRowParallelLinear
+from bridge.megatron.emulation.linear import EmulatedColumnParallelLinear, EmulatedRowParallelLinear
 
 __all__ = ["block_spec"]
 

@@ -11,7 +11,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.errors import RunConfigError
-from bridge.megatron.stored_weight import StoredWeight
+from bridge.megatron.emulation.stored_weight import StoredWeight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

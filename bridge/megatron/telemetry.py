@@ -15,8 +15,8 @@ import torch
 from megatron.core import parallel_state
 
 from bridge.megatron.audit import global_layer_names
-from bridge.megatron.emulated import EmulatedLinear
-from bridge.megatron.stored_weight import StoredWeight
+from bridge.megatron.emulation.linear import EmulatedLinear
+from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import QuantisationError, quantisation_error, stored_operand
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from bridge.megatron.audit import GemmRecord, of_all_stages, told, watch_gemms
 from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.census import take_census, watch_activations
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
-from bridge.megatron.te_environment import read_environment
+from bridge.megatron.te.environment import read_environment
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
 from bridge.training.console import Display, Silent, display, show_summary

@@ -19,9 +19,8 @@ from megatron.core.enums import Fp4Recipe, Fp8Recipe
 from megatron.core.transformer import TransformerConfig
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
-from bridge.megatron.te import TERecipe, import_recipes, te_recipe
-from bridge.megatron.te_environment import environment_findings, read_environment, set_lines
-from bridge.megatron.te_layers import (
+from bridge.megatron.te.environment import environment_findings, read_environment, set_lines
+from bridge.megatron.te.layers import (
     bf16_layer_numbers,
     custom_recipe,
     layer_factory,
@@ -29,8 +28,9 @@ from bridge.megatron.te_layers import (
     name_te_modules,
     te_quantizers,
 )
-from bridge.megatron.te_machine import Machine, missing_for_te
-from bridge.megatron.te_variables import NVTE_VARIABLES
+from bridge.megatron.te.machine import Machine, missing_for_te
+from bridge.megatron.te.recipe import TERecipe, import_recipes, te_recipe
+from bridge.megatron.te.variables import NVTE_VARIABLES
 
 TE = Path(sys.prefix) / "te"
 FILE = Path(os.environ.get("BRIDGE_TE_RECIPE", TE / "transformer_engine/common/recipe/__init__.py"))
@@ -437,7 +437,7 @@ class TestMachine:
     def test_a_package_without_its_cuda_parts_is_told(self):
         if not (TE / "transformer_engine").is_dir():
             pytest.skip(f"needs Transformer Engine's Python files in {TE}: run make setup")
-        path = Path(sys.modules["bridge.megatron.te_machine"].__file__)
+        path = Path(sys.modules["bridge.megatron.te.machine"].__file__)
         code = (
             "import importlib.util, sys\n"
             f"spec = importlib.util.spec_from_file_location('m', {str(path)!r})\n"

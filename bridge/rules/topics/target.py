@@ -265,7 +265,7 @@ RULES = (
         ],
         message="the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
-        source="this project: bridge.megatron.emulated",
+        source="this project: bridge.megatron.emulation.linear",
         gate="is_low",
     ),
     Rule(
@@ -276,7 +276,7 @@ RULES = (
         predicate=lambda s: s.is_emulated,
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
-        source="this project: bridge.megatron.emulated",
+        source="this project: bridge.megatron.emulation.linear",
         gate="is_custom",
     ),
     Rule(

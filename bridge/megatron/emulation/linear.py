@@ -27,8 +27,8 @@ from megatron.core.tensor_parallel.mappings import (
 )
 
 from bridge.errors import BackendUnavailableError
-from bridge.megatron.recompute import scales_of_this_pass
-from bridge.megatron.stored_weight import StoredWeight
+from bridge.megatron.emulation.recompute import scales_of_this_pass
+from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.megatron.delayed import DelayedUpdates
+    from bridge.megatron.emulation.delayed import DelayedUpdates
 
 __all__ = [
     "EmulatedColumnParallelLinear",

@@ -21,7 +21,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionConfigError
-from bridge.megatron.te_recipe import TERecipe
+from bridge.megatron.te.recipe import TERecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

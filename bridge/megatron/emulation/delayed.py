@@ -19,7 +19,7 @@ from megatron.core import parallel_state
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bridge.megatron.emulated import EmulatedLinear
+    from bridge.megatron.emulation.linear import EmulatedLinear
     from bridge.numerics import DelayedScaling
 
 __all__ = ["DelayedUpdates"]

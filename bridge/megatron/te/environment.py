@@ -11,12 +11,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from bridge.errors import Finding, did_you_mean
-from bridge.megatron.te_variables import NVTE_VARIABLES, Variable
+from bridge.megatron.te.variables import NVTE_VARIABLES, Variable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from bridge.megatron.te import TERecipe
+    from bridge.megatron.te.recipe import TERecipe
 
 __all__ = ["Environment", "environment_findings", "read_environment", "set_lines"]
 

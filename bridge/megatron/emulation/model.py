@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core.transformer.transformer_block import TransformerBlock
 
-from bridge.megatron.delayed import DelayedUpdates
-from bridge.megatron.emulated import emulated_linears
+from bridge.megatron.emulation.delayed import DelayedUpdates
+from bridge.megatron.emulation.linear import emulated_linears
+from bridge.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
 from bridge.megatron.optimizer import parts
-from bridge.megatron.stored_weight import StoredWeight, quantize_shards, store_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
