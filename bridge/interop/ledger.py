@@ -10,8 +10,7 @@ from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import Exported, Imported, Loss
-from bridge.interop.meaning import meaning, recipe_named, semantics_of
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
 from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["Arrival", "Departure", "inert", "semantics_of"]
@@ -35,7 +34,6 @@ ABSENT = {
     "tf32": ("does not decide about TF32", "Set torch.backends.cuda.matmul.fp32_precision in the program."),
     "first_last_layers_bf16": ("cannot keep whole layers in BF16", "Expect FP8 in the first and last layer too."),
 }
-DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 
 
 class Arrival:
@@ -135,20 +133,7 @@ class Departure:
 
 def inert(config: MixedPrecisionConfig, field: str) -> str | None:
     """Return why `field` has no effect in this config, as a clause; None where it has one."""
-    leading = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}.get(field, field)
-    if leading in meaning(config):
-        return None
-    family = next((name for name in ("fp8", "fp4") if field.startswith(name)), None)
-    if family is not None and getattr(config, family) is None:
-        return f"there is no {family.upper()} without `{family}`"
-    row = FP8_SCHEMES.get(config.fp8_recipe) if config.fp8 else FP4_SCHEMES.get(config.fp4_recipe)
-    if row is not None and family is not None:
-        return f"{row.name} scaling does not read it"
-    if field.startswith(("num_layers_at_", "first_last_layers")):
-        return "layers are kept in BF16 in an FP8 or FP4 run, under `first_last_layers_bf16` only"
-    if field in DYNAMIC_SCALE:
-        return "only the dynamic loss scale of FP16 reads it"
-    return "gradients are FP32 in an FP32 run" if field == "grad_reduce_in_fp32" else "autocast is off"
+    return unread_fields(config).get(field)
 
 
 def _is_off(field: str, value: object) -> bool:

@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
+from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["meaning", "recipe_named", "semantics_of"]
-
-DYNAMIC_SCALE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-FP8_ONLY = ("fp8_recipe", "fp8_wgrad", "fp8_param", "fp8_param_gather")
-FP4_ONLY = ("fp4_recipe", "fp4_param", "fp4_param_gather")
-SCHEME_SETTINGS = tuple(
-    sorted({name for row in (*FP8_SCHEMES.values(), *FP4_SCHEMES.values()) for name in row.settings})
-)
+__all__ = ["meaning", "recipe_named", "semantics_of", "unread_fields"]
 
 
 def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
@@ -35,40 +28,21 @@ def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
     values["params_dtype"] = values["params_dtype"] or config.mode
     values["pipeline_dtype"] = values["pipeline_dtype"] or config.mode
     values["autocast_dtype"] = values["autocast_dtype"] or values["params_dtype"]
-    unread = set()
-    if not config.autocast_enabled:
-        unread.add("autocast_dtype")
-    if config.mode == "fp32":
-        unread.add("grad_reduce_in_fp32")  # gradients have the dtype of the weights, which is FP32
-    unread |= _unread_of_low_precision(config, values) | _unread_of_loss_scale(config, values)
-    for twin in ("fp8_param", "fp4_param"):
-        unread.add(twin)  # the other name of *_param_gather
+    if config.first_last_layers_bf16:
+        values.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})  # Megatron's own count
+    values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
+    unread = {*unread_fields(config), "fp8_param", "fp4_param"}  # the last two: other names of *_param_gather
     return {name: value for name, value in values.items() if name not in unread}
 
 
-def _unread_of_low_precision(config: MixedPrecisionConfig, values: dict[str, Any]) -> set[str]:
-    unread: set[str] = set()
-    if config.fp8 is None:
-        unread.update(FP8_ONLY)
-    if config.fp4 is None:
-        unread.update(FP4_ONLY)
-    rows = (
-        FP8_SCHEMES.get(config.fp8_recipe) if config.fp8 else None,
-        FP4_SCHEMES.get(config.fp4_recipe) if config.fp4 else None,
-    )
-    read = {name for row in rows if row is not None for name in row.settings}
-    unread.update(name for name in SCHEME_SETTINGS if name not in read)
-    if not config.first_last_layers_bf16 or (config.fp8 is None and config.fp4 is None):
-        unread.update((*LAYER_COUNTS, "first_last_layers_bf16"))
-    else:
-        values.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})  # Megatron's own count
-    return unread
-
-
-def _unread_of_loss_scale(config: MixedPrecisionConfig, values: dict[str, Any]) -> set[str]:
-    values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
-    scaled = config.fp16 or (config.autocast_enabled and values["autocast_dtype"] == "fp16")
-    return set() if scaled and values["loss_scale"] is None else set(DYNAMIC_SCALE)
+def unread_fields(config: MixedPrecisionConfig) -> dict[str, str]:
+    """Return each field without effect, with the reason; autocast to FP16 needs a loss scale where FP16 would."""
+    found = inert_fields(config)
+    values = config.to_dict()
+    dtype = values.get("autocast_dtype") or values.get("params_dtype") or config.mode
+    if config.autocast_enabled and dtype == "fp16" and not config.loss_scale:
+        return {name: why for name, why in found.items() if name not in SCALER_SCHEDULE}
+    return found
 
 
 def recipe_named(config: MixedPrecisionConfig) -> str | None:
