@@ -12,7 +12,7 @@ from bridge.errors import RunConfigError
 if TYPE_CHECKING:
     import argparse
 
-    from bridge.interop.contract import Exported, Loss
+    from bridge.interop.contract import ExportReport, Unmapped
     from bridge.interop.conversion import Run
 
 __all__ = ["add_parser"]
@@ -106,23 +106,23 @@ def _write(path: str, text: str) -> None:
         raise RunConfigError(f"--out: {path!r} cannot be written: {error.strerror}. Choose another path.") from None
 
 
-def _told(one: Run, exported: Exported | None) -> dict[str, Any]:
-    from bridge.interop.conversion import plain, told
+def _told(one: Run, exported: ExportReport | None) -> dict[str, Any]:
+    from bridge.interop.conversion import plain, records
 
     imported = one.imported
-    outward = told(exported.losses, "export") if exported is not None else []
+    outward = records(exported.unmapped, "export") if exported is not None else []
     config = imported.config.to_dict()
     return {
         "source": one.source,
         "semantics": imported.semantics,
         "config": plain(config),
         "payload": plain(exported.payload if exported is not None else config),
-        "losses": told(imported.losses, "import") + outward,
+        "losses": records(imported.unmapped, "import") + outward,
         "faults": [str(fault) for fault in imported.config.faults()],
     }
 
 
-def _lines(one: Run, exported: Exported | None, to: str) -> list[str]:
+def _lines(one: Run, exported: ExportReport | None, to: str) -> list[str]:
     """Return the report of one run."""
     from bridge.interop.contract import SEMANTICS
 
@@ -133,13 +133,13 @@ def _lines(one: Run, exported: Exported | None, to: str) -> list[str]:
     said = ", ".join(f"{name}={value}" for name, value in imported.config.to_dict().items())
     lines.append(f"recipe: {imported.recipe or 'none of the registered ones'} ({said or 'nothing stated'})")
     lines.append(f"semantics: {imported.semantics}: {SEMANTICS[imported.semantics]}")
-    lines += _losses(imported.losses, "did not come over as it stands")
+    lines += _losses(imported.unmapped, "did not come over as it stands")
     if exported is not None:
-        lines += _losses(exported.losses, f"cannot be said to {to} as it stands")
+        lines += _losses(exported.unmapped, f"cannot be said to {to} as it stands")
     return lines
 
 
-def _losses(losses: tuple[Loss, ...], what: str) -> list[str]:
+def _losses(losses: tuple[Unmapped, ...], what: str) -> list[str]:
     if not losses:
         return []
     return [f"{len(losses)} {what}:", *(f"  {loss}" for loss in losses)]

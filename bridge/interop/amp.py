@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.interop.ledger import inert, semantics_of
+from bridge.interop.builders import inert, semantics_of
 
 if TYPE_CHECKING:
-    from bridge.interop.ledger import Departure
+    from bridge.interop.builders import ExportBuilder
 
-__all__ = ["amp_fields", "depart_as_amp"]
+__all__ = ["amp_fields", "export_as_amp"]
 
 
 def amp_fields(compute: str) -> dict[str, object]:
@@ -24,44 +24,43 @@ def amp_fields(compute: str) -> dict[str, object]:
     return mode | {"autocast_enabled": True, "autocast_dtype": compute}
 
 
-def depart_as_amp(book: Departure, *settings: str) -> str:
+def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     """Note the mode fields as autocast over FP32 weights, and return the compute it casts to; "fp32" for none.
 
     Args:
-        book: The book of the export.
+        builder: The builder of the export.
         settings: What is written for it.
     """
-    config, mode, semantics = book.config, book.config.mode, semantics_of(book.config)
+    config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
     if semantics == "fp32":
-        book.carry("fp32", *settings)
-        if book.values["params_dtype"] in (None, "fp32"):
-            book.carry("params_dtype", *settings)
+        builder.map("fp32", *settings)
+        if builder.values["params_dtype"] in (None, "fp32"):
+            builder.map("params_dtype", *settings)
         return "fp32"
     if semantics == "amp_o1":
-        compute: str = book.values["autocast_dtype"] or mode
-        book.arrives_as = "fp16" if compute == "fp16" else "fp32"
+        compute: str = builder.values["autocast_dtype"] or mode
+        builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
         for field in ("autocast_enabled", "autocast_dtype", "params_dtype"):
-            book.carry(field, *settings)
+            builder.map(field, *settings)
         if config.fp32:
-            book.carry("fp32", *settings)
+            builder.map("fp32", *settings)
         if config.fp16 and compute == "fp16":
-            book.carry("fp16", *settings)
+            builder.map("fp16", *settings)
         elif mode != "fp32":
-            detail = f"{book.system} casts FP32 weights per operator, and has no {mode} weights"
-            book.lose(mode, "semantics", detail, "State fp32=True beside BF16 autocast, which is the same.")
+            detail = f"{builder.system} casts FP32 weights per operator, and has no {mode} weights"
+            builder.report(mode, "semantics", detail, "State fp32=True beside BF16 autocast, which is the same.")
         if config.grad_reduce_in_fp32:
-            book.carry("grad_reduce_in_fp32")
+            builder.map("grad_reduce_in_fp32")
         return compute
-    book.arrives_as = "fp16" if mode == "fp16" else "fp32"
-    detail = (
-        f"{book.system} keeps FP32 weights and casts each operator; Megatron trains {mode} weights beside FP32 masters"
-    )
+    builder.exported_mode = "fp16" if mode == "fp16" else "fp32"
+    megatron = f"Megatron trains {mode} weights beside FP32 masters"
+    detail = f"{builder.system} keeps FP32 weights and casts each operator; {megatron}"
     remedy = "Nothing to do if AMP is welcome: it needs more memory and rounds later."
     for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
         if field == mode or (field in config.stated and inert(config, field) is None):
-            book.lose(field, "semantics", detail, remedy)
+            builder.report(field, "semantics", detail, remedy)
     if config.grad_reduce_in_fp32:
-        book.carry("grad_reduce_in_fp32")
+        builder.map("grad_reduce_in_fp32")
     else:
-        book.lose_if_stated("grad_reduce_in_fp32", "semantics", "gradients of FP32 weights are FP32", remedy)
+        builder.report_if_stated("grad_reduce_in_fp32", "semantics", "gradients of FP32 weights are FP32", remedy)
     return mode

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.interop.command_words import CommandWords
-from bridge.interop.contract import Loss
-from bridge.interop.megatron_effects import DEFAULT_TAKEN, LATE, SAY_IT
-from bridge.interop.megatron_flags import bears_on_precision
+from bridge.interop.contract import Unmapped
+from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT
+from bridge.interop.megatron_lm.flags import bears_on_precision
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -68,7 +68,7 @@ class CommandLine:
     payload: object = None
     context: Mapping[str, object] = field(default_factory=dict)
     """What the line says of the things that a file of the system cannot say."""
-    beside: tuple[Loss, ...] = ()
+    beside: tuple[Unmapped, ...] = ()
     """What the line leaves open, and the files it names."""
     elsewhere: str = ""
     """The file, or the system, that decides; there is no payload then."""
@@ -100,7 +100,7 @@ class Line:
 
     def beside(
         self, used: Collection[str] = (), *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
-    ) -> tuple[Loss, ...]:
+    ) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
 
         Args:
@@ -128,7 +128,7 @@ class Line:
             loose = dict.fromkeys(words.loose)
             found += [lost(text, None, f"it may hold further options; {LATE}", SAY_IT) for text in loose]
         found += [lost(decision, "taken", BRANCH, SAY_IT) for decision in launch.decisions]
-        found += [*launch.losses, *(lost(note, None, NOT_READ, BY_ITSELF) for note in launch.notes)]
+        found += [*launch.unmapped, *(lost(note, None, NOT_READ, BY_ITSELF) for note in launch.notes)]
         found += [
             lost(f"${name}", value, DEFAULT_TAKEN, SAY_IT, "implied default")
             for name, value in launch.defaulted.items()
@@ -144,6 +144,6 @@ class Line:
         return tuple(found)
 
 
-def lost(name: str, value: object, detail: str, remedy: str, reason: str = "unsupported") -> Loss:
+def lost(name: str, value: object, detail: str, remedy: str, reason: str = "unsupported") -> Unmapped:
     """Return a record."""
-    return Loss(field=name, value=value, reason=reason, detail=detail, remedy=remedy)
+    return Unmapped(field=name, value=value, reason=reason, detail=detail, remedy=remedy)

@@ -15,8 +15,8 @@ from bridge.interop.command_line import BY_ITSELF, TRAINER, CommandLine, Line, l
 from bridge.interop.command_words import nested, typed
 from bridge.interop.launch import holds_arguments
 from bridge.interop.megatron_deepspeed import is_read
-from bridge.interop.megatron_effects import DEFAULT_TAKEN, SAY_IT
-from bridge.interop.megatron_flags import bears_on_precision
+from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, SAY_IT
+from bridge.interop.megatron_lm.flags import bears_on_precision
 from bridge.interop.shell_files import settings_of
 from bridge.interop.shell_trainings import TOOLS
 from bridge.interop.shell_variables import is_unknown
@@ -24,7 +24,7 @@ from bridge.interop.shell_variables import is_unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from bridge.interop.contract import Loss
+    from bridge.interop.contract import Unmapped
     from bridge.interop.launch import Launch
 
 __all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
@@ -80,7 +80,7 @@ def is_megatron(launch: Launch) -> bool:
     return any(MEGATRON_LM.fullmatch(word.partition("=")[0]) for word in launch.arguments)
 
 
-def left_out(launch: Launch, line: CommandLine | None) -> list[Loss]:
+def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     """Return the record of a launch that is not read: its precision lies in a file, or no system's words are in it."""
     if line is not None and line.is_foreign:
         return [lost(launch.label, line.elsewhere, f"it {line.evidence}", "Check it by hand.")]
@@ -181,7 +181,7 @@ def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     if not (line.is_trainer(forced=forced) or _is_switched(line)):
         return None
-    from bridge.interop.huggingface import arguments
+    from bridge.interop.huggingface.importer import arguments
 
     payload = arguments(line.words.known)
     found = sorted(TRAINER & payload.keys(), key=lambda name: (name != "per_device_train_batch_size", name))

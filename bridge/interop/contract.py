@@ -1,13 +1,17 @@
-"""What every bridge to another system promises.
+"""The contract of every bridge to another system.
 
-    import_(payload, **context) -> Imported      what their configuration asks for, as a recipe
-    export(config, **context)   -> Exported      the recipe, in their words
+    import_(payload, **context) -> ImportReport    a configuration of the system, read as a recipe
+    export(config, **context)   -> ExportReport    a recipe, written as a configuration of the system
 
-Nothing is dropped and nothing is guessed silently: each setting of theirs that bears on precision is either carried
-into a field or reported as a loss, each stated field of a recipe is either carried into their payload or reported.
-A default that nobody wrote is a loss too, of the kind "implied default", and names the version it was taken from.
+Nothing is dropped and nothing is guessed silently. On import each setting that bears on precision is mapped to fields
+or reported as unmapped; on export each stated field is mapped to settings or reported as unmapped. A default that
+decides is reported too, with the reason "implied default" and the version it was taken from.
 
-The context carries what no configuration file can say: versions, the GPU, tf32, torch.compile, the dtype of evaluation.
+A mode is stated only where something in the document states it, or where the document is the complete configuration of
+a program whose defaults are known. Elsewhere the mode stays unstated and `ImportReport.decided_by` names what decides.
+
+The context holds facts that no configuration file can state: versions, the GPU, tf32, torch.compile, the dtype of
+evaluation.
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["REASONS", "SEMANTICS", "ContextKey", "Exported", "Imported", "Loss", "Recognised", "System"]
+__all__ = ["REASONS", "SEMANTICS", "ContextKey", "ExportReport", "ImportReport", "Recognised", "System", "Unmapped"]
 
 REASONS = MappingProxyType(
     {
         "unsupported": "the other side has no such setting",
         "approximated": "the nearest setting of the other side was taken",
-        "implied default": "nobody wrote it; the system's own default decided",
-        "dead knob": "it is written down and has no effect",
+        "implied default": "the setting is not written, and the system's own default decides",
+        "dead knob": "the setting is written and has no effect",
         "semantics": "the same word means another computation",
     }
 )
@@ -42,23 +46,23 @@ SEMANTICS = MappingProxyType(
         "fp32": "no half precision anywhere",
     }
 )
-"""What people call "bf16 mixed" is one of the first four."""
+"""The first four are all called "bf16 mixed" by one system or another."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """One setting that did not cross the bridge as it stands."""
+class Unmapped:
+    """One setting that cannot be converted exactly."""
 
     field: str
-    """The setting, in the words of the side it was read from."""
+    """The setting, as the system it was read from spells it."""
     value: object
     """Its value there."""
     reason: str
     """One of `REASONS`."""
     detail: str
-    """What is different on the other side, with the version it was seen in: one clause without a full stop."""
+    """The difference on the other side, with the version it was seen in: one clause without a full stop."""
     remedy: str
-    """What to do about it, as one sentence."""
+    """A remedy, as one sentence."""
 
     def __post_init__(self) -> None:
         if self.reason not in REASONS:
@@ -69,33 +73,42 @@ class Loss:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imported:
-    """What a foreign configuration asks for."""
+class ImportReport:
+    """The result of an import."""
 
     config: MixedPrecisionConfig
-    """Only what the foreign configuration decides is stated."""
+    """Only fields that the foreign configuration decides are stated."""
     semantics: str
     """One of `SEMANTICS`."""
-    losses: tuple[Loss, ...] = ()
-    carried: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Each foreign setting that was carried -> the fields of `config` it became.
+    unmapped: tuple[Unmapped, ...] = ()
+    mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Each mapped setting -> the fields of `config` it became.
 
     Without fields it agrees with what is unstated here."""
     recipe: str | None = None
     """The registered recipe that means exactly the same, if there is one."""
     label: str = ""
-    """Which run of the file this is, where it starts several: "line 41, pretrain_gpt.py"."""
+    """The run of the file, where it starts several: "line 41, pretrain_gpt.py"."""
+    decided_by: str | None = None
+    """What decides the mode where the document does not, as a noun: "the recipe that run_recipe.py loads".
+
+    None: the mode is stated, or it is the known default of a program whose whole configuration this is."""
+
+    @property
+    def mode_is_stated(self) -> bool:
+        """Whether the document, or a known default, decides the mode."""
+        return self.decided_by is None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
-    """A recipe in another system's words."""
+class ExportReport:
+    """The result of an export."""
 
     payload: Any
-    """What the other system's own loader takes: a mapping, a list of arguments, an object."""
-    losses: tuple[Loss, ...] = ()
-    carried: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Each stated field that was carried -> the settings of the payload it became."""
+    """The input of the other system's own loader: a mapping, a list of arguments, an object."""
+    unmapped: tuple[Unmapped, ...] = ()
+    mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Each mapped field that was stated -> the settings of the payload it became."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +118,12 @@ class Recognised:
     certainty: float
     """0 to 1; the highest wins, a tie is an error that names both."""
     evidence: str
-    """What gave it away, as a clause: "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
+    """The evidence, as a clause: "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextKey:
-    """One thing that `import_` or `export` wants to know and no file says."""
+    """One fact that `import_` or `export` takes and no file states."""
 
     name: str
     meaning: str
@@ -128,8 +141,8 @@ class System:
     """The release its facts were taken from."""
     kinds: tuple[str, ...]
     """Kinds of document it is written in: yaml, json, shell, python, env, text."""
-    import_: Callable[..., Imported]
-    export: Callable[..., Exported] | None
+    import_: Callable[..., ImportReport]
+    export: Callable[..., ExportReport] | None
     """None where the system has no form to write."""
     recognise: Callable[[Any], Recognised | None]
     """Takes a `document.Document`; None: not this system's."""
@@ -138,5 +151,5 @@ class System:
     read: Callable[[Any], Any] | None = None
     """Takes a `document.Document` and returns the payload for `import_`; None: the document's parsed content is it."""
     context: tuple[ContextKey, ...] = ()
-    import_all: Callable[..., tuple[Imported, ...]] | None = None
-    """As `import_`, for a payload that starts several runs: one `Imported` each, the first being `import_`'s."""
+    import_all: Callable[..., tuple[ImportReport, ...]] | None = None
+    """As `import_`, for a payload that starts several runs: one `ImportReport` each, the first being `import_`'s."""

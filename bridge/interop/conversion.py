@@ -15,11 +15,11 @@ from bridge.interop.systems import system
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from bridge.interop.contract import Exported, Imported, Loss, System
+    from bridge.interop.contract import ExportReport, ImportReport, System, Unmapped
     from bridge.interop.document import Document
     from bridge.interop.launch import Launch
 
-__all__ = ["OURS", "Run", "convert", "payload_text", "plain", "runs_of", "told"]
+__all__ = ["OURS", "Run", "convert", "payload_text", "plain", "records", "runs_of"]
 
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""
@@ -32,7 +32,7 @@ class Run:
     document: Document
     system: System
     evidence: str
-    imported: Imported
+    imported: ImportReport
     said_by: str = "flags"
     """Of a launch: the program's flags, those of its launcher, or variables that the script exports."""
 
@@ -90,7 +90,8 @@ def _of_script(
     document: Document, chosen: str | None, context: Mapping[str, Any], targets: Sequence[System]
 ) -> list[Run]:
     """Return the runs of a launch script, each read as the system's whose command line it is."""
-    from bridge.interop import command_lines, megatron_lm
+    from bridge.interop import command_lines
+    from bridge.interop.megatron_lm import importer as megatron_lm
     from bridge.interop.shell import launches
 
     ours = megatron_lm.SYSTEM
@@ -105,7 +106,7 @@ def _of_script(
         raise _nothing(document, started, "no system here knows")
     evidence = looks[0][1].evidence if looks and chosen is None else "was named with --from"
     found: list[Run] = []
-    left: list[Loss] = []
+    left: list[Unmapped] = []
     for launch, line in zip(started, lines, strict=True):
         if line is None and chosen in (None, ours.name) and (not known or command_lines.is_megatron(launch)):
             with _named(document, launch.label):
@@ -118,13 +119,13 @@ def _of_script(
             given = {**line.context, **_for_system(one, context)}
             with _named(document, launch.label):
                 imported = one.import_(line.payload, **given)
-            imported = replace(imported, losses=(*imported.losses, *line.beside), label=launch.label)
+            imported = replace(imported, unmapped=(*imported.unmapped, *line.beside), label=launch.label)
             run = Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
             found.append(run)
     if left and not found:
         said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left)
         raise PayloadError(f"{document.path}: {said}. {left[0].remedy}")
-    first = replace(found[0].imported, losses=(*found[0].imported.losses, *left))
+    first = replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left))
     return [replace(found[0], imported=first), *found[1:]]
 
 
@@ -158,7 +159,7 @@ def _check_kind(document: Document, one: System) -> None:
         raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
 
 
-def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Exported | None:
+def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> ExportReport | None:
     """Return the run in the words of the system `to`; None for our own, which needs no words.
 
     Raises:
@@ -192,7 +193,7 @@ def _for_system(one: System, context: Mapping[str, Any], *, outward: bool = Fals
     return {name: value for name, value in context.items() if name in keys and (takes_all or name in named)}
 
 
-def payload_text(run: Run, to: str, exported: Exported | None) -> str:
+def payload_text(run: Run, to: str, exported: ExportReport | None) -> str:
     """Return the payload as the text of a file; empty where there is nothing to write."""
     if exported is None:
         return run.imported.config.to_yaml()
@@ -212,6 +213,6 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def told(losses: tuple[Loss, ...], way: str) -> list[dict[str, Any]]:
-    """Return losses as plain data; `way` says whether they arose on the way in or out."""
-    return [{**plain(loss), "on": way} for loss in losses]
+def records(unmapped: tuple[Unmapped, ...], direction: str) -> list[dict[str, Any]]:
+    """Return unmapped settings as plain data; `direction` is "import" or "export"."""
+    return [{**plain(entry), "on": direction} for entry in unmapped]

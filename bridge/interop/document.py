@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop import strict_json, strict_yaml
+from bridge.interop import strict_json
+from bridge.precision import strict_yaml
 
 __all__ = ["KINDS", "MAX_BYTES", "Document"]
 

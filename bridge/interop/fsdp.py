@@ -12,15 +12,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionTypeError
-from bridge.interop.contract import Exported, Imported, Recognised, System
-from bridge.interop.ledger import Arrival, Departure, semantics_of
+from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
+from bridge.interop.contract import ExportReport, ImportReport, Recognised, System
 from bridge.interop.settings import Settings
-from bridge.precision.dtypes import dtype_token, torch_dtype
+from bridge.precision.dtypes import dtype_token
+from bridge.pytorch.fsdp import fsdp_policy_for, policy_dtypes
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
-
     from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "fsdp_policy_for", "import_"]
@@ -38,86 +36,61 @@ USUAL = {
 """Fields without one of ours -> values that say nothing: the defaults of either generation."""
 
 
-def fsdp_policy_for(config: MixedPrecisionConfig, *, version: int = 2) -> MixedPrecisionPolicy | MixedPrecision:
-    """Return the FSDP policy of a recipe.
-
-    Args:
-        config: The recipe; its FP8 or FP4 is not FSDP's business.
-        version: 2 for `fully_shard`, 1 for `FullyShardedDataParallel`.
-
-    Returns:
-        A `MixedPrecisionPolicy`, or for version 1 a `MixedPrecision`, with both dtypes written out; no casts for FP32.
-    """
-    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
-
-    if version not in (1, 2):
-        raise PrecisionTypeError(f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard.")
-    dtypes: dict[str, Any] = {
-        name: torch_dtype(value) for name, value in export(config).payload.items() if value is not None
-    }
-    return MixedPrecisionPolicy(**dtypes) if version == 2 else MixedPrecision(**dtypes)
-
-
-def import_(payload: object) -> Imported:
+def import_(payload: object) -> ImportReport:
     """Return what a policy asks for.
 
     Args:
         payload: A `MixedPrecision` or `MixedPrecisionPolicy`, or its fields as a mapping; None: no policy.
     """
     top = Settings(_plain(payload), TITLE)
-    book = Arrival(TITLE)
+    builder = ImportBuilder(TITLE)
     compute, reduce_ = (_dtype(top, name) for name in DTYPES[:2])
     mode = compute or "fp32"
     fields: dict[str, Any] = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
-    book.fields |= fields
+    builder.fields |= fields
     if top.given("param_dtype"):
-        book.carry("param_dtype", **fields)
+        builder.map("param_dtype", **fields)
     else:
         detail = f"None: weights are used in the dtype they have; FP32 was assumed ({VERSION})"
-        book.lose("param_dtype", None, "implied default", detail, "Write it down to be sure.")
+        builder.report("param_dtype", None, "implied default", detail, "Write it down to be sure.")
     if mode != "fp32":
-        book.fields["grad_reduce_in_fp32"] = reduce_ == "fp32"
+        builder.fields["grad_reduce_in_fp32"] = reduce_ == "fp32"
     if reduce_ is None and mode != "fp32":
         detail = f"None: gradients are reduced in param_dtype, {mode} ({VERSION})"
-        book.lose("reduce_dtype", None, "implied default", detail, "Write torch.float32 to reduce in FP32.")
+        builder.report("reduce_dtype", None, "implied default", detail, "Write torch.float32 to reduce in FP32.")
     elif reduce_ is not None and reduce_ not in ("fp32", mode):
         detail = f"gradients of {mode} weights are reduced in {reduce_}"
-        book.lose("reduce_dtype", reduce_, "unsupported", detail, "Reduce in FP32 or in the weights' dtype.")
+        builder.report("reduce_dtype", reduce_, "unsupported", detail, "Reduce in FP32 or in the weights' dtype.")
     elif reduce_ is not None:
-        book.carry("reduce_dtype", **({} if mode == "fp32" else {"grad_reduce_in_fp32": reduce_ == "fp32"}))
-    _rest(book, top, mode)
-    return book.close("fp32" if mode == "fp32" else "fsdp_policy")
+        builder.map("reduce_dtype", **({} if mode == "fp32" else {"grad_reduce_in_fp32": reduce_ == "fp32"}))
+    _rest(builder, top, mode)
+    return builder.finish("fp32" if mode == "fp32" else "fsdp_policy")
 
 
-def export(config: MixedPrecisionConfig) -> Exported:
+def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the fields of a policy by our names for dtypes; `fsdp_policy_for` makes the object of them."""
-    book = Departure(config, TITLE)
+    builder = ExportBuilder(config, TITLE)
     mode, semantics = config.mode, semantics_of(config)
-    compute = (book.values["autocast_dtype"] or mode) if semantics == "amp_o1" else mode
-    book.arrives_as = compute
+    compute = (builder.values["autocast_dtype"] or mode) if semantics == "amp_o1" else mode
+    builder.exported_mode = compute
     if semantics == "amp_o1":
         detail = "weights are cast as they are gathered, once for all operators, norms and softmax among them"
         for field in ("autocast_enabled", "autocast_dtype", "params_dtype", mode):
             remedy = "Use autocast_for beside an FP32 policy to keep casting per operator."
-            book.lose_if_stated(field, "approximated", detail, remedy)
+            builder.report_if_stated(field, "approximated", detail, remedy)
     else:
-        book.carry(mode, "param_dtype")
-        if book.values["params_dtype"] in (None, mode):
-            book.carry("params_dtype", "param_dtype")
+        builder.map(mode, "param_dtype")
+        if builder.values["params_dtype"] in (None, mode):
+            builder.map("params_dtype", "param_dtype")
         else:
-            book.carry("params_dtype")  # FP32 shards: that is what FSDP keeps
-    lowered = compute != "fp32"
-    payload = {
-        "param_dtype": compute if lowered else None,
-        "reduce_dtype": ("fp32" if config.grad_reduce_in_fp32 else compute) if lowered else None,
-    }
-    if lowered:
-        book.carry("grad_reduce_in_fp32", "reduce_dtype")
+            builder.map("params_dtype")  # FP32 shards: that is what FSDP keeps
+    if compute != "fp32":
+        builder.map("grad_reduce_in_fp32", "reduce_dtype")
     for field in ("fp8", "fp8_recipe", "fp4", "fp4_recipe"):
         if getattr(config, field[:3]) is not None:
             detail = "FSDP shards and reduces; what the GEMMs run in is decided by the layers"
-            book.lose_if_stated(field, "unsupported", detail, "Convert the layers, with torchao for one.")
-    return book.close(payload)
+            builder.report_if_stated(field, "unsupported", detail, "Convert the layers, with torchao for one.")
+    return builder.finish(policy_dtypes(config))
 
 
 def _plain(payload: object) -> object:
@@ -141,7 +114,7 @@ def _dtype(top: Settings, name: str) -> str | None:
     return compute
 
 
-def _rest(book: Arrival, top: Settings, mode: str) -> None:
+def _rest(builder: ImportBuilder, top: Settings, mode: str) -> None:
     for name, value in top.values.items():
         if name in DTYPES[:2]:
             continue
@@ -152,10 +125,10 @@ def _rest(book: Arrival, top: Settings, mode: str) -> None:
             raise top.wrong(name, rule, value, "Use param_dtype, reduce_dtype, buffer_dtype or output_dtype")
         same = name in DTYPES and value is not None and _dtype(top, name) == mode
         if same or any(value is usual for usual in USUAL[name]):
-            book.carry(name)
+            builder.map(name)
         else:
             shown = _dtype(top, name) if name in DTYPES else top.switch(name)
-            book.lose(name, shown, "unsupported", "no such choice in a recipe", "Check it by hand.")
+            builder.report(name, shown, "unsupported", "no such choice in a recipe", "Check it by hand.")
 
 
 def _recognise(document: Any) -> Recognised | None:

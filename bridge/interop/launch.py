@@ -14,7 +14,7 @@ from bridge.interop.shell_variables import Unknowns, is_unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.interop.contract import Loss
+    from bridge.interop.contract import Unmapped
     from bridge.interop.shell_choices import Path
     from bridge.interop.shell_files import WrittenFile
 
@@ -102,7 +102,7 @@ class Launch:
     """Branches that the file does not decide, and the way taken."""
     notes: tuple[str, ...] = ()
     """What was not read: a sourced file, a heredoc that is a configuration."""
-    losses: tuple[Loss, ...] = ()
+    unmapped: tuple[Unmapped, ...] = ()
     """What the shell itself drops or adds: flags behind a broken continuation, arguments from a pipe."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
     """Variables that the environment may set, and whose default in the script decides about the precision."""

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning, PayloadError
-from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
-from bridge.interop.crossing import Inward, Outward
+from bridge.interop.builders import ImportBuilder, MegatronExportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
-from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
@@ -43,46 +43,46 @@ DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": 
 RENAMED = {"enable_autocast": "autocast_enabled"}
 
 
-def import_(payload: object) -> Imported:
+def import_(payload: object) -> ImportReport:
     """Return what a Megatron Bridge configuration asks for.
 
     Args:
         payload: A recipe's name, a mapping of fields, or a run's configuration with a `mixed_precision` key.
     """
-    crossing = Inward(TITLE)
+    builder = ImportBuilder(TITLE)
     if isinstance(payload, str):
-        return _named(payload, "mixed_precision", crossing)
+        return _named(payload, "mixed_precision", builder)
     if not isinstance(payload, Mapping):
         remedy = "Give the parsed contents of the file."
         raise PayloadError(f"megatron-bridge: must be a mapping or a recipe's name, got {payload!r:.60}. {remedy}")
     if "mixed_precision" not in payload and not any(name in payload for name in OWNERS):
-        return _fields(payload, "", crossing)
+        return _fields(payload, "", builder)
     chosen = payload.get("mixed_precision")
     if chosen is None:
-        return _of_owners(payload, crossing)
+        return _of_owners(payload, builder)
     if isinstance(chosen, str):
-        imported = _named(chosen, "mixed_precision", crossing)
+        imported = _named(chosen, "mixed_precision", builder)
     elif isinstance(chosen, Mapping):
-        imported = _fields(chosen, "mixed_precision.", crossing)
+        imported = _fields(chosen, "mixed_precision.", builder)
     else:
         rule = "must be a recipe's name or a mapping of fields"
         raise PayloadError(f"mixed_precision: {rule}, got {chosen!r:.60}. Correct it in the file.")
-    return _beside(payload, imported, crossing)
+    return _beside(payload, imported, builder)
 
 
-def _named(name: str, where: str, crossing: Inward) -> Imported:
+def _named(name: str, where: str, builder: ImportBuilder) -> ImportReport:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BridgeWarning)
         config = REGISTRY.get(name)
     known = REGISTRY.recipe(name)
-    crossing.carry(where, **config.to_dict())
+    builder.map(where, **config.to_dict())
     if "misnamed" in known.tags:
         detail = "the name says current scaling and the values are blockwise"
-        crossing.lose(where, name, "semantics", detail, "Use the recipe whose name says what it is.")
-    return crossing.imported(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
+        builder.report(where, name, "semantics", detail, "Use the recipe whose name says what it is.")
+    return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
 
 
-def _fields(values: Mapping[Any, Any], prefix: str, crossing: Inward) -> Imported:
+def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder) -> ImportReport:
     """Import a mapping of fields; with `_target_` it is a constructor call, without it is assigned key by key."""
     constructed = "_target_" in values
     if constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
@@ -94,19 +94,19 @@ def _fields(values: Mapping[Any, Any], prefix: str, crossing: Inward) -> Importe
             continue
         if name not in OWN:
             detail = "not a field of MixedPrecisionConfig; Megatron Bridge skips it with a log line"
-            crossing.lose(prefix + name, value, "dead knob", detail, "Correct the name, or drop it.")
+            builder.report(prefix + name, value, "dead knob", detail, "Correct the name, or drop it.")
         elif name in DTYPES:
             token = _dtype(value, prefix + name)
-            crossing.carry(prefix + name, **({} if token is None else {name: token}))
+            builder.map(prefix + name, **({} if token is None else {name: token}))
         elif name not in TWINS and name not in TWINS.values():
-            crossing.carry(prefix + name, **{name: value})
-    _twins(values, prefix, crossing, constructed=constructed)
-    _defaults(prefix, crossing)
-    config = MixedPrecisionConfig.from_dict(crossing.fields)
-    return crossing.imported(semantics=semantics_of(config))
+            builder.map(prefix + name, **{name: value})
+    _twins(values, prefix, builder, constructed=constructed)
+    _defaults(prefix, builder)
+    config = MixedPrecisionConfig.from_dict(builder.fields)
+    return builder.finish(semantics=semantics_of(config))
 
 
-def _twins(values: Mapping[Any, Any], prefix: str, crossing: Inward, *, constructed: bool) -> None:
+def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, constructed: bool) -> None:
     """Read the two names of stored weights as the peer's class reads them."""
     for model_name, ddp_name in TWINS.items():
         keys = [key for key in values if key in (model_name, ddp_name)]
@@ -116,27 +116,27 @@ def _twins(values: Mapping[Any, Any], prefix: str, crossing: Inward, *, construc
         said = values.get(ddp_name, False) if constructed else values[keys[-1]]
         for key in keys:
             if values[key] in (said, None) or (values[key] is False and not said):
-                crossing.carry(prefix + str(key), **({ddp_name: said} if said is not None else {}))
+                builder.map(prefix + str(key), **({ddp_name: said} if said is not None else {}))
                 continue
             how = f"the constructor takes {ddp_name} and only that" if constructed else f"{keys[-1]} is assigned last"
-            crossing.lose(prefix + str(key), values[key], "dead knob", how, f"Say {ddp_name} instead.")
-            crossing.fields[ddp_name] = bool(said)
+            builder.report(prefix + str(key), values[key], "dead knob", how, f"Say {ddp_name} instead.")
+            builder.fields[ddp_name] = bool(said)
 
 
-def _defaults(prefix: str, crossing: Inward) -> None:
+def _defaults(prefix: str, builder: ImportBuilder) -> None:
     """State the defaults of the peer's class that decide a run and that an unstated field of ours leaves open."""
-    fields = crossing.fields
+    fields = builder.fields
     if fields.get("fp8") and "fp8_recipe" not in fields:
-        crossing.implied(f"{prefix}fp8_recipe", "tensorwise", fp8_recipe="tensorwise")
+        builder.implied(f"{prefix}fp8_recipe", "tensorwise", fp8_recipe="tensorwise")
     if fields.get("fp4") and "fp4_recipe" not in fields:
-        crossing.implied(f"{prefix}fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
+        builder.implied(f"{prefix}fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
     if (fields.get("bf16") or fields.get("fp16")) and "grad_reduce_in_fp32" not in fields:
-        crossing.implied(f"{prefix}grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
+        builder.implied(f"{prefix}grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
     if fields.get("first_last_layers_bf16"):
         for name in LAYER_COUNTS:
             if name not in fields:
                 detail = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
-                crossing.implied(f"{prefix}{name}", 0, detail, **{name: 0})
+                builder.implied(f"{prefix}{name}", 0, detail, **{name: 0})
 
 
 def _dtype(value: Any, where: str) -> str | None:
@@ -150,7 +150,7 @@ def _dtype(value: Any, where: str) -> str | None:
         raise PayloadError(f"{where}: {error}") from None
 
 
-def _of_owners(payload: Mapping[Any, Any], crossing: Inward) -> Imported:
+def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder) -> ImportReport:
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
     for owner in OWNERS:
         section = payload.get(owner)
@@ -159,37 +159,37 @@ def _of_owners(payload: Mapping[Any, Any], crossing: Inward) -> Imported:
             where = f"{owner}.{key}"
             if name in DTYPES:
                 token = _dtype(value, where)
-                crossing.carry(where, **({} if token is None else {name: token}))
+                builder.map(where, **({} if token is None else {name: token}))
             elif name in OWN and value is not None:
                 leader = TWINS.get(name, name)
-                crossing.carry(where, **{leader: value})
+                builder.map(where, **{leader: value})
             elif name in OWN:
-                crossing.carry(where)
+                builder.map(where)
             else:
-                _other(where, str(key), value, crossing)
+                _other(where, str(key), value, builder)
     detail = "without mixed_precision the model's own settings decide"
-    crossing.lose("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
-    if not any(crossing.fields.get(name) for name in ("fp16", "bf16")):
-        crossing.fields["fp32"] = True
-    _megatrons_defaults(crossing)
-    return crossing.imported(semantics=semantics_of(MixedPrecisionConfig.from_dict(crossing.fields)))
+    builder.report("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
+    if not any(builder.fields.get(name) for name in ("fp16", "bf16")):
+        builder.fields["fp32"] = True
+    _megatrons_defaults(builder)
+    return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(builder.fields)))
 
 
-def _megatrons_defaults(crossing: Inward) -> None:
+def _megatrons_defaults(builder: ImportBuilder) -> None:
     """State the defaults of Megatron Core's own classes, which hold where no recipe is written over them."""
-    fields = crossing.fields
+    fields = builder.fields
     detail = "the default of Megatron Core's own class"
     if fields.get("fp8") and fields.get("fp8_recipe") is None:
-        crossing.implied("model.fp8_recipe", "delayed", detail, fp8_recipe="delayed")
+        builder.implied("model.fp8_recipe", "delayed", detail, fp8_recipe="delayed")
     if fields.get("fp8") and fields["fp8_recipe"] == "delayed":
         for name, value in DELAYED.items():
             if name not in fields:
-                crossing.implied(f"model.{name}", value, detail, **{name: value})
+                builder.implied(f"model.{name}", value, detail, **{name: value})
     if not fields.get("fp32") and "grad_reduce_in_fp32" not in fields:
-        crossing.implied("ddp.grad_reduce_in_fp32", False, detail, grad_reduce_in_fp32=False)
+        builder.implied("ddp.grad_reduce_in_fp32", False, detail, grad_reduce_in_fp32=False)
 
 
-def _beside(payload: Mapping[Any, Any], imported: Imported, crossing: Inward) -> Imported:
+def _beside(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
     """Report what the owners' sections say beside `mixed_precision`, which is written over them."""
     values, acting = imported.config.to_dict(full=True), meaning(imported.config)
     for owner in OWNERS:
@@ -198,7 +198,7 @@ def _beside(payload: Mapping[Any, Any], imported: Imported, crossing: Inward) ->
             name = RENAMED.get(str(key), str(key))
             where = f"{owner}.{key}"
             if name not in OWN:
-                _other(where, str(key), value, crossing)
+                _other(where, str(key), value, builder)
                 continue
             said = _dtype(value, where) if name in DTYPES else value
             if (
@@ -206,27 +206,27 @@ def _beside(payload: Mapping[Any, Any], imported: Imported, crossing: Inward) ->
                 or TWINS.get(name, name) not in acting
                 or (said in (None, False) and not values[name])
             ):
-                crossing.carry(where)
+                builder.map(where)
             elif imported.config.is_stated(name) or name not in DTYPES:
                 detail = f"mixed_precision.{name} ({values[name]!r}) is written over it"
-                crossing.lose(where, value if name not in DTYPES else said, "dead knob", detail, "Drop it.")
+                builder.report(where, value if name not in DTYPES else said, "dead knob", detail, "Drop it.")
             else:
-                crossing.carry(where)
+                builder.map(where)
     semantics = imported.semantics
-    return crossing.imported(semantics=semantics, recipe=imported.recipe)
+    return builder.finish(semantics=semantics, recipe=imported.recipe)
 
 
-def _other(where: str, key: str, value: Any, crossing: Inward) -> None:
+def _other(where: str, key: str, value: Any, builder: ImportBuilder) -> None:
     row = OTHER_SETTINGS.get(key)
     if row is None and not bears_on_precision(key):
         return
     neutral = (None, False, row.default if row else None)
     plain = _dtype_or_text(value)
     if value in neutral or (row is not None and plain == row.default):
-        crossing.carry(where)
+        builder.map(where)
     else:
         detail = row.detail if row else "a setting of Megatron Core that no recipe has"
-        crossing.lose(where, plain, "unsupported", detail, "Keep it in the run's own configuration.")
+        builder.report(where, plain, "unsupported", detail, "Keep it in the run's own configuration.")
 
 
 def _dtype_or_text(value: Any) -> Any:
@@ -238,7 +238,7 @@ def _dtype_or_text(value: Any) -> Any:
     return value
 
 
-def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> Exported:
+def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> ExportReport:
     """Return `{"mixed_precision": ...}`.
 
     Args:
@@ -247,27 +247,27 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
             overrides) or "name" (the recipe's name, where there is one).
         bridge_version: 0.3 knows no fp4_param_gather.
     """
-    book = Outward(config, TITLE)
+    builder = MegatronExportBuilder(config, TITLE)
     if shape not in ("fields", "strings", "name"):
         raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
     name = recipe_named(config) if shape == "name" else None
     if name is not None:
         for field in config.stated - {"tf32"}:
-            book.write(field, "mixed_precision")
-        return book.exported({"mixed_precision": name})
+            builder.map(field, "mixed_precision")
+        return builder.finish({"mixed_precision": name})
     payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
     for field in OWN:
         if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
             continue
-        book.write(field, f"mixed_precision.{TWINS.get(field, field)}")
+        builder.map(field, f"mixed_precision.{TWINS.get(field, field)}")
         if field not in TWINS:  # one of the two names: written together, the order of the keys would decide
-            payload[field] = _spelt(book.values[field], field, shape)
+            payload[field] = _spelt(builder.values[field], field, shape)
     for field in DTYPES[:2]:
-        if book.values[field] is None:
+        if builder.values[field] is None:
             payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
     if config.first_last_layers_bf16:
         payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
-    return book.exported({"mixed_precision": payload})
+    return builder.finish({"mixed_precision": payload})
 
 
 def _spelt(value: Any, field: str, shape: str) -> Any:

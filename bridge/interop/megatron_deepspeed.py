@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
-from bridge.interop import deepspeed
-from bridge.interop.megatron_effects import DEFAULT_TAKEN, LATE, SAY_IT, shown
-from bridge.interop.megatron_flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.deepspeed import importer as deepspeed
+from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT, shown
+from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.interop.shell_files import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from bridge.interop.contract import Imported
-    from bridge.interop.crossing import Inward
-    from bridge.interop.megatron_arguments import Arguments, Written
+    from bridge.interop.builders import ImportBuilder
+    from bridge.interop.contract import ImportReport
+    from bridge.interop.megatron_lm.arguments import Arguments, Written
     from bridge.interop.shell_files import WrittenFile
 
 __all__ = ["OWNED", "cross", "is_engine", "is_read"]
@@ -44,13 +44,13 @@ def is_read(key: str) -> bool:
     return key.split(".", maxsplit=1)[0] in BLOCKS or bears_on_precision(key)
 
 
-def cross(run: Arguments, mode: str, crossing: Inward) -> tuple[str, str | None]:
+def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str | None]:
     """Carry what the engine's file says where the script writes it, and leave open what it decides where not.
 
     Args:
         run: The arguments.
         mode: What `--fp16` and `--bf16` say.
-        crossing: The book.
+        builder: The builder.
 
     Returns:
         The mode and the semantics that the file decides; None for the semantics where it is not read.
@@ -60,61 +60,61 @@ def cross(run: Arguments, mode: str, crossing: Inward) -> tuple[str, str | None]
         if written is not None and written.value is not False:
             does = "scales the loss" if key in SCALER else "reduces gradients"
             detail = f"under --deepspeed the engine {does}, as its own file says, and nothing reads this"
-            crossing.lose(written.name, shown(written), "dead knob", detail, "Set it in that file.")
+            builder.report(written.name, shown(written), "dead knob", detail, "Set it in that file.")
     option = run.settings.get(FILE)
     if option is None:
         detail = "the engine scales the loss and reduces gradients as its configuration says, which is not named here"
-        crossing.lose("--deepspeed", True, "unsupported", detail, "Convert its configuration too.")
+        builder.report("--deepspeed", True, "unsupported", detail, "Convert its configuration too.")
         return mode, None
     file = run.file(str(shown(option)))
     found = settings_of(file, str(shown(option))) if file is not None else None
     if file is None or found is None:
-        return _unread(option, file.made(str(shown(option))) if file is not None else "", mode, crossing)
+        return _unread(option, file.made(str(shown(option))) if file is not None else "", mode, builder)
     values, open_ = found[0], {key: run.shown(value) for key, value in found[1].items() if is_read(key)}
     switch = next((key for key in open_ if key.endswith("enabled")), "")
     if switch:
-        return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, crossing)
+        return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, builder)
     try:
         imported = deepspeed.import_(values)
     except BridgeError as error:
-        return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, crossing)
-    crossing.carry(option.name)
+        return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, builder)
+    builder.map(option.name)
     name = str(shown(option))
     if mode not in (imported.config.mode, "fp32"):
         detail = f"{name}, written on line {file.line}, trains in {imported.config.mode}"
         detail += ", and DeepSpeed goes by it or refuses to start"
-        crossing.lose(f"--{mode}", True, "semantics", detail, "Make the two agree.")
+        builder.report(f"--{mode}", True, "semantics", detail, "Make the two agree.")
     if mode != imported.config.mode:
         for field in ("bf16", "fp16", "fp32", "params_dtype", "pipeline_dtype"):
-            crossing.fields.pop(field, None)
-    _carry(file, imported, open_, name, crossing)
+            builder.fields.pop(field, None)
+    _carry(file, imported, open_, name, builder)
     return imported.config.mode, imported.semantics
 
 
-def _unread(option: Written, why: str, mode: str, crossing: Inward) -> tuple[str, None]:
+def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tuple[str, None]:
     """Report that the file decides and is not read."""
     row = OTHER_SETTINGS[FILE]
     detail = "; ".join(filter(None, (row.detail, why)))
-    crossing.lose(option.name, shown(option), row.reason, detail, row.remedy)
+    builder.report(option.name, shown(option), row.reason, detail, row.remedy)
     return mode, None
 
 
-def _carry(file: WrittenFile, imported: Imported, open_: dict[str, str], name: str, crossing: Inward) -> None:
+def _carry(file: WrittenFile, imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:
     """Put what the file says over what the arguments say; leave out what only the run decides."""
     said = _stated(imported, open_)
-    for setting, fields in imported.carried.items():
-        crossing.carry(f"{name}: {setting}", **{field: said[field] for field in fields if field in said})
-    crossing.fields.update(said)
-    for loss in imported.losses:
+    for setting, fields in imported.mapped.items():
+        builder.map(f"{name}: {setting}", **{field: said[field] for field in fields if field in said})
+    builder.fields.update(said)
+    for loss in imported.unmapped:
         if loss.field not in open_:
-            crossing.lose(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
+            builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     for key, value in open_.items():
-        crossing.lose(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)
+        builder.report(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)
     for variable, default in file.defaulted.items():
-        crossing.lose(f"${variable}", default, "implied default", DEFAULT_TAKEN, SAY_IT)
+        builder.report(f"${variable}", default, "implied default", DEFAULT_TAKEN, SAY_IT)
 
 
-def _stated(imported: Imported, open_: Collection[str]) -> dict[str, Any]:
+def _stated(imported: ImportReport, open_: Collection[str]) -> dict[str, Any]:
     """Return the fields that an import states, without those that only the run decides."""
     last = [key.rpartition(".")[2] for key in open_]
     unknown = {FIELDS.get(name, name) for name in last}

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from bridge.interop.contract import Recognised
-from bridge.interop.megatron_arguments import argument_groups
-from bridge.interop.megatron_flags import BY_NAME, OTHER_SETTINGS, dest
+from bridge.interop.megatron_lm.arguments import argument_groups
+from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, dest
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document

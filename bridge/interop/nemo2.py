@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.contract import ContextKey, Exported, Imported, Loss, Recognised, System
-from bridge.interop.crossing import Inward, Outward
+from bridge.interop.builders import ImportBuilder, MegatronExportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, Program, program_of
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
@@ -97,7 +97,7 @@ WITHOUT_PARAMS = (2, 3)
 """The one release whose plugin takes no `fp8_params`."""
 
 
-def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
+def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport:
     """Return what a plugin asks for.
 
     Args:
@@ -107,7 +107,7 @@ def import_(payload: object, *, nemo_version: str | None = None) -> Imported:
     return import_all(payload, nemo_version=nemo_version)[0]
 
 
-def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imported, ...]:
+def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[ImportReport, ...]:
     """Return what each plugin or recipe call of a Python file asks for; one for a mapping or a name."""
     from bridge.interop.document import Document
 
@@ -124,7 +124,7 @@ def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imp
             raise PayloadError(f"{payload.path}: {rule}, and calls neither. Give the file that does.")
         later = _assigned_later(program)
         found = tuple(_called(call, release) for call in calls)
-        return tuple(replace(one, losses=(*one.losses, *later), recipe=None) for one in found) if later else found
+        return tuple(replace(one, unmapped=(*one.unmapped, *later), recipe=None) for one in found) if later else found
     if isinstance(payload, Mapping):
         return (_mapping(payload, release),)
     raise PayloadError(
@@ -137,7 +137,7 @@ def read(document: Document) -> object:
     return document if document.kind == "python" else document.content
 
 
-def _assigned_later(program: Program) -> list[Loss]:
+def _assigned_later(program: Program) -> list[Unmapped]:
     """Return the records of the plugin's settings that are made on the object, which is not followed."""
     arguments = ("precision", *DTYPES, *SAME, *PREFIXED, *GATHER)
     made = [
@@ -151,7 +151,7 @@ def _assigned_later(program: Program) -> list[Loss]:
         if call.name == "setattr" and len(call.positional) > 2 and call.positional[1] in arguments
     ]
     return [
-        Loss(
+        Unmapped(
             field=path,
             value=written,
             reason="unsupported",
@@ -175,7 +175,7 @@ def _title(release: tuple[int, int] | None) -> str:
     return TITLE if release is None else f"NeMo {release[0]}.{release[1]}"
 
 
-def _called(call: Call, release: tuple[int, int] | None) -> Imported:
+def _called(call: Call, release: tuple[int, int] | None) -> ImportReport:
     label = f"line {call.line}, {call.name}"
     if call.name != PLUGIN:
         return _recipe(call.name, release, label, call.undecided)
@@ -195,7 +195,7 @@ def _called(call: Call, release: tuple[int, int] | None) -> Imported:
     return _plugin(values, release, label, undecided)
 
 
-def _mapping(payload: Mapping[Any, Any], release: tuple[int, int] | None) -> Imported:
+def _mapping(payload: Mapping[Any, Any], release: tuple[int, int] | None) -> ImportReport:
     """Find the plugin in a mapping: itself, or under a key of a saved run."""
     for values in _nested(payload):
         target = values.get("_target_")
@@ -214,18 +214,18 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
     return own + [found for item in items for found in _nested(item, depth - 1)]
 
 
-def _crossing(release: tuple[int, int] | None, undecided: Mapping[str, str] | None) -> Inward:
-    crossing = Inward(_title(release))
+def _builder(release: tuple[int, int] | None, undecided: Mapping[str, str] | None) -> ImportBuilder:
+    builder = ImportBuilder(_title(release))
     for name, source in (undecided or {}).items():
         detail = "only the run decides it"
-        crossing.lose(name, source, "unsupported", detail, "Give the value as it will be.")
-    return crossing
+        builder.report(name, source, "unsupported", detail, "Give the value as it will be.")
+    return builder
 
 
 def _recipe(
     name: str, release: tuple[int, int] | None, label: str, undecided: Mapping[str, str] | None = None
-) -> Imported:
-    crossing = _crossing(release, undecided)
+) -> ImportReport:
+    builder = _builder(release, undecided)
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
         raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
@@ -240,13 +240,13 @@ def _recipe(
         if fields["fp8"] == "hybrid":
             detail = f"{_title(release)}'s recipe of this name uses hybrid where Megatron Bridge's uses e4m3"
             remedy = "Use fp8='e4m3': MXFP8 with E5M2 gradients was found to diverge."
-            crossing.lose("fp8", "hybrid", "semantics", detail, remedy)
+            builder.report("fp8", "hybrid", "semantics", detail, remedy)
         elif release is None:
             detail = "the recipe's value since NeMo 2.6; it was hybrid up to 2.5"
-            crossing.lose("fp8", "e4m3", "implied default", detail, "Pass nemo_version to be sure.")
-    crossing.carry(wanted, **fields)
-    config = MixedPrecisionConfig.from_dict(crossing.fields)
-    return crossing.imported(semantics=semantics_of(config), label=label, recipe=recipe_named(config))
+            builder.report("fp8", "e4m3", "implied default", detail, "Pass nemo_version to be sure.")
+    builder.map(wanted, **fields)
+    config = MixedPrecisionConfig.from_dict(builder.fields)
+    return builder.finish(semantics=semantics_of(config), label=label, recipe=recipe_named(config))
 
 
 def _plugin(
@@ -254,27 +254,27 @@ def _plugin(
     release: tuple[int, int] | None,
     label: str,
     undecided: Mapping[str, str] | None = None,
-) -> Imported:
-    crossing = _crossing(release, undecided)
-    mode = _mode(values, crossing)
-    _dtypes(values, mode, crossing)
+) -> ImportReport:
+    builder = _builder(release, undecided)
+    mode = _mode(values, builder)
+    _dtypes(values, mode, builder)
     for key, value in values.items():
         name = str(key)
         if release is not None and not _takes(name, release):
             detail = f"{PLUGIN} of {_title(release)} takes no such argument"
-            crossing.lose(name, value, "unsupported", detail, "Drop it, or give the release that runs it.")
+            builder.report(name, value, "unsupported", detail, "Drop it, or give the release that runs it.")
         elif name in SAME:
-            crossing.carry(name, **{name: value})
+            builder.map(name, **{name: value})
         elif name in PREFIXED:
-            crossing.carry(name, **{PREFIXED[name]: value})
+            builder.map(name, **{PREFIXED[name]: value})
         elif name not in ("precision", "_target_", "_partial_", "_convert_", *DTYPES, *GATHER):
             detail = f"{PLUGIN} takes no such argument"
-            crossing.lose(name, value, "unsupported", detail, "Correct the name, or drop it.")
+            builder.report(name, value, "unsupported", detail, "Correct the name, or drop it.")
     values = {key: value for key, value in values.items() if release is None or _takes(str(key), release)}
-    _gather(values, crossing)
-    _defaults(mode, crossing)
-    config = MixedPrecisionConfig.from_dict(crossing.fields)
-    return crossing.imported(semantics=semantics_of(config), label=label)
+    _gather(values, builder)
+    _defaults(mode, builder)
+    config = MixedPrecisionConfig.from_dict(builder.fields)
+    return builder.finish(semantics=semantics_of(config), label=label)
 
 
 def _takes(argument: str, release: tuple[int, int]) -> bool:
@@ -282,22 +282,22 @@ def _takes(argument: str, release: tuple[int, int]) -> bool:
     return release >= ARGUMENTS_SINCE.get(argument, (2, 0)) and (argument, release) != ("fp8_params", WITHOUT_PARAMS)
 
 
-def _mode(values: Mapping[Any, Any], crossing: Inward) -> str:
+def _mode(values: Mapping[Any, Any], builder: ImportBuilder) -> str:
     said = values.get("precision")
     if said is None:
         rule = f"{PLUGIN} needs `precision`"
         raise PayloadError(f"nemo2: {rule}, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
     mode = MODES.get(str(said))
     if mode is None:
-        detail = f"a precision that {crossing.system} does not know trains in FP32 without a word"
-        crossing.lose("precision", said, "semantics", detail, "Use 'bf16-mixed', '16-mixed' or '32'.")
-        crossing.fields["fp32"] = True
+        detail = f"a precision that {builder.system} does not know trains in FP32 without a word"
+        builder.report("precision", said, "semantics", detail, "Use 'bf16-mixed', '16-mixed' or '32'.")
+        builder.fields["fp32"] = True
         return "fp32"
-    crossing.carry("precision", **{mode: True})
+    builder.map("precision", **{mode: True})
     return mode
 
 
-def _dtypes(values: Mapping[Any, Any], mode: str, crossing: Inward) -> None:
+def _dtypes(values: Mapping[Any, Any], mode: str, builder: ImportBuilder) -> None:
     given = {}
     for name in DTYPES:
         value = values.get(name)
@@ -308,75 +308,75 @@ def _dtypes(values: Mapping[Any, Any], mode: str, crossing: Inward) -> None:
                 given[name] = dtype_token(value)
             except ValueError as error:
                 raise PayloadError(f"{name}: {error}") from None
-            crossing.carry(name, **{name: given[name]})
+            builder.map(name, **{name: given[name]})
         elif name in values:
-            crossing.carry(name)
+            builder.map(name)
     if mode != "fp32" and "params_dtype" not in given:
-        detail = f"{crossing.system} creates the weights in FP32 unless it is given"
-        crossing.implied("params_dtype", "fp32", detail, params_dtype="fp32")
+        detail = f"{builder.system} creates the weights in FP32 unless it is given"
+        builder.implied("params_dtype", "fp32", detail, params_dtype="fp32")
     if mode != "fp32" and "pipeline_dtype" not in given:
         token = "bf16" if mode == "bf16" else "fp32"
-        crossing.implied("pipeline_dtype", token, pipeline_dtype=token)
+        builder.implied("pipeline_dtype", token, pipeline_dtype=token)
 
 
-def _gather(values: Mapping[Any, Any], crossing: Inward) -> None:
+def _gather(values: Mapping[Any, Any], builder: ImportBuilder) -> None:
     said = {name: values[name] for name in GATHER if values.get(name) is not None}
     if len(said) > 1 and said[GATHER[0]] != said[GATHER[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
         raise PayloadError(f"nemo2: {rule}, got {said!r:.80}. Give fp8_param_gather alone.")
     for name in GATHER:
         if name in said:
-            crossing.carry(name, fp8_param_gather=said[name])
+            builder.map(name, fp8_param_gather=said[name])
         elif name in values:
-            crossing.carry(name)
+            builder.map(name)
 
 
-def _defaults(mode: str, crossing: Inward) -> None:
-    fields = crossing.fields
+def _defaults(mode: str, builder: ImportBuilder) -> None:
+    fields = builder.fields
     if fields.get("fp8") and "fp8_recipe" not in fields:
-        crossing.implied("fp8_recipe", "delayed", fp8_recipe="delayed")
+        builder.implied("fp8_recipe", "delayed", fp8_recipe="delayed")
     if fields.get("fp4") and "fp4_recipe" not in fields:
-        crossing.implied("fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
+        builder.implied("fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
     if fields.get("fp8") and fields.get("fp8_recipe") == "delayed":
         for name, value in DELAYED.items():
             if name not in fields:
-                crossing.implied(name, value, **{name: value})
+                builder.implied(name, value, **{name: value})
     if mode != "fp32" and "grad_reduce_in_fp32" not in fields:
-        crossing.implied("grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
+        builder.implied("grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
     if fields.get("first_last_layers_bf16"):
         for name in LAYER_COUNTS:
             if name not in fields:
-                crossing.implied(name, 0, f"{crossing.system} writes 0 over Megatron's own 1", **{name: 0})
+                builder.implied(name, 0, f"{builder.system} writes 0 over Megatron's own 1", **{name: 0})
     if fields.get("fp8_wgrad") is False and fields.get("fp8"):
         detail = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
-        crossing.lose("fp8_wgrad", False, "dead knob", detail, "Drop it.")
+        builder.report("fp8_wgrad", False, "dead knob", detail, "Drop it.")
 
 
-def export(config: MixedPrecisionConfig) -> Exported:
+def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the plugin's arguments, every one that decides written out."""
-    book = Outward(config, TITLE)
-    values, mode = book.values, config.mode
+    builder = MegatronExportBuilder(config, TITLE)
+    values, mode = builder.values, config.mode
     payload: dict[str, Any] = {
         "_target_": TARGET,
         "precision": {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode],
     }
-    book.write(mode, "precision")
+    builder.map(mode, "precision")
     for name in DTYPES:
         token = values[name] or mode
         payload[name] = f"torch.{TORCH_NAMES.get(token, token)}"
-        book.write(name, name)
+        builder.map(name, name)
     for name in SAME:
         payload[name] = values[name]
-        book.write(name, name)
+        builder.map(name, name)
     if config.first_last_layers_bf16:
         payload.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})
     payload["fp8_param_gather"] = values["fp8_param_gather"]
     for name in ("fp8_param", "fp8_param_gather"):
-        book.write(name, "fp8_param_gather")
+        builder.map(name, "fp8_param_gather")
     for name, field in PREFIXED.items():
         payload[name] = values[field]
-        book.write(field, name)
-    return book.exported(payload)
+        builder.map(field, name)
+    return builder.finish(payload)
 
 
 def write(payload: Any) -> str:

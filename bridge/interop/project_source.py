@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.interop.contract import Imported
+    from bridge.interop.contract import ImportReport
     from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["ORDER", "Source", "leaves_open", "precision", "source_of"]
@@ -64,11 +64,11 @@ class Source:
     semantics: str | None = None
     recipe: str | None = None
     evidence: str = ""
-    losses: int = 0
+    unmapped: int = 0
 
 
 def source_of(
-    imported: Imported, *, path: str, system: str, kind: str, evidence: str, run: str = "", says: str = ""
+    imported: ImportReport, *, path: str, system: str, kind: str, evidence: str, run: str = "", says: str = ""
 ) -> Source:
     """Return the source that an import makes: without a precision where the system leaves it to somebody else."""
     is_open = leaves_open(imported, system)
@@ -82,19 +82,19 @@ def source_of(
         semantics=None if is_open else imported.semantics,
         recipe=None if is_open else imported.recipe,
         evidence=evidence,
-        losses=len(imported.losses),
+        unmapped=len(imported.unmapped),
     )
 
 
-def leaves_open(imported: Imported, system: str) -> bool:
+def leaves_open(imported: ImportReport, system: str) -> bool:
     """Return whether a configuration leaves its precision to whoever stands above or around it."""
     if imported.config.mode != "fp32" or imported.config.autocast_enabled:
         return False
     if system == "huggingface":
-        return not imported.carried.get(VARIABLE)
+        return not imported.mapped.get(VARIABLE)
     if system == "fsdp":
         return True
-    losses = {loss.field: loss.reason for loss in imported.losses}
+    losses = {loss.field: loss.reason for loss in imported.unmapped}
     if system == "accelerate":
         return losses.get("mixed_precision") == "implied default" and BY_FILE in losses
     return system == "deepspeed" and any(losses.get(name) == "implied default" for name in BLOCKS)

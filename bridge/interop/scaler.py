@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bridge.interop.ledger import Arrival, Departure
+    from bridge.interop.builders import ExportBuilder, ImportBuilder
 
-__all__ = ["TORCH_SCALER", "assume_torch_scaler", "lose_scaler"]
+__all__ = ["TORCH_SCALER", "assume_torch_scaler", "report_scaler"]
 
 TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
 """Our field -> what an untouched `torch.amp.GradScaler` amounts to."""
@@ -24,40 +24,42 @@ TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_wind
 NAMES = {"initial_loss_scale": "init_scale", "loss_scale_window": "growth_interval", "hysteresis": "hysteresis"}
 
 
-def assume_torch_scaler(book: Arrival, where: str, *, given: tuple[str, ...] = ()) -> None:
+def assume_torch_scaler(builder: ImportBuilder, where: str, *, given: tuple[str, ...] = ()) -> None:
     """Note the defaults of a `GradScaler` that `where` makes, except for the fields `given` by somebody."""
     for field, value in TORCH_SCALER.items():
         if field in given:
             continue
-        book.fields[field] = value
+        builder.fields[field] = value
         detail = f"{where} makes a torch GradScaler with {value:g} (PyTorch 2.13)"
         if field == "hysteresis":
             detail = "a torch GradScaler halves the scale at the first overflow (PyTorch 2.13)"
         remedy = f"State {field} for Megatron's own default."
-        book.lose(f"GradScaler.{NAMES[field]}", value, "implied default", detail, remedy)
+        builder.report(f"GradScaler.{NAMES[field]}", value, "implied default", detail, remedy)
     detail = "a torch GradScaler has no smallest scale and goes below 1 (PyTorch 2.13)"
-    book.lose("GradScaler.min_scale", None, "unsupported", detail, "Megatron stays at min_loss_scale, 1 by default.")
+    builder.report(
+        "GradScaler.min_scale", None, "unsupported", detail, "Megatron stays at min_loss_scale, 1 by default."
+    )
 
 
-def lose_scaler(book: Departure, where: str, *, settable: tuple[str, ...] = ()) -> None:
+def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ...] = ()) -> None:
     """Note what a `GradScaler` made by `where` cannot do of the FP16 scale that the config asks for."""
-    config = book.config
+    config = builder.config
     if not config.fp16:
         return
     if config.loss_scale is not None:
         detail = f"{where} always scales dynamically"
-        book.lose("loss_scale", "unsupported", detail, "Use DeepSpeed or Megatron for a constant scale.")
+        builder.report("loss_scale", "unsupported", detail, "Use DeepSpeed or Megatron for a constant scale.")
         for field in (*TORCH_SCALER, "min_loss_scale"):
             detail = f"a constant scale does not read it, and the dynamic one of {where} has its own"
-            book.lose_if_stated(field, "dead knob", detail, "Drop it.")
+            builder.report_if_stated(field, "dead knob", detail, "Drop it.")
         return
     for field, default in TORCH_SCALER.items():
         if field in settable:
             continue
-        if book.values[field] == default:
-            book.carry(field)
+        if builder.values[field] == default:
+            builder.map(field)
         else:
             detail = f"{where} makes a torch GradScaler, which has {default:g} here"
-            book.lose(field, "unsupported", detail, "The scale adapts to overflows; watch the first steps.")
+            builder.report(field, "unsupported", detail, "The scale adapts to overflows; watch the first steps.")
     detail = "a torch GradScaler has no smallest scale"
-    book.lose_if_stated("min_loss_scale", "unsupported", detail, "Stop the run should the scale fall below 1.")
+    builder.report_if_stated("min_loss_scale", "unsupported", detail, "Stop the run should the scale fall below 1.")

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
-from bridge.interop.contract import Loss
+from bridge.interop.contract import Unmapped
 from bridge.interop.launch import COMMAND_WORDS, QUIET, SHELLS, found_launch, nested_script, started_script
 from bridge.interop.shell_builtins import BUILTINS, READERS, assign, assignment, expanded, follow, give, judged
 from bridge.interop.shell_input import Xargs, echoed, heredoc_kind
@@ -108,8 +108,8 @@ class Commands:
         detail = f"{why}, so that bash ends the command and the flags behind it are not passed"
         remedy = "Repair the line end, or drop what follows it."
         field, value = f"line continuation on line {stop.line}", self.shown(" ".join(words))
-        loss = Loss(field=field, value=value, reason="dead knob", detail=detail, remedy=remedy)
-        way.lose(loss, len(way.launches) - 1)
+        loss = Unmapped(field=field, value=value, reason="dead knob", detail=detail, remedy=remedy)
+        way.report(loss, len(way.launches) - 1)
         way.stop = Stop(line=self.fixed if self.fixed is not None else node.last_line, why=node.cut)
 
     def runs(self, words: list[str], way: Way) -> None:
@@ -323,7 +323,9 @@ class Commands:
             remedy = "Write the arguments out, or convert them by themselves."
             field = f"xargs on line {self.line(node.start)}"
             for one in ways:
-                one.lose(Loss(field=field, value=value, reason="unsupported", detail=detail, remedy=remedy), first)
+                one.report(
+                    Unmapped(field=field, value=value, reason="unsupported", detail=detail, remedy=remedy), first
+                )
         return ways
 
     def given(self, node: Simple, call: Xargs, way: Way) -> list[list[str]] | None:

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.interop.megatron_flags import SWITCH
+from bridge.interop.megatron_lm.flags import SWITCH
 from bridge.interop.shell_variables import MARK, is_unknown
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ def _merged(group: list[Launch], *, alone: bool) -> Launch:
         paths=paths,
         decisions=told(paths, alone=alone),
         notes=tuple(dict.fromkeys(note for launch in group for note in launch.notes)),
-        losses=tuple({str(loss): loss for launch in group for loss in launch.losses}.values()),
+        unmapped=tuple({str(loss): loss for launch in group for loss in launch.unmapped}.values()),
         defaulted=defaulted,
         lines=tuple(sorted({launch.line for launch in group})),
         names=tuple(dict.fromkeys(launch.name for launch in group)),

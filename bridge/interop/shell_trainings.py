@@ -70,7 +70,7 @@ def _may_have(launch: Launch) -> bool:
             return True
         if not is_unknown(word) and (word.startswith(("--", "@")) or "/" not in word):
             return True
-    lost = [f"{loss.field} {loss.value}" for loss in launch.losses]
+    lost = [f"{loss.field} {loss.value}" for loss in launch.unmapped]
     return any(bears(text) or MEGATRON_FLAGS & set(text.split()) or text.startswith("xargs") for text in lost)
 
 

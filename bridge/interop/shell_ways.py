@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bridge.interop.contract import Loss
+from bridge.interop.contract import Unmapped
 from bridge.interop.launch import MEGATRON_FLAGS, Launch
 from bridge.interop.shell_files import Files
 from bridge.interop.shell_precision import PRECISION_WORDS, bearing, bears, options, relevant
@@ -163,9 +163,9 @@ class Way:
         if what not in self.notes:
             self.notes = (*self.notes, what)
 
-    def lose(self, loss: Loss, first: int) -> None:
+    def report(self, loss: Unmapped, first: int) -> None:
         """Note a loss of every launch from the place `first` on."""
-        self.launches[first:] = [replace(launch, losses=(*launch.losses, loss)) for launch in self.launches[first:]]
+        self.launches[first:] = [replace(launch, unmapped=(*launch.unmapped, loss)) for launch in self.launches[first:]]
 
     def finished(self) -> list[Launch]:
         """Return the launches now that the whole script is known."""
@@ -174,17 +174,17 @@ class Way:
         ]
         place = next((at for at, launch in enumerate(found) if not launch.is_printed), None)
         if place is not None:
-            found[place] = replace(found[place], losses=(*found[place].losses, *self._lost()))
+            found[place] = replace(found[place], unmapped=(*found[place].unmapped, *self._lost()))
         return found
 
-    def _lost(self) -> Iterable[Loss]:
+    def _lost(self) -> Iterable[Unmapped]:
         """Return the records of options that no program is given."""
         for line, words in self.stray:
             if relevant(words) or MEGATRON_FLAGS & set(words):
                 shown = self.values.unknowns.shown(" ".join(words))
                 detail = f"on line {line} it stands where a command should, and no program is given it"
                 remedy = "Join it to the command that it belongs to."
-                yield Loss(field=shown, value=None, reason="dead knob", detail=detail, remedy=remedy)
+                yield Unmapped(field=shown, value=None, reason="dead knob", detail=detail, remedy=remedy)
 
     def changed(self, before: Mapping[str, Value]) -> set[str]:
         """Return the variables that are no longer what they were."""

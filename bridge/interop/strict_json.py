@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.settings import shown
-from bridge.interop.strict_yaml import MAX_DEPTH
+from bridge.precision.strict_yaml import MAX_DEPTH
 
 __all__ = ["loads"]
 

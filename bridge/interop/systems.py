@@ -15,18 +15,18 @@ __all__ = ["KINDS", "MODULES", "all_systems", "system"]
 
 MODULES = MappingProxyType(
     {
-        "megatron-lm": "bridge.interop.megatron_lm",
+        "megatron-lm": "bridge.interop.megatron_lm.importer",
         "megatron-bridge": "bridge.interop.megatron_bridge",
-        "nemo1": "bridge.interop.nemo1",
+        "nemo1": "bridge.interop.nemo1.importer",
         "nemo2": "bridge.interop.nemo2",
         "te-recipe": "bridge.interop.te_recipe",
-        "axolotl": "bridge.interop.axolotl",
-        "huggingface": "bridge.interop.huggingface",
-        "accelerate": "bridge.interop.accelerate",
-        "deepspeed": "bridge.interop.deepspeed",
-        "lightning": "bridge.interop.lightning",
+        "axolotl": "bridge.interop.axolotl.importer",
+        "huggingface": "bridge.interop.huggingface.importer",
+        "accelerate": "bridge.interop.accelerate.importer",
+        "deepspeed": "bridge.interop.deepspeed.importer",
+        "lightning": "bridge.interop.lightning.importer",
         "torchao": "bridge.interop.torchao",
-        "torchtitan": "bridge.interop.torchtitan",
+        "torchtitan": "bridge.interop.torchtitan.importer",
         "pytorch": "bridge.interop.pytorch",
         "fsdp": "bridge.interop.fsdp",
     }

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
-from bridge.interop.crossing import Inward, Outward
+from bridge.interop.builders import ImportBuilder, MegatronExportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -148,7 +148,7 @@ NEUTRAL: dict[str, Any] = {
 NAMES = ("_target_", "recipe", "class", "type", "name")
 
 
-def import_(payload: object, *, mode: str = "bf16") -> Imported:
+def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
     """Return what a Transformer Engine recipe asks for.
 
     Args:
@@ -163,24 +163,24 @@ def import_(payload: object, *, mode: str = "bf16") -> Imported:
         raise PayloadError(
             f"mode: must be bf16, fp16 or fp32, got {mode!r}. Say what the run around the recipe trains in."
         )
-    crossing = Inward(TITLE)
+    builder = ImportBuilder(TITLE)
     row, key = _class(payload)
     values = {str(name): value for name, value in payload.items() if name != key}
     if "kwargs" in values and isinstance(values["kwargs"], Mapping):
         values |= {str(name): value for name, value in values.pop("kwargs").items()}
-    crossing.carry(key, **{f"{row.family}_recipe": row.scheme})
+    builder.map(key, **{f"{row.family}_recipe": row.scheme})
     fields: dict[str, Any] = (
         {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
     )
     detail = "a recipe does not say what the run around it trains in"
-    crossing.implied("mode", mode, detail, **fields)
-    _format(row, values, crossing)
+    builder.implied("mode", mode, detail, **fields)
+    _format(row, values, builder)
     for name, value in values.items():
-        _argument(row, name, value, crossing)
+        _argument(row, name, value, builder)
     for name, value in row.defaults.items():
         if name not in values:
-            crossing.implied(name, value, **{row.fields[name]: value})
-    return crossing.imported(semantics="fp32" if mode == "fp32" else "megatron_o2")
+            builder.implied(name, value, **{row.fields[name]: value})
+    return builder.finish(semantics="fp32" if mode == "fp32" else "megatron_o2")
 
 
 def _class(payload: Mapping[Any, Any]) -> tuple[RecipeClass, str]:
@@ -196,11 +196,11 @@ def _class(payload: Mapping[Any, Any]) -> tuple[RecipeClass, str]:
     )
 
 
-def _format(row: RecipeClass, values: dict[str, Any], crossing: Inward) -> None:
+def _format(row: RecipeClass, values: dict[str, Any], builder: ImportBuilder) -> None:
     key = f"{row.family}_format"
     said = values.pop(key, None)
     if said is None:
-        crossing.implied(key, row.format, **{row.family: row.format.lower()})
+        builder.implied(key, row.format, **{row.family: row.format.lower()})
         return
     text = str(said.get("_target_", said) if isinstance(said, Mapping) else said).rpartition(".")[2].upper()
     if text == "E5M2":
@@ -209,64 +209,66 @@ def _format(row: RecipeClass, values: dict[str, Any], crossing: Inward) -> None:
         raise PayloadError(
             f"{key}: must be {' or '.join(row.formats)} for {row.name}, got {said!r:.40}. Use one of them."
         )
-    crossing.carry(key, **{row.family: text.lower()})
+    builder.map(key, **{row.family: text.lower()})
 
 
-def _argument(row: RecipeClass, name: str, value: Any, crossing: Inward) -> None:
+def _argument(row: RecipeClass, name: str, value: Any, builder: ImportBuilder) -> None:
     if name in row.fields:
-        crossing.carry(name, **{row.fields[name]: value})
+        builder.map(name, **{row.fields[name]: value})
         if name in ("fp8_dpa", "fp8_mha") and row.scheme == "blockwise" and value:
             raise PayloadError(
                 f"{name}: Transformer Engine refuses it under {row.name}, got {value!r}. Set it to false."
             )
         if name == "fp8_mha" and value and row.scheme != "delayed":
             detail = "Megatron Core passes it on under delayed scaling only"
-            crossing.lose(name, value, "dead knob", detail, "Drop it.")
+            builder.report(name, value, "dead knob", detail, "Drop it.")
     elif name in DEAD:
         wgrad = list(value)[2:3] == [True] if isinstance(value, list | tuple) else False
-        crossing.lose(
+        builder.report(
             name, value, "dead knob", DEAD[name], "Drop it." if not wgrad else "It meant fp8_wgrad=False: drop it."
         )
     elif name in row.unsupported:
         if name in NEUTRAL and value == NEUTRAL[name]:
-            crossing.carry(name)
+            builder.map(name)
         else:
             detail = "a detail of the quantiser that Megatron Core leaves at its default"
-            crossing.lose(name, value, "unsupported", detail, "Build a recipe of your own (fp8_recipe='custom').")
+            builder.report(name, value, "unsupported", detail, "Build a recipe of your own (fp8_recipe='custom').")
     else:
         detail = f"{row.name} has no such argument and swallows it without a word"
-        crossing.lose(name, value, "dead knob", detail, "Correct the name, or drop it.")
+        builder.report(name, value, "dead knob", detail, "Correct the name, or drop it.")
 
 
-def export(config: MixedPrecisionConfig) -> Exported:
+def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the recipe's class and arguments; None where nothing runs below half precision."""
-    book = Outward(config, TITLE)
+    builder = MegatronExportBuilder(config, TITLE)
     family = "fp8" if config.fp8 else "fp4" if config.fp4 else None
     row = next((row for row in CLASSES.values() if row.family == family and row.scheme == config.scheme), None)
     detail = "a recipe says how matrix multiplications are quantised and nothing else"
     for name in (*MODES, *OUTSIDE):
-        if name in MODES or book.values[name] not in (None, False):
-            book.lose_if_stated(name, "unsupported", detail, "Set it where the run is configured.")
+        if name in MODES or builder.values[name] not in (None, False):
+            builder.report_if_stated(name, "unsupported", detail, "Set it where the run is configured.")
     if row is None:
         if family is not None:
             for name in (family, f"{family}_recipe"):
-                book.lose_if_stated(name, "unsupported", "a quantizer factory is code", "Build CustomRecipe in Python.")
-        return book.exported(None)
-    chosen = str(book.values[family or "fp8"]).upper()
+                builder.report_if_stated(
+                    name, "unsupported", "a quantizer factory is code", "Build CustomRecipe in Python."
+                )
+        return builder.finish(None)
+    chosen = str(builder.values[family or "fp8"]).upper()
     payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.name}", f"{family}_format": chosen}
-    book.write(f"{family}", f"{family}_format")
-    book.write(f"{family}_recipe", "_target_")
+    builder.map(f"{family}", f"{family}_format")
+    builder.map(f"{family}_recipe", "_target_")
     for argument, name in row.fields.items():
-        if row.scheme == "blockwise" and book.values[name]:
+        if row.scheme == "blockwise" and builder.values[name]:
             refused = "Transformer Engine refuses FP8 attention under Float8BlockScaling"
-            book.lose(name, "unsupported", refused, "Set it to False.")
+            builder.report(name, "unsupported", refused, "Set it to False.")
         elif name != "fp8_multi_head_attention" or row.scheme == "delayed":
-            payload[argument] = book.values[name]
-            book.write(name, argument)
-    if not book.values["fp8_wgrad"]:
+            payload[argument] = builder.values[name]
+            builder.map(name, argument)
+    if not builder.values["fp8_wgrad"]:
         gone = "gone since Transformer Engine 2.0: the weight gradient runs in FP8"
-        book.lose("fp8_wgrad", "dead knob", gone, "Drop it.")
-    return book.exported(payload)
+        builder.report("fp8_wgrad", "dead knob", gone, "Drop it.")
+    return builder.finish(payload)
 
 
 MODES = ("fp32", "fp16", "bf16")

@@ -15,9 +15,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.contract import ContextKey, Exported, Imported, Recognised, System
-from bridge.interop.ledger import Arrival, Departure
+from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
 from bridge.interop.settings import Settings
+from bridge.pytorch.float8 import float8_settings
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
@@ -28,7 +29,6 @@ TITLE = "torchao"
 VERSION = "torchao 0.18.0"
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 MX_RECIPES = ("mxfp8_rceil", "mxfp8_rceil_wgrad_with_hp", "mxfp8_emulated_rceil")
-OPERANDS = ("input", "weight", "grad_output")
 PAIRS = {
     "input": "input_for_grad_weight",
     "weight": "weight_for_grad_input",
@@ -51,7 +51,7 @@ FAST = {"gemm_config_output": True, "gemm_config_grad_input": False, "gemm_confi
 """Fast accumulation per GEMM in the tensorwise recipe, the same as Transformer Engine's."""
 
 
-def import_(payload: object, *, mode: str | None = None) -> Imported:
+def import_(payload: object, *, mode: str | None = None) -> ImportReport:
     """Return what the config asks for.
 
     Args:
@@ -61,67 +61,56 @@ def import_(payload: object, *, mode: str | None = None) -> Imported:
     """
     kind, given = _kind(payload)
     around = Settings({"mode": mode}, TITLE).word("mode", ("bf16", "fp16", "fp32"))
-    book = Arrival(TITLE)
-    book.fields[around or "bf16"] = True
+    builder = ImportBuilder(TITLE)
+    builder.fields[around or "bf16"] = True
     if around is None:
         detail = "torchao converts linear layers and leaves the rest to the trainer; BF16 was assumed"
-        book.lose("mode", None, "implied default", detail, "Say mode=bf16 to be sure.")
+        builder.report("mode", None, "implied default", detail, "Say mode=bf16 to be sure.")
     beside = _beside(payload, kind) if given.path == kind else {}
     for name, block in beside.items():
         detail = f"{kind} was read, and nothing beside it"
-        book.lose(name, block, "unsupported", detail, "Convert it by itself.")
+        builder.report(name, block, "unsupported", detail, "Convert it by itself.")
     is_open = bool(beside)
     if payload:
-        is_open |= (_import_mx if kind == "mxfp8" else _import_float8)(book, given)
-    imported = book.close("fp32" if around == "fp32" else "megatron_o2")
+        is_open |= (_import_mx if kind == "mxfp8" else _import_float8)(builder, given)
+    imported = builder.finish("fp32" if around == "fp32" else "megatron_o2")
     return dataclasses.replace(imported, recipe=None) if is_open else imported
 
 
-def export(config: MixedPrecisionConfig) -> Exported:
-    """Return the config as data, empty where torchao has nothing for it; `bridge.interop.pytorch` makes the object."""
-    book = Departure(config, TITLE)
-    payload: dict[str, Any] = {}
+def export(config: MixedPrecisionConfig) -> ExportReport:
+    """Return the config as data, empty where torchao has nothing for it; `bridge.pytorch` makes the object."""
+    builder = ExportBuilder(config, TITLE)
+    payload = float8_settings(config)
     trainer = "is the trainer's business: torchao converts linear layers only"
     for field in ("fp32", "fp16", "bf16", "params_dtype", "grad_reduce_in_fp32", "autocast_enabled", "autocast_dtype"):
         if field in config.stated:
-            book.lose(field, "unsupported", trainer, "Convert it for the trainer as well.")
+            builder.report(field, "unsupported", trainer, "Convert it for the trainer as well.")
     if config.fp8_recipe == "mxfp8" and config.fp8 is not None:
-        payload["mxfp8"] = {"recipe": MX_RECIPES[0] if config.fp8_wgrad else MX_RECIPES[1]}
         for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
-            book.carry(field, "mxfp8.recipe")
+            builder.map(field, "mxfp8.recipe")
     elif config.fp8_recipe == "tensorwise" and config.fp8 is not None:
-        payload["float8"] = _export_float8(book)
+        _map_float8(builder)
     elif config.fp8 is not None:
         detail = f"{VERSION} has no {config.fp8_recipe} scaling, so no FP8 was written"
         for field in ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_wgrad"):
-            if field == "fp8" or (field in config.stated and book.values[field] not in (False, None)):
-                book.lose(field, "unsupported", detail, "Use tensorwise or MXFP8 scaling.")
+            if field == "fp8" or (field in config.stated and builder.values[field] not in (False, None)):
+                builder.report(field, "unsupported", detail, "Use tensorwise or MXFP8 scaling.")
     if config.first_last_layers_bf16 and payload:
         detail = "which modules are converted is a function of their names, given to the conversion"
-        book.lose("first_last_layers_bf16", "unsupported", detail, "Pass a module_filter_fn that leaves them out.")
-    return book.close(payload)
+        builder.report("first_last_layers_bf16", "unsupported", detail, "Pass a module_filter_fn that leaves them out.")
+    return builder.finish(payload)
 
 
-def _export_float8(book: Departure) -> dict[str, Any]:
-    config = book.config
-    float8: dict[str, Any] = {"recipe_name": "tensorwise"}
-    if config.fp8 == "e4m3":
-        float8 = {f"cast_config_{name}": {"scaling_type": "dynamic", "target_dtype": "e4m3"} for name in OPERANDS}
-    book.carry("fp8", "float8")
-    book.carry("fp8_recipe", "float8.recipe_name")
-    float8["enable_fsdp_float8_all_gather"] = config.fp8_param_gather
+def _map_float8(builder: ExportBuilder) -> None:
+    config = builder.config
+    builder.map("fp8", "float8")
+    builder.map("fp8_recipe", "float8.recipe_name")
     if config.fp8_param_gather:
         detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
         for field in ("fp8_param_gather", "fp8_param"):
-            book.lose_if_stated(field, "approximated", detail, "Nothing to do; it acts under FSDP2 only.")
+            builder.report_if_stated(field, "approximated", detail, "Nothing to do; it acts under FSDP2 only.")
     if not config.fp8_wgrad:
-        for operand in ("input", "grad_output"):
-            float8[f"cast_config_{PAIRS[operand]}"] = {"scaling_type": "disabled"}
-        if float8.pop("recipe_name", None):
-            casts = {f"cast_config_{name}": {"scaling_type": "dynamic"} for name in OPERANDS}
-            float8 = casts | float8
-        book.carry("fp8_wgrad", "float8.cast_config_input_for_grad_weight")
-    return float8
+        builder.map("fp8_wgrad", "float8.cast_config_input_for_grad_weight")
 
 
 def _kind(payload: object) -> tuple[str, Settings]:
@@ -159,18 +148,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _import_mx(book: Arrival, given: Settings) -> bool:
+def _import_mx(builder: ImportBuilder, given: Settings) -> bool:
     recipe = given.word("recipe", MX_RECIPES)
     high = bool(given.switch("wgrad_with_hp")) or recipe == MX_RECIPES[1]
-    book.fields |= {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_wgrad": not high}
+    builder.fields |= {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_wgrad": not high}
     name = given.name("recipe" if recipe else "wgrad_with_hp")
-    book.carry(name, fp8="e4m3", fp8_recipe="mxfp8", fp8_wgrad=not high)
+    builder.map(name, fp8="e4m3", fp8_recipe="mxfp8", fp8_wgrad=not high)
     if high:
         detail = "Transformer Engine 2.0 and later cannot run the weight gradient in BF16"
-        book.lose(name, recipe or True, "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
+        builder.report(name, recipe or True, "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
     if recipe == MX_RECIPES[2]:
         detail = "the same rounding without MXFP8 hardware"
-        book.lose(given.name("recipe"), recipe, "unsupported", detail, "Choose the emulated backend of a run instead.")
+        builder.report(
+            given.name("recipe"), recipe, "unsupported", detail, "Choose the emulated backend of a run instead."
+        )
     for key, value in given.values.items():
         usual = {"scale_calculation_mode": "rceil", "out_dtype": "bfloat16", "kernel_preference": "auto"}.get(
             key, False
@@ -178,13 +169,13 @@ def _import_mx(book: Arrival, given: Settings) -> bool:
         if key in ("recipe", "wgrad_with_hp") or value is None:
             continue
         if str(value).lower() == str(usual).lower():
-            book.carry(given.name(key))
+            builder.map(given.name(key))
         else:
-            book.lose(given.name(key), value, "unsupported", "a choice of kernels or shapes", "Check it by hand.")
+            builder.report(given.name(key), value, "unsupported", "a choice of kernels or shapes", "Check it by hand.")
     return False
 
 
-def _import_float8(book: Arrival, given: Settings) -> bool:
+def _import_float8(builder: ImportBuilder, given: Settings) -> bool:
     """Carry the config; return whether its FP8 has no form here, so that no recipe may be named."""
     recipe = given.word("recipe_name", FLOAT8_RECIPES)
     casts = _casts(given, recipe)
@@ -201,31 +192,33 @@ def _import_float8(book: Arrival, given: Settings) -> bool:
         for name in names or ["recipe_name"]:
             value = given.values.get(name)
             remedy = "Choose tensorwise or blockwise scaling by hand."
-            book.lose(given.name(name), value, "unsupported", detail, remedy)
+            builder.report(given.name(name), value, "unsupported", detail, remedy)
         if gather is not None:
-            book.carry(given.name("enable_fsdp_float8_all_gather"))
+            builder.map(given.name("enable_fsdp_float8_all_gather"))
     else:
         fields: dict[str, Any] = {
             "fp8": "e4m3" if casts["gradient"] == "e4m3" else "hybrid",
             "fp8_recipe": "tensorwise",
         }
-        book.fields |= fields
+        builder.fields |= fields
         for name in names:
-            book.carry(given.name(name), **fields)
+            builder.map(given.name(name), **fields)
         if not names:
-            book.lose(given.name("recipe_name"), "tensorwise", "implied default", f"in {VERSION}", "Write it down.")
+            builder.report(
+                given.name("recipe_name"), "tensorwise", "implied default", f"in {VERSION}", "Write it down."
+            )
         if high_wgrad:
-            book.fields["fp8_wgrad"] = False
+            builder.fields["fp8_wgrad"] = False
             detail = "Transformer Engine 2.0 and later cannot run the weight gradient in BF16"
             name = given.name("cast_config_input_for_grad_weight")
-            book.lose(name, "disabled", "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
+            builder.report(name, "disabled", "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
         if gather is not None:
-            book.carry(given.name("enable_fsdp_float8_all_gather"), fp8_param_gather=gather)
+            builder.map(given.name("enable_fsdp_float8_all_gather"), fp8_param_gather=gather)
         if gather:
             detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
             name = given.name("enable_fsdp_float8_all_gather")
-            book.lose(name, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
-    _details(book, given, power_of_two=row)
+            builder.report(name, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
+    _details(builder, given, power_of_two=row)
     return row
 
 
@@ -266,33 +259,33 @@ def _format(cast: Settings) -> str | None:
     return short or cast.word("target_dtype", ("e4m3", "e5m2"))
 
 
-def _details(book: Arrival, given: Settings, *, power_of_two: bool) -> None:
+def _details(builder: ImportBuilder, given: Settings, *, power_of_two: bool) -> None:
     for key, usual in USUAL.items():
         value = given.switch(key)
         if value is None:
             continue
         if value == usual or (key == "round_scales_to_power_of_2" and power_of_two):
-            book.carry(given.name(key))
+            builder.map(given.name(key))
         else:
-            book.lose(given.name(key), value, "unsupported", MEANING[key], "Check it by hand.")
+            builder.report(given.name(key), value, "unsupported", MEANING[key], "Check it by hand.")
     for key, fast in FAST.items():
         written = given.section(key).switch("use_fast_accum")
         if written is None or written == fast:
             if written is not None:
-                book.carry(given.name(key))
+                builder.map(given.name(key))
             continue
         detail = "Megatron accumulates the forward GEMM fast and both others fully"
-        book.lose(given.name(key), written, "unsupported", detail, "Accept it.")
+        builder.report(given.name(key), written, "unsupported", detail, "Accept it.")
     known = {"recipe_name", "enable_fsdp_float8_all_gather", "module_filter_fn", *USUAL, *FAST}
     known |= {f"cast_config_{name}" for pair in PAIRS.items() for name in pair}
     for key, value in given.values.items():
         if key not in known and value is not None:
             detail = f"not a setting of {VERSION}'s Float8LinearConfig"
-            book.lose(given.name(key), value, "unsupported", detail, "Check its spelling, or drop it.")
+            builder.report(given.name(key), value, "unsupported", detail, "Check its spelling, or drop it.")
     if given.given("module_filter_fn"):
         detail = "a function that chooses modules cannot be carried"
         shown = "a function" if callable(given["module_filter_fn"]) else given["module_filter_fn"]
-        book.lose(given.name("module_filter_fn"), shown, "unsupported", detail, "State first_last_layers_bf16.")
+        builder.report(given.name("module_filter_fn"), shown, "unsupported", detail, "State first_last_layers_bf16.")
 
 
 def _recognise(document: Any) -> Recognised | None:

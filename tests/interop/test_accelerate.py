@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from bridge.errors import BridgeError
-from bridge.interop import accelerate
+from bridge.interop.accelerate import importer as accelerate
 from bridge.interop.conversion import runs_of
 from bridge.interop.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_nothing_dropped, reasons
+from tests.interop.properties import check_nothing_dropped, reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "accelerate" / "fp8.yaml"
 
@@ -122,7 +122,7 @@ def test_a_file_for_deepspeed_decides_the_dtype_too(precision: str | None, key: 
     imported = accelerate.import_({"distributed_type": "DEEPSPEED", "deepspeed_config": {key: "z.json"}, **said})
     assert imported.recipe is None
     assert "semantics" in reasons(imported, "mixed_precision") or precision is None
-    (loss,) = (loss for loss in imported.losses if loss.field == f"deepspeed_config.{key}")
+    (loss,) = (loss for loss in imported.unmapped if loss.field == f"deepspeed_config.{key}")
     base = "bf16" if precision == "bf16" else "fp32"
     assert loss.detail == (
         f"this file decides about the dtype, loss scale and reduction; {base} runs where it has no block for it, "
@@ -166,7 +166,7 @@ def test_growth_and_backoff_are_built_in_elsewhere() -> None:
     imported = accelerate.import_({"mixed_precision": "fp16", "GradScalerKwargs": scaler})
     assert (imported.config.initial_loss_scale, imported.config.loss_scale_window) == (1024, 100)
     assert reasons(imported, "GradScalerKwargs.growth_factor") == ["unsupported"]
-    assert "GradScalerKwargs.backoff_factor" in imported.carried
+    assert "GradScalerKwargs.backoff_factor" in imported.mapped
 
 
 def test_a_bare_no_is_taken_for_the_word() -> None:
@@ -202,7 +202,7 @@ def test_mixed_precision_wins_over_the_old_fp16(payload: dict[str, Any], mode: s
     imported = accelerate.import_(payload)
     assert imported.config.mode == mode
     assert reasons(imported, "fp16") == told
-    assert told or "fp16" in imported.carried
+    assert told or "fp16" in imported.mapped
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_only_the_arguments_form_can_say_the_scale() -> None:
     assert reasons(accelerate.export(config), "initial_loss_scale") == ["unsupported"]
     exported = accelerate.export(config, form="arguments")
     assert exported.payload["GradScalerKwargs"]["init_scale"] == 8.0
-    assert "initial_loss_scale" in exported.carried
+    assert "initial_loss_scale" in exported.mapped
 
 
 def test_the_real_launcher_loads_what_is_written(tmp_path: Path) -> None:

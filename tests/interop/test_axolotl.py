@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bridge.errors import BridgeError
-from bridge.interop import axolotl
+from bridge.interop.axolotl import importer as axolotl
 from bridge.interop.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_import, check_nothing_dropped, reasons
+from tests.interop.properties import check_import, check_nothing_dropped, reasons
 
 SAMPLES = Path(__file__).parent / "samples" / "axolotl"
 
@@ -47,7 +47,7 @@ def test_auto_without_a_gpu_is_a_reported_guess() -> None:
     imported = axolotl.import_({"bf16": "auto", "adapter": "lora"})
     assert imported.config.mode == "bf16"
     assert reasons(imported, "bf16") == ["implied default"]
-    assert "bf16" not in imported.carried
+    assert "bf16" not in imported.mapped
 
 
 def test_emulated_bf16_is_pointed_out() -> None:
@@ -94,7 +94,7 @@ def test_one_switch_means_four_things(around: dict[str, Any], semantics: str) ->
 
 
 def test_bfloat16_is_not_without_amp() -> None:
-    losses = axolotl.import_({"bf16": False, "bfloat16": True}).losses
+    losses = axolotl.import_({"bf16": False, "bfloat16": True}).unmapped
     told = [(loss.value, loss.detail) for loss in losses if loss.field == "bfloat16"]
     assert told == [
         (True, "documented as no AMP; the builder turns autocast on all the same"),
@@ -171,7 +171,7 @@ def test_settings_of_the_kernels_plugin_act_where_it_is_named() -> None:
     setting = {"dsv4_fp4_grouped_mode": "nvfp4"}
     assert reasons(axolotl.import_(plugin | setting), "dsv4_fp4_grouped_mode") == ["unsupported"]
     assert reasons(axolotl.import_(setting), "dsv4_fp4_grouped_mode") == ["dead knob"]
-    assert "nvfp4_merge_aware" in axolotl.import_(plugin | {"nvfp4_merge_aware": False}).carried
+    assert "nvfp4_merge_aware" in axolotl.import_(plugin | {"nvfp4_merge_aware": False}).mapped
 
 
 @pytest.mark.parametrize(
@@ -197,12 +197,12 @@ def test_every_setting_around_the_mode_is_accounted_for(around: dict[str, Any], 
 
 @pytest.mark.parametrize("payload", [{}, {"fp16": True}, {"bf16": "auto", "fp16": True}, {"fp8": True}])
 def test_without_a_gpu_no_message_speaks_of_one_that_is_none(payload: dict[str, Any]) -> None:
-    for loss in axolotl.import_(payload).losses:
+    for loss in axolotl.import_(payload).unmapped:
         assert "gpu=None" not in str(loss)
 
 
 def test_fp16_turns_the_automatic_bf16_off() -> None:
-    losses = axolotl.import_({"fp16": True}).losses
+    losses = axolotl.import_({"fp16": True}).unmapped
     details = [loss.detail for loss in losses if loss.field == "bf16"]
     assert details == ["auto is the default in Axolotl 0.19.0; fp16 is on, which turns it off"]
 

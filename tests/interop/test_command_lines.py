@@ -107,7 +107,7 @@ def only(text: str, chosen: str | None = None, **context: object) -> Run:
 
 
 def lost(run: Run) -> dict[str, object]:
-    return {loss.field: loss.value for loss in run.imported.losses}
+    return {loss.field: loss.value for loss in run.imported.unmapped}
 
 
 @pytest.mark.parametrize("name", READ)
@@ -182,7 +182,7 @@ def test_each_way_through_a_branch_is_a_run_that_says_which() -> None:
     runs = runs_of(script(f'if [ "$1" = fast ]; then P="--bf16 True"; else P="--fp16 True"; fi\ntorchrun {TRAINER} $P'))
     assert [run.imported.config.mode for run in runs] == ["fp32", "fp16"]
     assert all("fast" in run.source["run"] for run in runs)
-    assert all(any("fast" in loss.field for loss in run.imported.losses) for run in runs)
+    assert all(any("fast" in loss.field for loss in run.imported.unmapped) for run in runs)
 
 
 def test_launches_beside_the_one_that_is_read_are_recorded() -> None:
@@ -201,7 +201,7 @@ def test_a_launch_that_only_the_run_decides_is_kept_or_recorded() -> None:
 def test_what_the_shell_itself_drops_is_recorded() -> None:
     run = only(f"python {TRAINER} \\ \n  --bf16 \\\n  --tf32 True")
     assert run.imported.config.mode == "fp32"
-    assert any("line continuation" in loss.field for loss in run.imported.losses)
+    assert any("line continuation" in loss.field for loss in run.imported.unmapped)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_from_a_system_that_has_no_command_line_says_so(system: str) -> None:
     except BridgeError as error:
         assert str(error).startswith("run.sh")
     else:
-        assert all(run.system.name == system and run.imported.losses for run in runs)
+        assert all(run.system.name == system and run.imported.unmapped for run in runs)
 
 
 def test_a_program_is_no_configuration_of_accelerate() -> None:
@@ -297,13 +297,13 @@ def test_a_script_that_is_given_flags_on_one_way_is_started_on_the_other() -> No
     assert second.source["run"] == 'line 3, ./submit.sh; line 2, not [ -n "$F" ]'
     assert {"script ./submit.sh", "${P}"} <= lost(second).keys()
     assert "unless ${P}, ./submit.sh says otherwise" in next(
-        loss.detail for loss in second.imported.losses if loss.field == "--bf16"
+        loss.detail for loss in second.imported.unmapped if loss.field == "--bf16"
     )
 
 
 def test_a_default_of_a_launcher_is_named_and_no_other() -> None:
     run = only("accelerate launch --mixed_precision ${MP:-bf16} train.py --fp8_project ${NAME:-x} --lr ${LR:-1}")
-    assert [loss.field for loss in run.imported.losses if loss.reason == "implied default" and "$" in loss.field] == [
+    assert [loss.field for loss in run.imported.unmapped if loss.reason == "implied default" and "$" in loss.field] == [
         "$MP",
         "$NAME",
     ]

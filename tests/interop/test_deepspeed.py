@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bridge.errors import BridgeError
-from bridge.interop import deepspeed
+from bridge.interop.deepspeed import importer as deepspeed
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_nothing_dropped, reasons
+from tests.interop.properties import check_nothing_dropped, reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "deepspeed" / "zero2_fp16_auto.json"
 
@@ -147,7 +147,7 @@ def test_what_has_no_field_is_reported(payload: dict[str, Any], field: str, reas
 )
 def test_what_is_off_agrees_with_ours(payload: dict[str, Any], name: str) -> None:
     imported = deepspeed.import_(payload)
-    assert name in imported.carried
+    assert name in imported.mapped
     assert reasons(imported, name) == []
 
 
@@ -186,8 +186,8 @@ def test_an_export_brings_the_zero_that_its_gradients_need(recipe: str, in_fp32:
     imported = deepspeed.import_(exported.payload)
     assert imported.config.grad_reduce_in_fp32 is in_fp32
     assert reasons(imported, "data_types.grad_accum_dtype") == []
-    lost = [loss for loss in exported.losses if loss.field == "grad_reduce_in_fp32"]
-    assert ("grad_reduce_in_fp32" in exported.carried) is not in_fp32
+    lost = [loss for loss in exported.unmapped if loss.field == "grad_reduce_in_fp32"]
+    assert ("grad_reduce_in_fp32" in exported.mapped) is not in_fp32
     assert [str(loss) for loss in lost] == (
         [
             "grad_reduce_in_fp32=True (approximated): DeepSpeed 0.19.8 raises on FP32 accumulation of half-precision "
@@ -308,7 +308,7 @@ class TestTheRealConfig:
         self.made({})
         from deepspeed.runtime.config import DtypeEnum
 
-        from bridge.interop.deepspeed_gradients import DTYPE_NAMES
+        from bridge.interop.deepspeed.gradients import DTYPE_NAMES
 
         for written, ours in DTYPE_NAMES.items():
             assert DtypeEnum(written).name == ours

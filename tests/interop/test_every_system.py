@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
-from bridge.interop.ledger import Arrival
+from bridge.interop import systems
+from bridge.interop.builders import ImportBuilder
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import (
+from tests.interop.properties import (
     check_export,
     check_import,
     check_nothing_dropped,
@@ -31,7 +32,7 @@ from tests.interop.crossings import (
 NAMES = ("accelerate", "axolotl", "deepspeed", "fsdp", "huggingface", "lightning", "pytorch", "torchao", "torchtitan")
 MEGATRONS = ("megatron_bridge", "megatron_lm", "nemo1", "nemo2", "te_recipe")
 """These write for Megatron Core; what they export is tested in their own files, with their own readers."""
-MODULES = {name: importlib.import_module(f"bridge.interop.{name}") for name in (*NAMES, *MEGATRONS)}
+MODULES = {name: importlib.import_module(systems.MODULES[name.replace("_", "-")]) for name in (*NAMES, *MEGATRONS)}
 KEYS = {
     "accelerate": "mixed_precision fp8_config backend fp8_format margin amax_history_len amax_compute_algo "
     "override_linear_precision use_mxfp8_block_scaling fsdp_config mixed_precision_policy deepspeed_config "
@@ -237,6 +238,6 @@ def test_importing_the_systems_imports_no_framework() -> None:
     [("megatron_o2", "bf16_mixed"), ("fsdp_policy", "bf16_mixed"), ("amp_o1", None), ("true", None)],
 )
 def test_a_recipe_is_named_only_where_it_keeps_the_same_master_weights(semantics: str, recipe: str | None) -> None:
-    book = Arrival("another system")
-    book.carry("bf16", bf16=True, params_dtype="bf16")
-    assert book.close(semantics).recipe == recipe
+    builder = ImportBuilder("another system")
+    builder.map("bf16", bf16=True, params_dtype="bf16")
+    assert builder.finish(semantics).recipe == recipe

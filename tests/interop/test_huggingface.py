@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import huggingface
 from bridge.interop.document import Document
+from bridge.interop.huggingface import importer as huggingface
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_import, check_nothing_dropped, reasons
+from tests.interop.properties import check_import, check_nothing_dropped, reasons
 
 SAMPLES = Path(__file__).parent / "samples" / "huggingface"
 SAMPLE = SAMPLES / "arguments.json"
@@ -104,7 +104,7 @@ def test_apex_acts_in_transformers_4_and_is_refused_in_5(
     payload: dict[str, Any], field: str, reason: str, detail: str
 ) -> None:
     imported = huggingface.import_(payload)
-    (loss,) = (loss for loss in imported.losses if loss.field == field)
+    (loss,) = (loss for loss in imported.unmapped if loss.field == field)
     assert loss.reason == reason
     assert loss.detail.startswith(detail)
     assert loss.detail.endswith(REFUSED)
@@ -119,7 +119,7 @@ def test_arguments_of_the_launcher_are_named() -> None:
     sharded = huggingface.import_({**payload, "bf16": True})
     assert (sharded.semantics, sharded.config.grad_reduce_in_fp32) == ("fsdp_policy", False)
     off = huggingface.import_({"accelerate_launch_args": {"use_fsdp": False, "fp8_backend": "TE"}})
-    assert "accelerate_launch_args.use_fsdp" in off.carried
+    assert "accelerate_launch_args.use_fsdp" in off.mapped
     assert reasons(off, "accelerate_launch_args.fp8_backend") == ["unsupported"]
     assert off.recipe == "fp32"
 
@@ -128,7 +128,7 @@ def test_the_launchers_precision_is_that_of_the_environment() -> None:
     launcher = {"accelerate_launch_args": {"mixed_precision": "bf16", "use_deepspeed": True, "config_file": "x.yaml"}}
     imported = huggingface.import_(launcher)
     assert (imported.semantics, imported.config.mode) == ("megatron_o2", "bf16")
-    assert "accelerate_launch_args.mixed_precision" in imported.carried
+    assert "accelerate_launch_args.mixed_precision" in imported.mapped
     overridden = huggingface.import_({**launcher, "fp16": True})
     assert reasons(overridden, "accelerate_launch_args.mixed_precision") == ["dead knob"]
     assert huggingface.import_(launcher, accelerate_mixed_precision="no").config.mode == "fp32"
@@ -168,14 +168,14 @@ def test_the_file_says_what_the_weights_are_loaded_in(name: str, value: str) -> 
     imported = huggingface.import_(payload)
     assert (imported.semantics, imported.config.mode) == ("true", "bf16")
     assert reasons(imported, name) == ["semantics"]
-    assert imported.carried[name] == ("params_dtype",)
+    assert imported.mapped[name] == ("params_dtype",)
     assert reasons(imported, "weights_dtype") == []
 
 
 def test_fp32_weights_make_it_amp_and_say_so() -> None:
     imported = huggingface.import_({"bf16": True, "torch_dtype": "float32"})
     assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")
-    assert "torch_dtype" in imported.carried
+    assert "torch_dtype" in imported.mapped
     assert reasons(imported, "weights_dtype") == []
 
 
@@ -200,7 +200,7 @@ def test_a_dtype_that_does_not_decide_is_reported(
 
 
 def test_fp16_weights_under_a_scaler_do_not_train() -> None:
-    losses = huggingface.import_({"fp16": True, "torch_dtype": "float16"}).losses
+    losses = huggingface.import_({"fp16": True, "torch_dtype": "float16"}).unmapped
     details = [loss.detail for loss in losses if loss.field == "torch_dtype"]
     assert "torch's GradScaler refuses gradients in FP16, and the run stops at its first step" in details
 
@@ -271,7 +271,7 @@ def test_options_of_a_quantisation_need_one() -> None:
     option = {"bnb_4bit_compute_dtype": "bfloat16", "double_quantization": False}
     alone = huggingface.import_({"bf16": True, **option})
     assert reasons(alone, "bnb_4bit_compute_dtype") == ["dead knob"]
-    assert "double_quantization" in alone.carried
+    assert "double_quantization" in alone.mapped
     beside = huggingface.import_({"bf16": True, "load_in_4bit": True, **option})
     assert reasons(beside, "bnb_4bit_compute_dtype") == ["unsupported"]
 
@@ -406,5 +406,5 @@ def test_a_quoted_false_and_another_letter_case_are_pointed_out() -> None:
 
 def test_arguments_of_the_accelerator_that_are_defaults_are_carried() -> None:
     usual = {"even_batches": True, "split_batches": False, "dispatch_batches": None}
-    assert "accelerator_config" in huggingface.import_({"accelerator_config": usual}).carried
+    assert "accelerator_config" in huggingface.import_({"accelerator_config": usual}).mapped
     assert reasons(huggingface.import_({"accelerator_config": {"x": 1}}), "accelerator_config") == ["unsupported"]

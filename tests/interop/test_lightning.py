@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from bridge.errors import BridgeError
-from bridge.interop import lightning
 from bridge.interop.conversion import runs_of
 from bridge.interop.document import Document
+from bridge.interop.lightning import importer as lightning
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import reasons
+from tests.interop.properties import reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "lightning" / "cli.yaml"
 TE = "lightning.pytorch.plugins.TransformerEnginePrecision"
@@ -70,7 +70,7 @@ def test_the_loss_scale_of_the_deepspeed_strategy_is_carried() -> None:
     imported = lightning.import_({"precision": "16-mixed", **strategy("DeepSpeedStrategy", **scale)})
     config = imported.config
     assert (config.initial_loss_scale, config.loss_scale_window, config.hysteresis) == (4096, 500, 4)
-    assert imported.carried["strategy.init_args.initial_scale_power"] == ("initial_loss_scale",)
+    assert imported.mapped["strategy.init_args.initial_scale_power"] == ("initial_loss_scale",)
     assert reasons(imported, "deepspeed.fp16.initial_scale_power") == []
     constant = lightning.import_(
         {"precision": "16-mixed", **strategy("DeepSpeedStrategy", loss_scale=128, hysteresis=4)}
@@ -113,7 +113,7 @@ def test_a_trainer_is_known_by_its_class(target: str, form: str, nested: bool, p
     assert run.imported.recipe == ("bf16_autocast_mixed" if precision else "fp32")
     name = ".".join(["trainer"] * nested + ["init_args"] * (form == "cli") + ["precision"])
     if precision:
-        assert name in run.imported.carried
+        assert name in run.imported.mapped
     else:
         assert reasons(run.imported, name) == ["implied default"]
 
@@ -131,7 +131,7 @@ def test_hydras_plugins_and_strategies_are_read() -> None:
     assert lightning.import_(plugin).config.fp8_margin == 2
     scaled = {"_target_": "lightning.pytorch.strategies.DeepSpeedStrategy", "initial_scale_power": 12}
     imported = lightning.import_({"precision": "16-mixed", "strategy": scaled})
-    assert imported.carried["strategy.initial_scale_power"] == ("initial_loss_scale",)
+    assert imported.mapped["strategy.initial_scale_power"] == ("initial_loss_scale",)
     amp = {"_target_": "lightning.pytorch.plugins.MixedPrecision", "precision": "16-mixed"}
     amp["scaler"] = {"_target_": "torch.amp.GradScaler", "init_scale": 8.0}  # type: ignore[assignment]
     assert lightning.import_({"plugins": [amp]}).config.initial_loss_scale == 8
@@ -140,7 +140,7 @@ def test_hydras_plugins_and_strategies_are_read() -> None:
 def test_apex_is_named_and_read_where_it_casts() -> None:
     unread = lightning.import_({"precision": 32, "amp_backend": "native", "amp_level": "O2"})
     assert unread.recipe == "fp32"
-    assert (reasons(unread, "amp_level"), "amp_backend" in unread.carried) == (["dead knob"], True)
+    assert (reasons(unread, "amp_level"), "amp_backend" in unread.mapped) == (["dead knob"], True)
     casts = lightning.import_({"precision": 16, "amp_backend": "apex"})
     assert (casts.semantics, casts.config.to_dict()["params_dtype"]) == ("megatron_o2", "fp16")
     assert reasons(casts, "amp_level") == ["implied default"]
@@ -152,7 +152,7 @@ def test_settings_beside_the_trainer_that_look_like_precision_are_reported() -> 
         {"matmul_precision": "high", "trainer": {"precision": 32, "half": True}, "fp16": False}
     )
     assert reasons(imported, "matmul_precision") == reasons(imported, "trainer.half") == ["unsupported"]
-    assert "fp16" in imported.carried
+    assert "fp16" in imported.mapped
 
 
 def test_a_file_under_fsdp_reduces_in_bf16() -> None:
@@ -188,7 +188,7 @@ def test_the_te_plugin_without_a_recipe_is_transformer_engines_default() -> None
 def test_unknown_keys_of_a_recipe_are_dead() -> None:
     imported = lightning.import_(te(recipe={"interval": 1, "margin": 2}))
     assert imported.config.fp8_margin == 2
-    assert "dead knob" in {loss.reason for loss in imported.losses if loss.field.endswith("recipe.interval")}
+    assert "dead knob" in {loss.reason for loss in imported.unmapped if loss.field.endswith("recipe.interval")}
 
 
 def test_delayed_scaling_leaves_as_a_plugin_and_other_schemes_do_not() -> None:
@@ -201,7 +201,7 @@ def test_delayed_scaling_leaves_as_a_plugin_and_other_schemes_do_not() -> None:
 
 def test_under_fsdp_megatrons_bf16_is_carried() -> None:
     exported = lightning.export(REGISTRY.get("bf16_mixed"), strategy="fsdp")
-    assert "bf16" in exported.carried
+    assert "bf16" in exported.mapped
     assert reasons(exported, "grad_reduce_in_fp32") == ["unsupported"]
 
 
@@ -227,7 +227,7 @@ def test_a_scalers_other_settings_and_a_hook_beside_a_plugin_are_reported() -> N
         "init_args": {"precision": "16-mixed", "scaler": scaler},
     }
     imported = lightning.import_({"plugins": [plugin], **strategy("DDPStrategy", ddp_comm_hook="powerSGD_hook")})
-    lost = {loss.field.rpartition(".")[2] for loss in imported.losses if loss.reason == "unsupported"}
+    lost = {loss.field.rpartition(".")[2] for loss in imported.unmapped if loss.reason == "unsupported"}
     assert {"growth_factor", "enabled", "ddp_comm_hook"} <= lost
     assert imported.recipe is None
 
@@ -247,4 +247,4 @@ def test_fp64_has_no_recipe_and_te_reports_its_format() -> None:
     assert lightning.import_("64-true").recipe is None
     imported = lightning.import_("transformer-engine")
     assert reasons(imported, "recipe.fp8_format") == ["implied default"]
-    assert [loss.value for loss in imported.losses if loss.field == "precision"] == ["transformer-engine"]
+    assert [loss.value for loss in imported.unmapped if loss.field == "precision"] == ["transformer-engine"]

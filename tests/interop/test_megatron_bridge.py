@@ -11,7 +11,7 @@ from bridge.interop import megatron_bridge
 from bridge.interop.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_export, check_return, configs, reasons
+from tests.interop.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
@@ -22,7 +22,7 @@ NAMES = [recipe.name for recipe in REGISTRY.recipes() if "misnamed" not in recip
 def test_every_field_but_tf32_returns(config: MixedPrecisionConfig) -> None:
     exported = megatron_bridge.export(config)
     check_export(config, exported)
-    assert {loss.field for loss in exported.losses} <= {"tf32"}
+    assert {loss.field for loss in exported.unmapped} <= {"tf32"}
     check_return(config, exported, megatron_bridge.import_(exported.payload))
 
 
@@ -92,7 +92,7 @@ def test_a_run_config_of_a_checkpoint_is_read_and_nothing_in_it_is_made() -> Non
     document = Document.load(SAMPLES / "run_config.yaml")
     imported = megatron_bridge.import_(document.content)
     assert imported.recipe == "bf16_with_fp8_delayed_scaling_mixed"
-    assert {loss.field: loss.reason for loss in imported.losses} == {
+    assert {loss.field: loss.reason for loss in imported.unmapped} == {
         "model.fp8_recipe": "dead knob",
         "model.fp32_residual_connection": "unsupported",
         "optimizer.exp_avg_dtype": "unsupported",
@@ -162,6 +162,6 @@ def test_without_a_recipe_the_defaults_are_megatron_cores_own() -> None:
     imported = megatron_bridge.import_({"model": {"bf16": True, "fp8": "hybrid", "fp8_amax_history_len": 16}})
     config = imported.config
     assert (config.fp8_recipe, config.fp8_amax_history_len, config.grad_reduce_in_fp32) == ("delayed", 16, False)
-    implied = {loss.field for loss in imported.losses if loss.reason == "implied default"}
+    implied = {loss.field for loss in imported.unmapped if loss.reason == "implied default"}
     assert {"model.fp8_recipe", "model.fp8_margin", "ddp.grad_reduce_in_fp32"} <= implied
     assert "model.fp8_amax_history_len" not in implied

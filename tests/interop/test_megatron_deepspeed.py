@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import PayloadError
-from bridge.interop import deepspeed, megatron_lm
-from bridge.interop.contract import Imported
+from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import runs_of
+from bridge.interop.deepspeed import importer as deepspeed
 from bridge.interop.document import Document
-from tests.interop.crossings import reasons
+from bridge.interop.megatron_lm import importer as megatron_lm
+from tests.interop.properties import reasons
 
 RUN = "deepspeed pretrain_gpt.py --num-layers 2 --fp16 --deepspeed"
 BF16 = '"bf16": {"enabled": true}'
@@ -19,7 +20,7 @@ BLOCK = (
 SCALE = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 
 
-def only(script: str) -> Imported:
+def only(script: str) -> ImportReport:
     (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
     return run
 
@@ -33,7 +34,7 @@ def test_what_the_engines_file_decides_is_left_open(options: str) -> None:
     run = only(f"{RUN} {options}")
     assert (run.config.mode, run.recipe) == ("fp16", None)
     assert not {*SCALE, "grad_reduce_in_fp32"} & run.config.stated
-    (loss,) = [loss for loss in run.losses if loss.field.startswith("--deepspeed")]
+    (loss,) = [loss for loss in run.unmapped if loss.field.startswith("--deepspeed")]
     assert loss.reason == "unsupported"
 
 
@@ -53,7 +54,7 @@ def test_a_file_that_the_script_writes_is_read() -> None:
     assert run.config.grad_reduce_in_fp32 is False
     assert reasons(run, "--loss-scale") == ["dead knob"]
     assert reasons(run, "./ds_$SLURM_JOB_ID.json: communication_data_type") == ["implied default"]
-    assert not [loss for loss in run.losses if "heredoc" in loss.field or loss.field == "--deepspeed_config"]
+    assert not [loss for loss in run.unmapped if "heredoc" in loss.field or loss.field == "--deepspeed_config"]
 
 
 def test_it_is_what_deepspeeds_own_file_means() -> None:
@@ -61,7 +62,7 @@ def test_it_is_what_deepspeeds_own_file_means() -> None:
     run = only(f"{written(BF16)}{RUN.replace('fp16', 'bf16')} --deepspeed_config ds.json")
     assert run.semantics == alone.semantics
     assert alone.config.to_dict().items() <= run.config.to_dict().items()
-    assert len([loss for loss in run.losses if loss.field.startswith("ds.json: ")]) == len(alone.losses)
+    assert len([loss for loss in run.unmapped if loss.field.startswith("ds.json: ")]) == len(alone.unmapped)
 
 
 def test_a_file_goes_over_the_command_line() -> None:
@@ -87,7 +88,7 @@ def test_a_file_goes_over_the_command_line() -> None:
 )
 def test_a_file_that_cannot_be_read_says_where_it_comes_from(script: str, told: str) -> None:
     run = only(f"{script}\n{RUN} --deepspeed_config ds.json")
-    (loss,) = [loss for loss in run.losses if loss.field == "--deepspeed_config"]
+    (loss,) = [loss for loss in run.unmapped if loss.field == "--deepspeed_config"]
     assert told in loss.detail
     assert "not read" in loss.detail
     assert run.recipe is None
@@ -98,9 +99,9 @@ def test_a_setting_that_only_the_run_decides_is_left_open() -> None:
     block = '"fp16": {"enabled": true, "initial_scale_power": $SP, "hysteresis": ${H:-4}}, "wall_clock": ${W:-true}'
     run = only(f"{written(block)}{RUN} --deepspeed_config ds.json")
     assert (run.config.is_stated("initial_loss_scale"), run.config.hysteresis) == (False, 4)
-    assert [(loss.value, loss.reason) for loss in run.losses if loss.field == "ds.json: fp16.initial_scale_power"] == [
-        ("$SP", "unsupported")
-    ]
+    assert [
+        (loss.value, loss.reason) for loss in run.unmapped if loss.field == "ds.json: fp16.initial_scale_power"
+    ] == [("$SP", "unsupported")]
     assert (reasons(run, "$H"), reasons(run, "$W")) == (["implied default"], [])
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import PayloadError
-from bridge.interop import megatron_lm
-from bridge.interop.contract import Imported
+from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import runs_of
 from bridge.interop.detect import detect
 from bridge.interop.document import Document
-from tests.interop.crossings import reasons
+from bridge.interop.megatron_lm import importer as megatron_lm
+from tests.interop.properties import reasons
 
 
-def read(text: str, name: str = "run.sh") -> Imported:
+def read(text: str, name: str = "run.sh") -> ImportReport:
     (run,) = megatron_lm.import_all(megatron_lm.read(Document.of_text(text, name)))
     return run
 
@@ -37,7 +37,7 @@ def test_a_file_of_bare_arguments_is_recognised(text: str, mode: str, recipe: st
 
 
 def test_arguments_that_say_nothing_of_precision_leave_it_to_the_command_line() -> None:
-    (loss,) = read(TRAINER, "trainer.yaml").losses
+    (loss,) = read(TRAINER, "trainer.yaml").unmapped
     assert loss.detail.endswith("unless the command line that names this file says otherwise")
 
 
@@ -98,7 +98,7 @@ def test_megatron_fsdp_decides_in_what_gradients_are_reduced(words, in_fp32: boo
 
 def test_version_2_of_megatron_fsdp_is_told() -> None:
     run = megatron_lm.import_([*FSDP, "--megatron-fsdp-version", "2"])
-    (loss,) = [loss for loss in run.losses if loss.field == MAIN]
+    (loss,) = [loss for loss in run.unmapped if loss.field == MAIN]
     assert "later states of version 2 read" in loss.detail
 
 
@@ -111,15 +111,15 @@ FIGURE = (
 
 def test_a_fragment_that_says_nothing_names_first_what_decides() -> None:
     run = read(FIGURE)
-    assert [loss.field for loss in run.losses] == ["source `pwd`/CONFIG.sh", "source SBATCH.sh", "launch"]
-    assert run.losses[0].detail.startswith("nothing is started here, and nothing said of the precision")
-    assert (run.config.mode, run.recipe, run.carried) == ("fp32", None, {})
+    assert [loss.field for loss in run.unmapped] == ["source `pwd`/CONFIG.sh", "source SBATCH.sh", "launch"]
+    assert run.unmapped[0].detail.startswith("nothing is started here, and nothing said of the precision")
+    assert (run.config.mode, run.recipe, run.mapped) == ("fp32", None, {})
 
 
 def test_a_fragment_whose_arguments_are_not_all_is_no_fp32_run() -> None:
     run = read("export MEGATRON_ARGS='--num-layers 2 --hysteresis 4'\n")
     assert run.recipe == "fp32"
-    (loss,) = [loss for loss in run.losses if loss.field == "--bf16"]
+    (loss,) = [loss for loss in run.unmapped if loss.field == "--bf16"]
     assert loss.detail.endswith("unless the script that uses these arguments says otherwise")
 
 
@@ -128,12 +128,12 @@ def test_each_way_through_a_fragment_is_told() -> None:
     first, second = megatron_lm.import_all(Document.of_text(script, "run.sh"))
     assert (first.config.fp8, first.label) == ("hybrid", 'arguments in ARGS; line 1, if [ -n "$F" ]')
     assert second.label == 'arguments in ARGS; line 1, not [ -n "$F" ]'
-    assert [loss.field for loss in second.losses] == ["launch", 'line 1, not [ -n "$F" ]']
+    assert [loss.field for loss in second.unmapped] == ["launch", 'line 1, not [ -n "$F" ]']
 
 
 def test_a_script_that_starts_nothing_says_so() -> None:
     (run,) = megatron_lm.import_all(Document.of_text(". ./CONFIG.sh\nsbatch SRUN.sh\nexit 0\n", "run.sh"))
-    assert [loss.field for loss in run.losses] == ["source ./CONFIG.sh", "script SRUN.sh", "launch"]
+    assert [loss.field for loss in run.unmapped] == ["source ./CONFIG.sh", "script SRUN.sh", "launch"]
     assert run.recipe is None
 
 
@@ -157,7 +157,7 @@ def test_a_command_string_in_a_heredoc_for_sbatch_is_read() -> None:
 def test_inference_is_kept_and_told(program: str) -> None:
     (run,) = runs_of(Document.of_text(f"torchrun {program} --num-layers 2 --bf16", "run.sh"))
     assert run.imported.config.bf16
-    first = run.imported.losses[0]
+    first = run.imported.unmapped[0]
     assert (first.field, first.reason) == (run.imported.label, "semantics")
     assert first.detail.startswith("inference by its name, not training")
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
-from bridge.interop import megatron_lm
 from bridge.interop.document import Document
 from bridge.interop.meaning import meaning
-from bridge.interop.megatron_flags import FLAGS, OTHER_SETTINGS, SWITCH
+from bridge.interop.megatron_lm import importer as megatron_lm
+from bridge.interop.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_export, check_return, configs, reasons
+from tests.interop.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -41,7 +41,7 @@ def test_every_recipe_returns_by_name_through_a_script(name: str) -> None:
     exported = megatron_lm.export(REGISTRY.get(name))
     script = Document.of_text(megatron_lm.write(exported.payload), "args.sh")
     (imported,) = megatron_lm.import_all(script)
-    assert imported.recipe == (name if not exported.losses else "fp32")
+    assert imported.recipe == (name if not exported.unmapped else "fp32")
 
 
 # -- Megatron-LM's own parser -----------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_a_setting_without_a_field_is_reported_and_its_default_is_not(option: st
 
 def test_a_flag_that_nobody_knows_is_not_dropped() -> None:
     imported = read("--bf16", "--my-fp8-trick", "7", "--num-layers", "2", "--overlap-grad-reduce")
-    assert [(loss.field, loss.value) for loss in imported.losses if loss.reason == "unsupported"] == [
+    assert [(loss.field, loss.value) for loss in imported.unmapped if loss.reason == "unsupported"] == [
         ("--my-fp8-trick", "7")
     ]
 
@@ -249,7 +249,7 @@ def test_each_flag_that_bears_on_precision_is_carried_or_reported() -> None:
     words += ["--transformer-impl", "local", "--exp-avg-dtype=fp8", "--moe-router-dtype", "fp32", "--fp8-output-proj"]
     words += ["--accumulate-allreduce-grads-in-fp32", "--fp4-param-gather", "--loss-scale-window", "500"]
     imported = read(*words)
-    known = {*imported.carried, *(loss.field for loss in imported.losses)}
+    known = {*imported.mapped, *(loss.field for loss in imported.unmapped)}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known
 
 
@@ -311,7 +311,7 @@ def test_a_word_behind_a_switch_is_meant_and_refused(words, carried, remedy: str
         option.parse_args(words)
     imported = read(*words)
     assert {name: getattr(imported.config, name) for name in carried} == carried
-    (loss,) = [loss for loss in imported.losses if loss.reason == "semantics"]
+    (loss,) = [loss for loss in imported.unmapped if loss.reason == "semantics"]
     assert "parser takes no value after it and refuses to start; it is read as" in loss.detail
     assert (loss.value, loss.remedy) == (words[-1] if loss.field != "--fp16" else "False", remedy)
 
@@ -369,7 +369,7 @@ def test_the_awkward_script_is_read() -> None:
         ("fp32", None, False),
     ]
     assert reasons(runs[0], "NVTE_FP8_DPA_BWD") == ["unsupported"]
-    assert [loss.value for loss in runs[0].losses if loss.field == "--loss-scale"] == ["$(cat scale.txt)"]
+    assert [loss.value for loss in runs[0].unmapped if loss.field == "--loss-scale"] == ["$(cat scale.txt)"]
     assert reasons(runs[0], "heredoc on line 18") == ["unsupported"]
     assert reasons(runs[3], "${EXTRA_ARGS}") == ["unsupported"]
 
@@ -379,13 +379,13 @@ def test_the_test_suites_yaml_is_read() -> None:
     assert run.config.to_dict(full=True) | {} == run.config.to_dict(full=True)
     assert (run.config.fp8_recipe, run.config.grad_reduce_in_fp32, run.config.tf32) == ("tensorwise", False, False)
     assert reasons(run, "--moe-router-dtype") == ["unsupported"]
-    assert "--fp16" in run.carried
+    assert "--fp16" in run.mapped
 
 
 def test_an_argument_file_with_all_defaults_is_read() -> None:
     (run,) = sample("yaml_cfg.yaml")
     assert run.recipe == "bf16_mixed"
-    assert {loss.field for loss in run.losses} == {"transformer_impl", "accumulate_allreduce_grads_in_fp32"}
+    assert {loss.field for loss in run.unmapped} == {"transformer_impl", "accumulate_allreduce_grads_in_fp32"}
     assert reasons(run, "accumulate_allreduce_grads_in_fp32") == ["dead knob"]
 
 
@@ -401,5 +401,5 @@ def test_arguments_as_one_string_are_read() -> None:
 
 def test_fp32_by_default_says_what_could_say_otherwise() -> None:
     (run,) = megatron_lm.import_all(Document.of_text("torchrun pretrain_gpt.py --num-layers 2 $MODEL_ARGS", "run.sh"))
-    (loss,) = [loss for loss in run.losses if loss.field == "--bf16"]
+    (loss,) = [loss for loss in run.unmapped if loss.field == "--bf16"]
     assert loss.detail.endswith("trains in FP32, unless $MODEL_ARGS says otherwise")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 
 from bridge.errors import PayloadError
-from bridge.interop import nemo1
 from bridge.interop.document import Document
+from bridge.interop.nemo1 import importer as nemo1
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_export, check_return, configs, reasons
+from tests.interop.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
 FP8 = {"transformer_engine": True, "fp8": True, "fp8_hybrid": True}
@@ -119,11 +119,11 @@ def test_megatron_core_ran_fp8_without_the_gate_until_2_0(
 
 def test_the_release_that_was_assumed_is_said() -> None:
     imported = read(mcore_gpt=True, fp8=True, fp8_hybrid=True)
-    (loss,) = (loss for loss in imported.losses if loss.field == "model.transformer_engine")
+    (loss,) = (loss for loss in imported.unmapped if loss.field == "model.transformer_engine")
     assert (loss.value, loss.reason) == (None, "implied default")
     assert loss.detail.startswith("a release before 2.0 was assumed: under mcore_gpt NeMo 1.21 to 1.23 build")
     dead = read(context={"nemo_version": "2.0"}, **{**FP8, "transformer_engine": False}, mcore_gpt=True)
-    (loss,) = (loss for loss in dead.losses if loss.field == "model.fp8")
+    (loss,) = (loss for loss in dead.unmapped if loss.field == "model.fp8")
     assert (
         loss.detail == "mcore_gpt builds local layers, which run no FP8, unless transformer_engine is true (NeMo 2.0)"
     )
@@ -175,7 +175,7 @@ def test_the_release_decides_format_precision_and_o2_of_an_overriding_file() -> 
     override = {"model": {"transformer_engine": True, "fp8": True}}
     new = nemo1.import_(override, nemo_version="2.0")
     assert (new.config.fp8, new.config.mode, new.semantics) == ("hybrid", "bf16", "megatron_o2")
-    assert "NeMo 1.x (2.0)" in next(loss.detail for loss in new.losses if loss.field == "model.fp8_hybrid")
+    assert "NeMo 1.x (2.0)" in next(loss.detail for loss in new.unmapped if loss.field == "model.fp8_hybrid")
     assert nemo1.import_({"model": {}}, nemo_version="1.21").config.mode == "fp16"
     with pytest.raises(PayloadError, match="neither fp8_e4m3 nor fp8_hybrid"):
         nemo1.import_(override, nemo_version="1.21")
@@ -209,8 +209,8 @@ def test_quantisation_is_named_and_is_no_registered_recipe() -> None:
     assert finished.recipe is None
     assert reasons(finished, "quantization.algorithm") == reasons(finished, "quantization.enable_kv_cache")
     trained = nemo1.import_({**payload, "model": {"megatron_amp_O2": True, "data": {"train_ds": {}}}})
-    (said,) = (loss.detail for loss in finished.losses if loss.field == "quantization.algorithm")
-    (trains,) = (loss.detail for loss in trained.losses if loss.field == "quantization.algorithm")
+    (said,) = (loss.detail for loss in finished.unmapped if loss.field == "quantization.algorithm")
+    (trains,) = (loss.detail for loss in trained.unmapped if loss.field == "quantization.algorithm")
     assert said == "weights, and with most algorithms activations, are quantised (int4) once the model is trained"
     assert trains == "training goes on over values that are fake-quantised (int4), which no recipe has"
     assert trained.recipe is None
@@ -243,7 +243,7 @@ def test_query_key_scaling_acts_in_fp16_only_on_megatron_core(
 
 def test_query_key_scaling_that_is_off_is_met() -> None:
     imported = read(apply_query_key_layer_scaling=False)
-    assert "model.apply_query_key_layer_scaling" in imported.carried
+    assert "model.apply_query_key_layer_scaling" in imported.mapped
 
 
 def test_gradients_are_synchronised_in_what_is_said() -> None:
@@ -303,7 +303,7 @@ def test_interpolations_come_to_what_omegaconf_makes_of_them(written: str, dtype
 def test_a_default_of_a_variable_is_named_and_typed() -> None:
     imported = read("16", hysteresis="${oc.env:HYSTERESIS,4}", megatron_amp_O2="${oc.env:O2,true}")
     assert (imported.config.hysteresis, imported.semantics) == (4, "megatron_o2")
-    (loss,) = (loss for loss in imported.losses if loss.field == "model.hysteresis")
+    (loss,) = (loss for loss in imported.unmapped if loss.field == "model.hysteresis")
     assert (loss.value, loss.reason) == (4, "implied default")
     assert loss.detail == "the environment variable HYSTERESIS decides; the default beside it was taken"
 
@@ -341,13 +341,13 @@ def test_what_no_file_can_answer_is_one_sentence(written: str, message: str) -> 
 def test_what_nobody_reads_may_be_left_open() -> None:
     imported = read("bf16", fp8_margin="${oc.env:MARGIN}", fp8=False)
     assert imported.recipe == "bf16_mixed"
-    assert "model.fp8_margin" in imported.carried
+    assert "model.fp8_margin" in imported.mapped
 
 
 def test_the_shipped_files_are_read() -> None:
     new = nemo1.import_(Document.load(SAMPLES / "megatron_gpt_config_new.yaml").content)
     assert new.recipe == "bf16_with_fp8_delayed_scaling_mixed"
-    assert {loss.field for loss in new.losses} == {
+    assert {loss.field for loss in new.unmapped} == {
         "model.fp8_recipe",
         "model.grad_allreduce_chunk_size_mb",
         "model.grad_div_ar_fusion",
@@ -360,7 +360,7 @@ def test_the_shipped_files_are_read() -> None:
 def test_every_setting_of_the_shipped_files_that_bears_on_precision_is_accounted_for() -> None:
     content = Document.load(SAMPLES / "megatron_gpt_config_new.yaml").content
     imported = nemo1.import_(content)
-    known = {*imported.carried, *(loss.field for loss in imported.losses)}
+    known = {*imported.mapped, *(loss.field for loss in imported.unmapped)}
     beside = {"micro_batch_size", "mcore_gpt", "data", "optim"}
     assert {f"model.{key}" for key in content["model"] if key not in beside} <= known
 

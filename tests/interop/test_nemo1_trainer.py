@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from bridge.errors import PayloadError
-from bridge.interop import nemo1
-from tests.interop.crossings import reasons
+from bridge.interop.nemo1 import importer as nemo1
+from tests.interop.properties import reasons
 
 
 def lightnings(precision: Any, model: dict | None = None, **trainer: Any) -> dict:

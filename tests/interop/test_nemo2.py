@@ -10,7 +10,7 @@ from bridge.interop import nemo2
 from bridge.interop.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_export, check_return, configs, reasons
+from tests.interop.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -104,7 +104,7 @@ def test_python_is_read_and_never_run(capfd) -> None:
     first, second, third = nemo2.import_all(Document.load(SAMPLES / "nemo2_plugin.py"))
     assert capfd.readouterr().out == ""
     assert (first.label, first.config.to_dict()["params_dtype"]) == ("line 12, MegatronMixedPrecision", "bf16")
-    assert [loss.value for loss in first.losses if loss.reason == "unsupported"] == ["config.reduce"]
+    assert [loss.value for loss in first.unmapped if loss.reason == "unsupported"] == ["config.reduce"]
     assert (second.config.fp16, second.config.initial_loss_scale) == (True, 65536)
     assert (third.config.fp8_recipe, third.config.fp8) == ("mxfp8", "e4m3")
 
@@ -144,7 +144,7 @@ def test_what_is_assigned_after_the_constructor_is_reported() -> None:
     made = 'p = MegatronMixedPrecision("bf16-mixed")\np.fp8 = "hybrid"\nsetattr(p, "grad_reduce_in_fp32", False)\n'
     imported = nemo2.import_(python(made))
     assert reasons(imported, "p.fp8") == reasons(imported, "p.grad_reduce_in_fp32") == ["unsupported"]
-    (loss,) = [loss for loss in imported.losses if loss.field == "p.fp8"]
+    (loss,) = [loss for loss in imported.unmapped if loss.field == "p.fp8"]
     assert loss.detail == "line 2: assigned after the constructor, which is not followed"
     assert nemo2.import_(python("r.plugins = bf16_mixed()\nr.plugins.fp8_margin = 3\n")).recipe is None
 

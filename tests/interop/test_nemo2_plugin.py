@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from bridge.interop import nemo2
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
 from bridge.registry.config import MixedPrecisionConfig
-from tests.interop.crossings import check_export, check_return, configs
+from tests.interop.properties import check_export, check_return, configs
 
 NEMO = Path(sys.prefix) / "nemo" / "nemo"
 PLUGIN = NEMO / "lightning" / "pytorch" / "plugins" / "mixed_precision.py"
@@ -128,7 +128,7 @@ def test_what_we_write_is_what_the_plugin_holds(nemo: Any, config: MixedPrecisio
     exported = nemo2.export(config)
     check_export(config, exported)
     held = constructed(nemo, real(exported.payload))
-    lost = {loss.field for loss in exported.losses}
+    lost = {loss.field for loss in exported.unmapped}
     assert {name for name in agrees(held, config) if name not in lost} <= {"fp8_param"}
     written = {
         name: f"torch.{TORCH_NAMES[value]}" if name in DTYPES else value

@@ -13,10 +13,10 @@ from torch import nn
 
 from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
 from bridge.interop import fsdp, pytorch
-from bridge.interop.loss_scaler import LossScaler
+from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_return, configs, reasons
+from tests.interop.properties import check_return, configs, reasons
 
 RECIPES = [row.name for row in REGISTRY.recipes() if "misnamed" not in row.tags]
 

@@ -20,20 +20,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import (
-    accelerate,
-    axolotl,
-    axolotl_detection,
-    deepspeed,
-    huggingface,
-    lightning,
-    torchao,
-    torchtitan,
-)
+from bridge.interop import torchao
+from bridge.interop.accelerate import importer as accelerate
+from bridge.interop.axolotl import detection as axolotl_detection
+from bridge.interop.axolotl import importer as axolotl
+from bridge.interop.deepspeed import importer as deepspeed
+from bridge.interop.huggingface import importer as huggingface
+from bridge.interop.lightning import importer as lightning
 from bridge.interop.pytorch import float8_linear_config_for
 from bridge.interop.settings import Settings
+from bridge.interop.torchtitan import importer as torchtitan
 from bridge.registry.config import MixedPrecisionConfig
-from tests.interop.crossings import check_export, check_return, configs
+from tests.interop.properties import check_export, check_return, configs
 
 UNUSED = "unused"
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -102,7 +100,9 @@ class TestTransformers:
         assert made.mixed_precision == "bf16"
         imported = huggingface.import_({"bf16": True}, accelerate_mixed_precision="fp8")
         assert imported.config.fp8 is None
-        assert [loss.reason for loss in imported.losses if loss.field == "ACCELERATE_MIXED_PRECISION"] == ["dead knob"]
+        assert [loss.reason for loss in imported.unmapped if loss.field == "ACCELERATE_MIXED_PRECISION"] == [
+            "dead knob"
+        ]
 
     @pytest.mark.parametrize(
         "words", [["--bf16"], ["--bf16", "True"], ["--fp16=true"], ["--no_tf32"], ["--bf16", "no"]]
@@ -189,7 +189,7 @@ class TestAccelerate:
         with pytest.raises(ValueError, match="mixed_precision"):
             Accelerator(mixed_precision="FP16", cpu=True)
         imported = accelerate.import_({"mixed_precision": "FP16"})
-        assert [loss.reason for loss in imported.losses if loss.field == "mixed_precision"] == ["approximated"]
+        assert [loss.reason for loss in imported.unmapped if loss.field == "mixed_precision"] == ["approximated"]
 
     def test_the_fsdp_plugin_reduces_in_the_compute_dtype(self, version: str) -> None:
         from accelerate import FullyShardedDataParallelPlugin
@@ -241,7 +241,7 @@ class TestDeepSpeed:
         assert held({"fp8": {"enabled": True}})["bf16"]["enabled"] is False
         imported = deepspeed.import_({"fp8": {"enabled": True}})
         assert imported.config.fp8 is None
-        assert [loss.reason for loss in imported.losses if loss.field == "fp8"] == ["dead knob"]
+        assert [loss.reason for loss in imported.unmapped if loss.field == "fp8"] == ["dead knob"]
 
     @pytest.mark.parametrize(
         "payload",
@@ -350,7 +350,7 @@ class TestTorchao:
 
         imported = torchao.import_(Float8LinearConfig.from_recipe_name(recipe))
         assert imported.config.fp8 is None
-        assert "unsupported" in {loss.reason for loss in imported.losses}
+        assert "unsupported" in {loss.reason for loss in imported.unmapped}
 
     def test_tensorwise_is_the_recipe_of_that_name(self, version: str) -> None:
         from torchao.float8 import Float8LinearConfig

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import PayloadError
-from bridge.interop import megatron_lm
 from bridge.interop.document import Document
+from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.shell import launches
-from tests.interop.crossings import reasons
+from tests.interop.properties import reasons
 
 BASH = shutil.which("bash")
 SPY = 'torchrun() { printf "%s\\0" "$@"; printf "\\n"; }\n'
@@ -309,7 +309,7 @@ def runs(script: str):
 def test_flags_behind_a_broken_continuation_are_no_run_and_are_named(script: str, lost: tuple[int, str, str]) -> None:
     (run,) = runs(script)
     assert run.config.mode == "fp32"
-    (loss,) = [loss for loss in run.losses if loss.reason == "dead knob"]
+    (loss,) = [loss for loss in run.unmapped if loss.reason == "dead knob"]
     assert (loss.field, loss.value) == (f"line continuation on line {lost[0]}", lost[1])
     assert loss.detail.startswith(lost[2])
 
@@ -317,7 +317,7 @@ def test_flags_behind_a_broken_continuation_are_no_run_and_are_named(script: str
 def test_a_comment_at_the_end_of_a_continuation_breaks_nothing() -> None:
     (run,) = runs("torchrun t.py --num-layers 2 --bf16 \\\n  # --fp16 \\\n\n$POST x")
     assert run.recipe == "bf16_mixed"
-    assert [loss.field for loss in run.losses] == ["--accumulate-allreduce-grads-in-fp32"]
+    assert [loss.field for loss in run.unmapped] == ["--accumulate-allreduce-grads-in-fp32"]
 
 
 def test_a_file_of_bare_arguments_is_one_run() -> None:
@@ -368,11 +368,11 @@ def test_a_script_of_its_own_leaves_no_variable_behind() -> None:
 )
 def test_a_file_that_can_set_the_precision_is_named(script: str, field: str, value: str) -> None:
     (run,) = runs(script)
-    (loss,) = [loss for loss in run.losses if loss.field == field]
+    (loss,) = [loss for loss in run.unmapped if loss.field == field]
     assert (loss.value, loss.reason) == (value, "unsupported")
     assert "not read" in loss.detail
     assert "can set the precision" in loss.detail
-    assert "unless" in next(loss.detail for loss in run.losses if loss.field == "--bf16")
+    assert "unless" in next(loss.detail for loss in run.unmapped if loss.field == "--bf16")
 
 
 def test_what_xargs_is_given_is_read_where_the_script_says_it() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import megatron_lm
-from bridge.interop.conversion import plain, runs_of, told
+from bridge.interop.conversion import plain, records, runs_of
 from bridge.interop.document import Document
+from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.shell import launches
-from tests.interop.crossings import reasons
+from tests.interop.properties import reasons
 
 SAMPLES = sorted(path for path in (Path(__file__).parent / "samples").iterdir() if path.is_file())
 RUN = "torchrun pretrain_gpt.py --num-layers 2 --bf16"
@@ -101,7 +101,9 @@ def test_what_somebody_states_is_no_default() -> None:
 def test_the_default_is_a_record_with_its_value() -> None:
     script = f'X="${{X:-$(pwd)/a}}"\n{RUN} --te-precision-config-file $X'
     (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
-    assert [(loss.value, loss.reason) for loss in run.losses if loss.field == "$X"] == [("$(pwd)/a", "implied default")]
+    assert [(loss.value, loss.reason) for loss in run.unmapped if loss.field == "$X"] == [
+        ("$(pwd)/a", "implied default")
+    ]
 
 
 # -- references and local variables -----------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def test_a_reference_to_what_only_the_run_names_is_reported() -> None:
     script = f'f() {{ local -n out=$1; out=(--fp8-format e4m3); }}\nf "$NAME"\n{RUN} "${{FP8_ARGS[@]}}"'
     (run,) = megatron_lm.import_all(Document.of_text(script, "run.sh"))
     assert reasons(run, "${FP8_ARGS[@]}") == ["unsupported"]
-    assert any("through out, which stands for the variable that $NAME names" in loss.field for loss in run.losses)
+    assert any("through out, which stands for the variable that $NAME names" in loss.field for loss in run.unmapped)
 
 
 def test_references_in_a_circle_end() -> None:
@@ -172,7 +174,7 @@ PASSED = (
 def test_arguments_that_are_passed_through_may_hold_flags(last: str) -> None:
     (run,) = megatron_lm.import_all(Document.of_text(f"{PASSED}{RUN} {last} ${{EXTRA[@]}}", "run.sh"))
     assert reasons(run, "$1") == ["unsupported"]
-    assert [loss.value for loss in run.losses if loss.field == "$1"] == [None]
+    assert [loss.value for loss in run.unmapped if loss.field == "$1"] == [None]
 
 
 # -- runs that are the same -------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def is_plain(text: str, name: str) -> bool:
         said = str(error)
     else:
         said = json.dumps(
-            [[run.source, plain(run.imported.config.to_dict()), told(run.imported.losses, "in")] for run in found],
+            [[run.source, plain(run.imported.config.to_dict()), records(run.imported.unmapped, "in")] for run in found],
             ensure_ascii=False,
         )
     return not any("\ue000" <= char <= "\uf8ff" for char in said)

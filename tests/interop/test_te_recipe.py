@@ -12,7 +12,7 @@ from bridge.errors import PayloadError
 from bridge.interop import te_recipe
 from bridge.interop.document import Document
 from bridge.registry.config import MixedPrecisionConfig
-from tests.interop.crossings import check_export, check_return, configs, reasons
+from tests.interop.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -53,7 +53,7 @@ def test_the_classes_own_defaults_are_implied() -> None:
     imported = te_recipe.import_({"_target_": "DelayedScaling"})
     config = imported.config
     assert (config.fp8, config.fp8_amax_history_len, config.fp8_amax_compute_algo) == ("hybrid", 1024, "max")
-    assert {loss.field for loss in imported.losses} == {
+    assert {loss.field for loss in imported.unmapped} == {
         "mode",
         "fp8_format",
         "margin",

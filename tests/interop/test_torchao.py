@@ -11,7 +11,7 @@ from bridge.interop import torchao
 from bridge.interop.pytorch import float8_linear_config_for
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import reasons
+from tests.interop.properties import reasons
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])

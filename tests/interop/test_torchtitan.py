@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from bridge.errors import BridgeError
-from bridge.interop import torchtitan
 from bridge.interop.document import Document
+from bridge.interop.torchtitan import importer as torchtitan
 from bridge.registry.registry import REGISTRY
-from tests.interop.crossings import check_nothing_dropped, reasons
+from tests.interop.properties import check_nothing_dropped, reasons
 
 SAMPLE = Path(__file__).parent / "samples" / "torchtitan" / "llama3.toml"
 
@@ -86,12 +86,12 @@ def test_gradients_are_reduced_in_what_a_file_says(
 
 def test_another_dtype_of_gradients_is_neither_refused_nor_exported() -> None:
     imported = torchtitan.import_({"training": {"mixed_precision_reduce": "bfloat16"}})
-    (loss,) = (loss for loss in imported.losses if loss.field == "training.mixed_precision_reduce")
+    (loss,) = (loss for loss in imported.unmapped if loss.field == "training.mixed_precision_reduce")
     assert loss.detail == (
         "torchtitan 0.1 to 0.3 declare float32 alone and take bfloat16 from a file all the same, with a warning of its "
         "parser; the command line refuses it"
     )
-    assert imported.carried[loss.field] == ("grad_reduce_in_fp32",)
+    assert imported.mapped[loss.field] == ("grad_reduce_in_fp32",)
     config = REGISTRY.get("bf16_mixed").state(grad_reduce_in_fp32=False)
     assert reasons(torchtitan.export(config), "grad_reduce_in_fp32") == ["unsupported"]
 
@@ -122,11 +122,11 @@ def test_settings_that_change_nothing_are_met() -> None:
         "job": {"description": "fp8 on H100"},
     }
     imported = torchtitan.import_(payload)
-    assert {loss.field for loss in imported.losses} == {
+    assert {loss.field for loss in imported.unmapped} == {
         "training.mixed_precision_param",
         "training.mixed_precision_reduce",
     }
-    assert "checkpoint.export_dtype" in imported.carried
+    assert "checkpoint.export_dtype" in imported.mapped
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,241 @@
+"""Accelerate's FP8 back ends: Transformer Engine, torchao and MS-AMP, each with a recipe handler of its own.
+
+What a handler says is not what runs: accelerate hands on only values that differ from its own defaults, so its default
+`amax_compute_algo="most_recent"` never reaches Transformer Engine, whose own default is "max".
+Source: accelerate 1.15.0 utils/dataclasses.py, utils/transformer_engine.py, utils/ao.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridge.interop.builders import ExportBuilder, ImportBuilder
+    from bridge.interop.settings import Settings
+
+__all__ = ["BACKENDS", "export_fp8", "import_fp8"]
+
+VERSION = "accelerate 1.15.0"
+BACKENDS = ("AO", "TE", "MSAMP")
+UNREAD = {
+    "amax_history_length": "amax_history_len",
+    "amax_compute_algorithm": "amax_compute_algo",
+    "optimization_level": "opt_level",
+}
+"""Keys that `accelerate config` writes and nobody reads -> the key that is read."""
+READ = {
+    "TE": (
+        "margin",
+        "interval",
+        "fp8_format",
+        "format",
+        "amax_history_len",
+        "amax_compute_algo",
+        "override_linear_precision",
+        "use_autocast_during_eval",
+        "use_mxfp8_block_scaling",
+    ),
+    "AO": ("enable_fsdp_float8_all_gather", "pad_inner_dim", "config", "module_filter_func"),
+    "MSAMP": ("opt_level",),
+}
+
+
+def import_fp8(builder: ImportBuilder, fp8: Settings, backend: str) -> None:
+    """Carry the settings of one back end."""
+    for key, value in fp8.values.items():
+        if key == "backend" or value is None:
+            continue
+        if key in UNREAD:
+            detail = f"`accelerate config` writes this name, and what reads it asks for {UNREAD[key]} ({VERSION})"
+            builder.report(fp8.name(key), value, "dead knob", detail, f"Rename it to {UNREAD[key]}.")
+        elif key not in READ[backend]:
+            other = next((name for name in BACKENDS if key in READ[name]), None)
+            detail = f"a setting of the {other} back end" if other else f"not a setting of {VERSION}"
+            builder.report(fp8.name(key), value, "dead knob", detail, "Drop it, or change the back end.")
+    {"TE": _arrive_te, "AO": _arrive_ao, "MSAMP": _arrive_msamp}[backend](builder, fp8)
+
+
+def _arrive_te(builder: ImportBuilder, fp8: Settings) -> None:
+    name = "fp8_format" if fp8.given("fp8_format") else "format"
+    format_ = (fp8.text(name) or "HYBRID").upper()
+    if format_ not in ("HYBRID", "E4M3"):
+        rule = "must be HYBRID or E4M3 (accelerate takes E5M2, and Transformer Engine refuses it)"
+        raise fp8.wrong(name, rule, fp8.values.get(name), "Use HYBRID, whose gradients are E5M2")
+    block = bool(fp8.switch("use_mxfp8_block_scaling"))
+    fields: dict[str, Any] = {"fp8": format_.lower()}
+    if block and format_ == "HYBRID":
+        if fp8.given(name):
+            detail = "accelerate's own default, so not handed on, and Transformer Engine's MXFP8 takes E4M3"
+            builder.report(fp8.name(name), format_, "semantics", detail, "Write E4M3, which is what runs.")
+        fields["fp8"] = "e4m3"
+    if fp8.given(name):
+        builder.map(fp8.name(name), **fields)
+    else:
+        builder.fields |= fields
+        detail = "HYBRID in accelerate; Transformer Engine's MXFP8 class has E4M3" if block else f"HYBRID in {VERSION}"
+        builder.report(fp8.name("fp8_format"), format_, "implied default", detail, "Write it down to be sure.")
+    builder.fields["fp8_recipe"] = "mxfp8" if block else "delayed"
+    if fp8.given("use_mxfp8_block_scaling"):
+        builder.map(fp8.name("use_mxfp8_block_scaling"), fp8_recipe=builder.fields["fp8_recipe"])
+    _amax(builder, fp8, block=block)
+    for key, detail in (
+        ("interval", "Transformer Engine 1.8 and later ignores it"),
+        ("use_autocast_during_eval", "whether evaluation runs in FP8; a recipe is about training"),
+    ):
+        if fp8.given(key):
+            reason = "dead knob" if key == "interval" else "unsupported"
+            builder.report(
+                fp8.name(key), fp8[key], reason, detail, "Drop it." if reason == "dead knob" else "Decide there."
+            )
+    _overrides(builder, fp8)
+
+
+def _amax(builder: ImportBuilder, fp8: Settings, *, block: bool) -> None:
+    settings = {
+        "margin": ("fp8_margin", fp8.whole("margin", least=0), 0),
+        "amax_history_len": ("fp8_amax_history_len", fp8.whole("amax_history_len", least=1), 1024),
+    }
+    algorithm = fp8.word("amax_compute_algo", ("max", "most_recent"))
+    if block:
+        for key in (*settings, "amax_compute_algo"):
+            if fp8.given(key):
+                detail = "MXFP8 keeps no history; accelerate raises where it differs from the default"
+                builder.report(fp8.name(key), fp8[key], "dead knob", detail, "Drop it.")
+        return
+    for key, (field, value, default) in settings.items():
+        if value is not None:
+            builder.map(fp8.name(key), **{field: value})
+        else:
+            builder.fields[field] = default
+            builder.report(
+                fp8.name(key), default, "implied default", f"{default} in {VERSION}", "Write it down to be sure."
+            )
+    builder.fields["fp8_amax_compute_algo"] = "max"
+    if algorithm == "max":
+        builder.map(fp8.name("amax_compute_algo"), fp8_amax_compute_algo="max")
+    else:
+        detail = f"most_recent is {VERSION}'s default and is never handed on, so Transformer Engine takes max"
+        reason = "implied default" if algorithm is None else "semantics"
+        builder.report(fp8.name("amax_compute_algo"), algorithm, reason, detail, "Write max, which is what runs.")
+
+
+def _overrides(builder: ImportBuilder, fp8: Settings) -> None:
+    value = fp8.values.get("override_linear_precision")
+    if value is None:
+        return
+    name = fp8.name("override_linear_precision")
+    if isinstance(value, str):
+        value = [{"true": True, "false": False}.get(part.strip().lower()) for part in value.strip("()[]").split(",")]
+    if not isinstance(value, list | tuple) or len(value) != 3 or any(type(part) is not bool for part in value):
+        raise fp8.wrong(
+            "override_linear_precision", "must be three of true and false", value, "Give fprop, dgrad, wgrad"
+        )
+    if not any(value):
+        builder.map(name)
+        return
+    if value[2]:
+        builder.map(name, fp8_wgrad=False)
+    detail = "Transformer Engine 2.0 and later has no such argument and swallows it: every GEMM runs in FP8"
+    builder.report(name, list(value), "dead knob", detail, "Drop it.")
+
+
+def _arrive_ao(builder: ImportBuilder, fp8: Settings) -> None:
+    builder.fields |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+    gather = fp8.switch("enable_fsdp_float8_all_gather")
+    name = fp8.name("enable_fsdp_float8_all_gather")
+    builder.fields["fp8_param_gather"] = True if gather is None else gather
+    if gather is None:
+        detail = f"on in {VERSION}, off in torchao itself"
+        builder.report(name, True, "implied default", detail, "Write it down to be sure.")
+    else:
+        builder.map(name, fp8_param_gather=gather)
+    if gather is not False:
+        detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
+        builder.report(name, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
+    if fp8.given("pad_inner_dim"):
+        detail = "whether odd shapes are padded to 16; numbers do not change"
+        builder.report(
+            fp8.name("pad_inner_dim"), fp8.switch("pad_inner_dim"), "unsupported", detail, "Use multiples of 16."
+        )
+    detail = "the first and the last nn.Linear stay in high precision: modules, not layers"
+    if fp8.given("module_filter_func"):
+        detail = "a function that chooses modules cannot be carried"
+    remedy = "State first_last_layers_bf16 if you want whole layers."
+    builder.report(fp8.name("module_filter_func"), fp8.values.get("module_filter_func"), "approximated", detail, remedy)
+    config = fp8.values.get("config")
+    if config is not None:
+        builder.report(fp8.name("config"), config, "unsupported", "an object", "Convert it by itself, from torchao.")
+
+
+def _arrive_msamp(builder: ImportBuilder, fp8: Settings) -> None:
+    level = fp8.word("opt_level", ("O1", "O2")) or "O2"
+    detail = "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does, and it is unmaintained"
+    builder.report(
+        fp8.name("opt_level"), level, "unsupported", detail, "Choose an FP8 recipe by hand; BF16 was carried."
+    )
+
+
+def export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
+    """Return the `fp8_config` for the config's FP8, or None where no back end has it."""
+    config = builder.config
+    if config.fp8 == "hybrid" and config.fp8_recipe == "tensorwise":
+        return _depart_ao(builder)
+    if config.fp8_recipe == "mxfp8":
+        block = {"backend": "TE", "fp8_format": str(config.fp8).upper(), "use_mxfp8_block_scaling": True}
+        builder.map("fp8", "fp8_config.fp8_format")
+        builder.map("fp8_recipe", "fp8_config.use_mxfp8_block_scaling")
+        _lose_te(builder)
+        return block
+    if config.fp8_recipe != "delayed":
+        detail = f"no back end of {VERSION} has {config.fp8_recipe} scaling in {config.fp8}, so no FP8 was written"
+        for field in ("fp8", "fp8_recipe", "fp8_param_gather"):
+            if field == "fp8" or (field in config.stated and config.to_dict()[field]):
+                builder.report(field, "unsupported", detail, "Use delayed, MXFP8 or tensorwise hybrid scaling.")
+        return None
+    block = {
+        "backend": "TE",
+        "fp8_format": str(config.fp8).upper(),
+        "margin": config.fp8_margin,
+        "amax_history_len": config.fp8_amax_history_len,
+        "amax_compute_algo": "max",
+    }
+    builder.map("fp8", "fp8_config.fp8_format")
+    builder.map("fp8_recipe", "fp8_config.backend")
+    builder.map("fp8_margin", "fp8_config.margin")
+    builder.map("fp8_amax_history_len", "fp8_config.amax_history_len")
+    if config.fp8_amax_compute_algo == "max":
+        builder.map("fp8_amax_compute_algo", "fp8_config.amax_compute_algo")
+    else:
+        detail = "accelerate never hands most_recent on, and Transformer Engine takes max; max was written"
+        builder.report(
+            "fp8_amax_compute_algo", "approximated", detail, "Use a history of 1, under which both are the same."
+        )
+    if not config.fp8_wgrad:
+        detail = "Transformer Engine 2.0 and later cannot turn it off"
+        builder.report("fp8_wgrad", "dead knob", detail, "Drop it.")
+    _lose_te(builder)
+    return block
+
+
+def _lose_te(builder: ExportBuilder) -> None:
+    for field in ("fp8_param_gather", "fp8_param"):
+        if builder.values[field]:
+            detail = "accelerate replaces modules of a finished model and keeps its weights as they are"
+            builder.report_if_stated(field, "unsupported", detail, "Do without FP8 weights there.")
+
+
+def _depart_ao(builder: ExportBuilder) -> dict[str, Any]:
+    config = builder.config
+    for field in ("fp8", "fp8_recipe"):
+        builder.map(field, "fp8_config.backend")
+    if config.fp8_param_gather:
+        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
+        for field in ("fp8_param_gather", "fp8_param"):
+            builder.report_if_stated(field, "approximated", detail, "Nothing to do; it acts under FSDP2 only.")
+    else:
+        for field in ("fp8_param_gather", "fp8_param"):
+            builder.map(field, "fp8_config.enable_fsdp_float8_all_gather")
+    if config.first_last_layers_bf16:
+        detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
+        builder.report("first_last_layers_bf16", "approximated", detail, "Pass a module_filter_func to choose them.")
+    return {"backend": "AO", "enable_fsdp_float8_all_gather": config.fp8_param_gather, "pad_inner_dim": True}

@@ -1,0 +1,328 @@
+"""Axolotl's YAML.
+
+`bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs autocast over them. What
+that amounts to depends on what stands around it. DeepSpeed and FSDP keep FP32 masters; an adapter is trained in FP32
+over a frozen BF16 model; and without any of these there is nothing in FP32 at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.axolotl.detection import Detected, capabilities, detect, refuse
+from bridge.interop.axolotl.unsupported import LOOKS_LIKE_PRECISION, report_unsupported
+from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.gpu import capability
+from bridge.interop.scaler import assume_torch_scaler, report_scaler
+from bridge.interop.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_"]
+
+TITLE = "Axolotl"
+VERSION = "Axolotl 0.19.0"
+CARRIED = (
+    "bf16",
+    "fp16",
+    "fp8",
+    "fp8_config",
+    "fp8_enable_fsdp_float8_all_gather",
+    "bfloat16",
+    "float16",
+    "float32",
+    "tf32",
+)
+AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
+"""Settings around the mode that decide what the weights and their gradients are."""
+
+
+def import_(payload: object, *, gpu: object = None) -> ImportReport:
+    """Return what an Axolotl configuration asks for.
+
+    Args:
+        payload: The parsed YAML.
+        gpu: The card it will run on ("h100", "sm_90", "9.0", "cpu"). None: unknown, and "auto" is a guess that is
+            reported.
+
+    Raises:
+        PayloadError: What Axolotl's own schema refuses, or a GPU that Axolotl refuses it on.
+    """
+    top = Settings(payload, TITLE, lenient=True)
+    can = capabilities(capability(gpu)) if gpu is not None else None
+    refuse(top, can, gpu)
+    found = detect(top, can)
+    builder = ImportBuilder(TITLE)
+    mode = "bf16" if found.bf16 else "fp16" if found.fp16 or found.load_dtype == "fp16" else "fp32"
+    builder.fields |= {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    semantics = _semantics(top, found, mode)
+    _dtypes(builder, top, found, mode, gpu)
+    _float8(builder, top)
+    _tf32(builder, top, found, gpu)
+    _weights(builder, top, semantics, mode)
+    if found.fp16:
+        assume_torch_scaler(builder, "transformers' Trainer")
+    _sharding(builder, top, fp8=bool(top.switch("fp8")))
+    report_unsupported(builder, top, CARRIED)
+    imported = builder.finish(semantics)
+    is_lost = bool(top.switch("fp8")) and "fp8" not in builder.fields
+    return replace(imported, recipe=None) if is_lost or top.values.get("deepspeed") else imported
+
+
+def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> ExportReport:
+    """Return the precision settings of an Axolotl YAML, all of them written out: its defaults are "auto".
+
+    Args:
+        config: What to write.
+        sharding: "fsdp" or "deepspeed" where the run will use one, which gives it FP32 master weights.
+    """
+    around = Settings({"sharding": sharding}, TITLE).word("sharding", ("fsdp", "deepspeed"))
+    builder = ExportBuilder(config, TITLE)
+    semantics, mode = semantics_of(config), config.mode
+    compute = (builder.values["autocast_dtype"] or mode) if semantics == "amp_o1" else mode
+    payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
+    builder.exported_mode = compute
+    if semantics == "amp_o1":
+        detail = f"{TITLE} loads the weights themselves in {compute} and runs autocast over them"
+        remedy = "Train an adapter, whose weights stay in FP32, or shard with FSDP."
+        for field in ("autocast_enabled", "autocast_dtype", "params_dtype", mode):
+            builder.report_if_stated(field, "semantics", detail, remedy)
+    else:
+        builder.map(mode, *(("bf16", "fp16") if mode == "fp32" else (mode,)))
+        builder.map("params_dtype", mode) if builder.values["params_dtype"] in (None, mode) else None
+        if mode != "fp32" and around is None:
+            detail = f"weights are loaded in {mode} and nothing keeps an FP32 copy of them"
+            builder.report(
+                "params_dtype", "semantics", detail, "Add FSDP or DeepSpeed, or pass sharding= to say it is there."
+            )
+    _export_float8(builder, payload)
+    payload["tf32"] = bool(config.tf32)
+    if config.tf32 is None:
+        detail = f'"auto" would turn TF32 on from Ampere on ({VERSION}); tf32: false was written, torch\'s own default'
+        builder.report("tf32", "implied default", detail, "State tf32 to choose.")
+    else:
+        builder.map("tf32", "tf32")
+    if compute != "fp32" and "grad_reduce_in_fp32" in config.stated:
+        if config.grad_reduce_in_fp32:
+            detail = "FSDP through accelerate reduces in the compute dtype, DeepSpeed as its own file says"
+            builder.report("grad_reduce_in_fp32", "unsupported", detail, "With DeepSpeed, say so in its JSON.")
+        else:
+            builder.map("grad_reduce_in_fp32")
+    report_scaler(builder, "transformers' Trainer")
+    return builder.finish(payload)
+
+
+def _semantics(top: Settings, found: Detected, mode: str) -> str:
+    if mode == "fp32":
+        return "fp32"
+    if top.values.get("deepspeed"):
+        return "megatron_o2"
+    if top.values.get("fsdp") or top.values.get("fsdp_config"):
+        return "fsdp_policy"
+    adapter = top.values.get("adapter") and top.values.get("peft_autocast_adapter_dtype") is not False
+    return "amp_o1" if adapter and (found.bf16 or found.fp16) else "true"
+
+
+def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, mode: str, gpu: object) -> None:
+    """Account for bf16, fp16, bfloat16, float16 and float32."""
+    state = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    automatic = "bf16" not in top or top["bf16"] == "auto"
+    if "bf16" in top and not (automatic and found.guessed):
+        builder.map("bf16", **state)
+    if automatic and found.guessed:
+        detail = (
+            f"{VERSION} asks torch, which says yes for every CUDA GPU because emulation counts, and else takes FP16"
+        )
+        builder.report("bf16", "auto", "implied default", detail, "Pass the GPU (gpu=h100) to replay the detection.")
+    elif "bf16" not in top:
+        why = "fp16 is on, which turns it off" if gpu is None else f"on gpu={gpu!r:.20} it gives {mode}"
+        detail = f"auto is the default in {VERSION}; {why}"
+        builder.report("bf16", "auto", "implied default", detail, "Write bf16: true or false to be sure.")
+    if automatic and gpu is not None and found.bf16 and (capability(gpu) or (0, 0)) < (8, 0):
+        detail = "torch counts emulation, so BF16 is on, without tensor cores for it"
+        builder.report(
+            "bf16", "auto", "semantics", detail, "Write fp16: true and bf16: false below compute capability 8.0."
+        )
+    for name, compute in (("fp16", "fp16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32")):
+        if name not in top:
+            continue
+        if top.switch(name) and compute != mode:
+            detail = f"another setting wins: training runs in {mode}"
+            builder.report(name, True, "dead knob", detail, "Keep one of them.")
+        else:
+            builder.map(name, **(state if top.switch(name) else {}))
+    if top.switch("bfloat16"):
+        detail = "documented as no AMP; the builder turns autocast on all the same"
+        builder.report("bfloat16", True, "semantics", detail, "Write bf16: true, which does the same.")
+
+
+def _float8(builder: ImportBuilder, top: Settings) -> None:
+    gather = top.switch("fp8_enable_fsdp_float8_all_gather")
+    if not top.switch("fp8"):
+        for name in ("fp8", "fp8_enable_fsdp_float8_all_gather"):
+            if name in top and top.switch(name):
+                builder.report(name, True, "dead knob", "nothing is FP8 without fp8: true", "Drop it.")
+            elif name in top:
+                builder.map(name)
+        return
+    recipe = top.section("fp8_config").values.get("recipe", "tensorwise")
+    if recipe != "tensorwise":
+        detail = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was carried"
+        remedy = "Choose tensorwise or blockwise scaling by hand."
+        builder.report("fp8_config.recipe", recipe, "unsupported", detail, remedy)
+        builder.report("fp8", True, "unsupported", detail, remedy)
+        return
+    builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
+    if top.given("fp8_config"):
+        builder.map("fp8_config", fp8_recipe="tensorwise")
+    detail = "torchao leaves the first and the last nn.Linear, and MoE routers, in high precision: modules, not layers"
+    builder.report(
+        "fp8.module_filter", None, "approximated", detail, "State first_last_layers_bf16 if you want whole layers."
+    )
+    if gather is not None:
+        builder.map("fp8_enable_fsdp_float8_all_gather", fp8_param_gather=gather)
+    if gather:
+        detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
+        builder.report(
+            "fp8_enable_fsdp_float8_all_gather", True, "approximated", detail, "Turn fp8_param_gather off if not."
+        )
+
+
+def _tf32(builder: ImportBuilder, top: Settings, found: Detected, gpu: object) -> None:
+    automatic = "tf32" not in top or top["tf32"] == "auto"
+    if not automatic:
+        builder.map("tf32", tf32=bool(found.tf32))
+    elif found.tf32 is None:
+        detail = f"auto, the default in {VERSION}, turns TF32 on from compute capability 8.0 on; no GPU was stated"
+        builder.report("tf32", "auto", "implied default", detail, "Write tf32, or pass the GPU.")
+    else:
+        builder.fields["tf32"] = found.tf32
+        if "tf32" in top:
+            builder.map("tf32", tf32=found.tf32)
+        else:
+            detail = f"auto, the default in {VERSION}; on gpu={gpu!r:.20} it is {str(found.tf32).lower()}"
+            builder.report("tf32", "auto", "implied default", detail, "Write it down to be sure.")
+
+
+def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -> None:
+    """Report what the weights and gradients are, which no setting says, once for each setting that decides it."""
+    around = [name for name in AROUND if top.values.get(name)]
+    if semantics == "fp32":
+        for name in around:
+            if name == "deepspeed":
+                detail = "its own file may turn FP16 or BF16 on all the same"
+                builder.report(name, top[name], "unsupported", detail, "Convert it as well, from deepspeed.")
+            else:
+                builder.map(name)
+        return
+    if semantics == "megatron_o2":
+        name = "deepspeed"
+        what = "this file" if isinstance(top[name], str) else "this block"
+        detail = f"DeepSpeed decides about reduction and loss scale in {what}"
+        remedy = f"Convert {what} as well, from deepspeed, with auto={mode}."
+        builder.report(name, top[name], "unsupported", detail, remedy)
+    elif semantics == "fsdp_policy":
+        name = next(name for name in ("fsdp_config", "fsdp") if name in around)
+        detail = f"accelerate's FSDP policy reduces gradients in {mode} (accelerate 1.15), over FP32 shards"
+        builder.report(name, top[name], "implied default", detail, "State grad_reduce_in_fp32=true for FP32 reduction.")
+        builder.fields["grad_reduce_in_fp32"] = False
+    elif semantics == "amp_o1":
+        name = "adapter"
+        detail = f"only the adapter is trained, in FP32 under autocast, over frozen {mode} weights"
+        builder.report(name, top[name], "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too.")
+    else:
+        name = "adapter" if "adapter" in around else _switched_on(top, mode)
+        detail = f"weights are loaded in {mode} and the optimizer steps on them, without FP32 masters"
+        remedy = "Megatron keeps FP32 masters: plan 4 more bytes per weight."
+        builder.report(name, top.values.get(name), "semantics", detail, remedy)
+        builder.fields["grad_reduce_in_fp32"] = False
+    for other in around:
+        if other == "adapter" != name:
+            detail = f"only the adapter is trained, over frozen {mode} weights"
+            builder.report(
+                other, top[other], "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too."
+            )
+        elif other != name:
+            builder.map(other)
+
+
+def _switched_on(top: Settings, mode: str) -> str:
+    """Return the setting that put the weights into half precision."""
+    names = {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16", "float16", "load_in_8bit")}[mode]
+    return next((name for name in names if top.values.get(name)), "bf16")
+
+
+def _sharding(builder: ImportBuilder, top: Settings, *, fp8: bool) -> None:
+    inner = top.section("fsdp_config")
+    for key in inner.values:
+        if inner.given(key) and LOOKS_LIKE_PRECISION.search(key):
+            detail = f"never handed on to FSDP, whatever its schema declares ({VERSION})"
+            builder.report(inner.name(key), inner[key], "dead knob", detail, "Drop it.")
+    for key in ("cpu_ram_efficient_loading", "fsdp_cpu_ram_efficient_loading"):
+        if fp8 and inner.values.get(key) is True:
+            detail = "accelerate 1.8 and later refuses torchao FP8 under FSDP together with it"
+            builder.report(inner.name(key), True, "unsupported", detail, "Drop it, or the run will not start.")
+
+
+def _export_float8(builder: ExportBuilder, payload: dict[str, Any]) -> None:
+    config = builder.config
+    if config.fp8 is None:
+        return
+    if (config.fp8, config.fp8_recipe, config.mode) != ("hybrid", "tensorwise", "bf16"):
+        detail = f"{TITLE} has FP8 as torchao's tensorwise hybrid over BF16 only, so none was written"
+        for field in ("fp8", "fp8_recipe", "fp8_param_gather", "first_last_layers_bf16"):
+            if field == "fp8" or (field in config.stated and config.to_dict()[field]):
+                builder.report(
+                    field, "unsupported", detail, "Use bf16_with_fp8_current_scaling_mixed, or train in BF16."
+                )
+        return
+    payload["fp8"] = True
+    for field in ("fp8", "fp8_recipe"):
+        builder.map(field, "fp8")
+    detail = "compiling is what makes FP8 faster than BF16 there"
+    payload["torch_compile"] = True
+    if config.fp8_param_gather:
+        payload |= {"fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": 2}
+        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
+        for field in ("fp8_param_gather", "fp8_param"):
+            builder.report_if_stated(field, "approximated", detail, "Nothing to do; it needs an fsdp_config block.")
+    if config.first_last_layers_bf16:
+        detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
+        builder.report("first_last_layers_bf16", "approximated", detail, "Accept it; there is no choice of layers.")
+
+
+def _recognise(document: Any) -> Recognised | None:
+    content = document.mapping
+    if "base_model" not in content:
+        return None
+    others = ("datasets", "micro_batch_size", "sequence_len", "adapter", "pretraining_dataset", "rl")
+    found = [key for key in others if key in content]
+    if not found:
+        return Recognised(certainty=0.6, evidence="has `base_model`, as Axolotl does")
+    return Recognised(certainty=0.95, evidence=f"has `base_model` and `{found[0]}`, which Axolotl has together")
+
+
+def _write(payload: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(payload, sort_keys=False)
+    return text
+
+
+SYSTEM = System(
+    name="axolotl",
+    title=TITLE,
+    version=VERSION,
+    kinds=("yaml",),
+    import_=import_,
+    export=export,
+    recognise=_recognise,
+    write=_write,
+    context=(
+        ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0, cpu; decides what auto becomes"),
+        ContextKey(name="sharding", meaning="fsdp or deepspeed where the run will use one (export)"),
+    ),
+)

@@ -1,0 +1,204 @@
+"""Builders of an import's and an export's report: each setting is mapped or reported, so that none is dropped silently.
+
+    builder = ImportBuilder("Megatron-LM 0.20")
+    builder.map("--fp8-format", fp8="hybrid")                        # written there, stated here
+    builder.implied("--fp8-recipe", "delayed", fp8_recipe="delayed")  # the system's default decides
+    builder.report("--fp8-wgrad", True, "dead knob", detail, remedy)  # no field holds it
+    builder.finish("megatron_o2")
+
+An export finishes only with every stated field accounted for: a field that the exporter did not mention agrees with the
+other system already, has no effect, or is reported as unmapped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
+from bridge.interop.contract import ExportReport, ImportReport, Unmapped
+from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.validity import legal_format_for_scheme
+
+__all__ = ["ExportBuilder", "ImportBuilder", "MegatronExportBuilder", "inert", "semantics_of"]
+
+MODES = ("fp32", "fp16", "bf16")
+OFF_SWITCHES = (
+    *MODES,
+    "autocast_enabled",
+    "fp8_param",
+    "fp8_param_gather",
+    "fp4_param",
+    "fp4_param_gather",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "first_last_layers_bf16",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+)
+"""Switches that another system honours by not having them, once they are off."""
+ABSENT = {
+    "pipeline_dtype": ("does not say in what pipeline stages send activations", "Nothing to do without such stages."),
+    "tf32": ("does not decide about TF32", "Set torch.backends.cuda.matmul.fp32_precision in the program."),
+    "first_last_layers_bf16": ("cannot keep whole layers in BF16", "Expect FP8 in the first and last layer too."),
+}
+
+
+class ImportBuilder:
+    """The report of an import while the settings of a system are read into fields.
+
+    Args:
+        system: Title and version of the system, for messages about its defaults.
+    """
+
+    def __init__(self, system: str) -> None:
+        self.system = system
+        self.fields: dict[str, Any] = {}
+        self.mapped: dict[str, tuple[str, ...]] = {}
+        self.unmapped: list[Unmapped] = []
+
+    def map(self, setting: str, /, **fields: Any) -> None:
+        """Record that `setting` became these fields; none at all: it agrees with what is unstated.
+
+        Raises:
+            PayloadError: A value is not of its field's type.
+        """
+        try:
+            MixedPrecisionConfig.from_dict(dict(fields))
+        except PrecisionTypeError as error:
+            raise PayloadError.of(setting, error.rule, error.value, "Correct the value there.") from None
+        self.mapped[setting] = tuple(dict.fromkeys((*self.mapped.get(setting, ()), *fields)))
+        self.fields.update(fields)
+
+    def report(self, setting: str, value: object, reason: str, detail: str, remedy: str) -> None:
+        """Record that `setting` cannot be converted exactly."""
+        entry = Unmapped(field=setting, value=value, reason=reason, detail=detail, remedy=remedy)
+        if not any(_same(entry, other) for other in self.unmapped):
+            self.unmapped.append(entry)
+
+    def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
+        """Record a default of the system that decides, since the setting is not written, and state it."""
+        detail = why or f"it is not written, and {self.system} takes this value"
+        self.report(setting, value, "implied default", detail, "Write it down if the run depends on it.")
+        self.fields.update(fields)
+
+    def finish(self, semantics: str, *, label: str = "", recipe: str | None = None) -> ImportReport:
+        """Return the report; PayloadError should a field have been given a value it cannot hold.
+
+        Args:
+            semantics: One of `contract.SEMANTICS`.
+            label: Which run of the file it is.
+            recipe: The recipe's name where the caller knows it; else it is found by its meaning.
+        """
+        try:
+            config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
+        except PrecisionTypeError as error:
+            raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
+        same = semantics in (semantics_of(config), "fsdp_policy")  # a policy's FP32 shards are FP32 masters
+        return ImportReport(
+            config=config,
+            semantics=semantics,
+            unmapped=tuple(self.unmapped),
+            mapped=dict(self.mapped),
+            recipe=recipe or (recipe_named(config) if same else None),
+            label=label,
+        )
+
+
+class ExportBuilder:
+    """The report of an export while stated fields are written into settings of a system.
+
+    Raises:
+        PrecisionTypeError: Not a config.
+        PrecisionConfigError: A config that can never be right; nothing of it would mean anything elsewhere either.
+    """
+
+    def __init__(self, config: object, system: str) -> None:
+        if not isinstance(config, MixedPrecisionConfig):
+            raise PrecisionTypeError(
+                f"mixed_precision: must be a MixedPrecisionConfig, got {config!r:.80}. "
+                "get_mixed_precision_config makes one of a recipe's name."
+            )
+        self.check(config)
+        self.config = config
+        self.system = system
+        self.values = config.to_dict(full=True)
+        self.exported_mode = config.mode
+        """The mode that the other system reads in the payload."""
+        self.mapped: dict[str, tuple[str, ...]] = {}
+        self.unmapped: dict[str, list[Unmapped]] = {}
+
+    def check(self, config: MixedPrecisionConfig) -> None:
+        """Raise PrecisionConfigError for a config that can never be right."""
+        config.finalize()
+
+    def map(self, field: str, *settings: str) -> None:
+        """Record that `field`, if it is stated, became these settings too; none: it holds there without one."""
+        if field in self.config.stated:
+            self.mapped[field] = tuple(dict.fromkeys((*self.mapped.get(field, ()), *settings)))
+
+    def report(self, field: str, reason: str, detail: str, remedy: str) -> None:
+        """Record that `field` cannot be converted exactly, stated or not."""
+        entry = Unmapped(field=field, value=self.values[field], reason=reason, detail=detail, remedy=remedy)
+        self.unmapped.setdefault(field, []).append(entry)
+
+    def report_if_stated(self, field: str, reason: str, detail: str, remedy: str) -> None:
+        """Record that `field` cannot be converted exactly, where it is stated."""
+        if field in self.config.stated:
+            self.report(field, reason, detail, remedy)
+
+    def is_reported(self, field: str) -> bool:
+        """Return whether a field is mapped or reported."""
+        return field in self.mapped or field in self.unmapped
+
+    def finish(self, payload: Any) -> ExportReport:
+        """Return the report, after stated fields not mentioned so far are mapped or reported."""
+        for field in self.config.field_names():
+            if field not in self.config.stated or self.is_reported(field):
+                continue
+            why = inert(self.config, field)
+            if field == self.exported_mode and not self.values[field]:
+                detail = f"what {self.system} does instead is {field} to Megatron"
+                self.report(field, "semantics", detail, "See what is said of the mode that was stated.")
+            elif _is_off(field, self.values[field]):
+                self.map(field)
+            elif why is None:
+                detail, remedy = ABSENT.get(field, ("has no such setting", "Do without it there."))
+                self.report(field, "unsupported", f"{self.system} {detail}", remedy)
+            elif self.values[field] == getattr(type(self.config), field):
+                self.map(field)
+            else:
+                self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
+        unmapped = tuple(entry for name in self.config.field_names() for entry in self.unmapped.get(name, ()))
+        mapped = {name: settings for name, settings in self.mapped.items() if name not in self.unmapped}
+        return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped)
+
+
+class MegatronExportBuilder(ExportBuilder):
+    """The report of an export to a system that runs on Megatron Core.
+
+    Megatron Core takes every format under every scheme: a format that a scheme does not train well with is no reason
+    to refuse, since it is what the next system runs too.
+    """
+
+    def check(self, config: MixedPrecisionConfig) -> None:
+        """Raise PrecisionConfigError for a config that Megatron Core cannot run."""
+        try:
+            config.finalize()
+        except PrecisionConfigError as error:
+            if set(error.findings) - set(legal_format_for_scheme(config)):
+                raise
+
+
+def inert(config: MixedPrecisionConfig, field: str) -> str | None:
+    """Return why `field` has no effect in this config, as a clause; None where it has one."""
+    return unread_fields(config).get(field)
+
+
+def _same(one: Unmapped, other: Unmapped) -> bool:
+    return one == other and type(one.value) is type(other.value)
+
+
+def _is_off(field: str, value: object) -> bool:
+    if field in OFF_SWITCHES:
+        return value is False
+    return (field in ("fp8", "fp4", "loss_scale") and value is None) or (field == "fp8_wgrad" and value is True)

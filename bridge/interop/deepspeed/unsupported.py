@@ -1,0 +1,196 @@
+"""What a DeepSpeed configuration says of precision beside its modes: nothing of it has a field, all of it is reported.
+
+Blocks forbid names they do not know, the top of the file ignores them without a word; both are said. So is what
+DeepSpeed has removed: it refuses a file that still has the block, switched on or off, where earlier releases read it.
+Source: DeepSpeed 0.19.8 runtime/config.py, runtime/precision_config.py, runtime/zero/config.py, runtime/engine.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.optimizers import low_precision_optimizer
+
+if TYPE_CHECKING:
+    from bridge.interop.builders import ImportBuilder
+    from bridge.interop.settings import Settings
+
+__all__ = ["LOOKS_LIKE_PRECISION", "refuse_apex", "report_half", "report_unsupported"]
+
+VERSION = "DeepSpeed 0.19.8"
+STATE = "Write it down to be sure."
+MASTERS = "Megatron keeps FP32 masters: plan 4 more bytes per weight, or use its precision-aware optimizer."
+IGNORED = ("fp8", "fp4", "tf32", "float16", "fp32", "mixed_precision", "fp32_allreduce")
+"""Names at the top that people write and nobody reads."""
+READ = ("fp16", "bf16", "bfloat16", "torch_autocast", "data_types", "communication_data_type", "amp")
+"""Names at the top that are accounted for elsewhere."""
+REMOVED = {
+    "compression_training": "weights and activations are fake-quantised in training",
+    "quantize_training": "weights are fake-quantised in training (MoQ)",
+    "eigenvalue": "decides when weights are quantised further (MoQ)",
+}
+BESIDE = {
+    "weight_quantization": "the weights are stored quantised",
+    "msamp": "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does",
+    "prescale_gradients": "gradients are divided before they are reduced, so that others overflow",
+}
+ZERO = {
+    "zero_quantized_weights": "weights are quantised for communication (ZeRO++)",
+    "zero_quantized_nontrainable_weights": "frozen weights are stored quantised (ZeRO++)",
+    "zero_quantized_gradients": "gradients are quantised for communication (ZeRO++)",
+    "gather_16bit_weights_on_model_save": "the model is saved in half precision, without its FP32 masters",
+    "stage3_gather_16bit_weights_on_model_save": "the model is saved in half precision, without its FP32 masters",
+    "stage3_gather_fp16_weights_on_model_save": "the model is saved in half precision, without its FP32 masters",
+}
+"""Switches of `zero_optimization`, off by default, with what they do."""
+OPTIMIZER = {
+    "fp32_optimizer_states": (True, "moments of the CPU optimizer are kept in the weights' dtype"),
+    "state_dtype": (None, "dtype of the optimizer's state"),
+}
+"""Parameters of an optimizer -> the value that changes nothing, and what another one does."""
+HALF = {
+    "fp16": {
+        "auto_cast": ("inputs of the module are cast to FP16 by the engine", "Cast the inputs in the data loader."),
+        "consecutive_hysteresis": (
+            "refills on every good step; Megatron's tracker refills when the scale grows",
+            "Lower hysteresis if the scale falls too late.",
+        ),
+        "fp16_master_weights_and_grads": ("no FP32 masters: FP16 throughout", MASTERS),
+    },
+    "bf16": {
+        "immediate_grad_update": ("when gradients are copied, not how exactly", "Nothing to do."),
+        "check_grad_overflow": ("Megatron checks BF16 gradients for NaN instead", "See check_for_nan_in_grad."),
+        "bf16_master_weights_and_grads": ("no FP32 masters: BF16 throughout", MASTERS),
+        "bf16_optimizer_states": ("no FP32 masters: BF16 throughout", MASTERS),
+    },
+}
+"""Block -> what it says beyond on, off and the loss scale, which none of ours does."""
+SCALE = ("enabled", "loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
+LOOKS_LIKE_PRECISION = re.compile(
+    r"(^|_)(bf16|fp16|fp8|fp4|fp32|tf32|mxfp\d|nvfp4)(_|$)|float\d|precision|dtype|data_type"
+)
+
+
+def refuse_apex(builder: ImportBuilder, top: Settings) -> None:
+    """Raise PayloadError for an `amp` block that is on; report one that is off, which is refused all the same."""
+    block = top.values.get("amp")
+    if block is None:
+        return
+    on = block.get("enabled", False) if isinstance(block, Mapping) else block
+    if on not in (False, 0, "auto", "false", "False"):
+        remedy = "Use an fp16, bf16 or torch_autocast block"
+        raise top.wrong("amp", f"must not be there: {VERSION} removed Apex", block, remedy)
+    detail = (
+        f"Apex was removed: {VERSION} refuses a file that has the block, off as it is here; earlier releases ignore it"
+    )
+    builder.report("amp", block, "dead knob", detail, "Drop it.")
+
+
+def report_half(builder: ImportBuilder, block: Settings, mode: str, *, on: bool) -> None:
+    """Report what a block says beyond on, off and the loss scale."""
+    for key in block.values:
+        if not block.given(key) or (key in SCALE if mode == "fp16" else key == "enabled"):
+            continue
+        name = block.name(key)
+        if key not in HALF[mode]:
+            detail = f"no setting of the block: {VERSION} refuses the file, earlier releases ignore it"
+            builder.report(name, block[key], "dead knob", detail, "Drop it, or check its spelling.")
+            continue
+        detail, remedy = HALF[mode][key]
+        if block[key] == "auto":
+            builder.report(name, "auto", "implied default", f"{VERSION} reads auto as its default", STATE)
+        elif block.switch(key) is False and key != "check_grad_overflow":
+            builder.map(name)
+        elif on:
+            builder.report(name, block.switch(key), "unsupported", detail, remedy)
+        else:
+            builder.report(name, block.switch(key), "dead knob", "its block is off", remedy)
+
+
+def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
+    """Report everything else that bears on precision, and what looks as if it did and is ignored."""
+    for key in top.values:
+        if key != key.lower() and (key.lower() in (*READ, *IGNORED) or LOOKS_LIKE_PRECISION.search(key.lower())):
+            detail = f"another letter case, which is not read ({VERSION})"
+            builder.report(key, top[key], "dead knob", detail, f"Write {key.lower()}, or drop it.")
+        elif key in IGNORED or (key not in READ and LOOKS_LIKE_PRECISION.search(key) and not key.startswith("seq_")):
+            detail = f"{VERSION} ignores a block of this name without a word"
+            builder.report(key, top[key], "dead knob", detail, "Drop it; FP8 comes through accelerate, not from here.")
+    for key, detail in REMOVED.items():
+        if top.given(key):
+            removed = f"{detail}; {VERSION} has removed it and refuses the file"
+            builder.report(key, top[key], "unsupported", removed, "Drop it, or quantise by other means.")
+    for key, detail in BESIDE.items():
+        value = top.values.get(key)
+        is_off = key == "msamp" and isinstance(value, Mapping) and value.get("enabled", False) is False
+        _switch(builder, key, False if is_off else value, detail)
+    factor = top.values.get("gradient_predivide_factor")
+    if factor in (1, 1.0):
+        builder.map("gradient_predivide_factor")
+    elif factor is not None:
+        builder.report(
+            "gradient_predivide_factor", factor, "unsupported", BESIDE["prescale_gradients"], "Check it by hand."
+        )
+    _zero(builder, top)
+    _optimizer(builder, top)
+    for block, key, detail in (
+        ("compile", "deepcompile", "compiled kernels may round elsewhere; a recipe does not say whether to compile"),
+        ("tensor_parallel", "dtype", "dtype that weights are split in for tensor parallelism"),
+    ):
+        inner = top.values.get(block)
+        if isinstance(inner, Mapping) and key in inner:
+            _switch(builder, f"{block}.{key}", inner[key], detail)
+
+
+def _switch(builder: ImportBuilder, name: str, value: Any, detail: str) -> None:
+    """Report a setting that is on, and note one that is off."""
+    if value is False:
+        builder.map(name)
+    elif value == "auto":
+        builder.report(name, value, "implied default", f"{VERSION} reads auto as its default, off", STATE)
+    elif value is not None:
+        builder.report(name, value, "unsupported", detail, "Set it up by hand where you train next.")
+
+
+def _zero(builder: ImportBuilder, top: Settings) -> None:
+    zero = top.values.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return
+    for key, detail in ZERO.items():
+        _switch(builder, f"zero_optimization.{key}", zero.get(key), detail)
+    masters = zero.get("load_from_fp32_weights")
+    name = "zero_optimization.load_from_fp32_weights"
+    if masters is True:
+        builder.map(name)
+    elif masters is not None:
+        detail = "FP32 masters are made of the half-precision weights of a checkpoint, not of its FP32 ones"
+        builder.report(name, masters, "unsupported", detail, "Look at how your checkpoint is loaded.")
+    if zero.get("zeropp_loco_param") is not None:
+        detail = f"error feedback of quantised gradients; {VERSION} has removed it and refuses the file"
+        builder.report(
+            "zero_optimization.zeropp_loco_param", zero["zeropp_loco_param"], "unsupported", detail, "Drop it."
+        )
+
+
+def _optimizer(builder: ImportBuilder, top: Settings) -> None:
+    block = top.values.get("optimizer")
+    if not isinstance(block, Mapping):
+        return
+    name = block.get("type")
+    detail = low_precision_optimizer(name)
+    if detail is not None:
+        if "one bit" in detail:
+            detail = f"{detail}; {VERSION} has removed such optimizers and fails on the name"
+        remedy = "Megatron keeps the state in FP32 and reduces gradients in full."
+        builder.report("optimizer.type", name, "unsupported", detail, remedy)
+    parameters = block.get("params")
+    if not isinstance(parameters, Mapping):
+        return
+    for key, (usual, what) in OPTIMIZER.items():
+        value = parameters.get(key)
+        if value is not None and value == usual:
+            builder.map(f"optimizer.params.{key}")
+        elif value is not None:
+            builder.report(f"optimizer.params.{key}", value, "unsupported", what, "Megatron keeps moments in FP32.")

@@ -1,0 +1,265 @@
+"""Lightning's precision plugins: what each of them trains in, Transformer Engine's among them.
+
+`TransformerEnginePrecision` takes a mapping, which can only be delayed scaling, or a recipe object, which no file can
+hold. Its format is an enum's name, upper case; keys it does not know are swallowed.
+Source: Lightning 2.6.6 fabric/plugins/precision, Transformer Engine 2.20 common/recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bridge.interop.amp import amp_fields
+from bridge.interop.lightning.instances import instance
+from bridge.interop.scaler import assume_torch_scaler
+from bridge.interop.settings import Settings
+from bridge.precision.dtypes import dtype_token
+
+if TYPE_CHECKING:
+    from bridge.interop.builders import ExportBuilder, ImportBuilder
+    from bridge.interop.contract import ExportReport, ImportReport
+
+__all__ = ["PRECISIONS", "export_te", "import_plugin", "import_sharded", "import_te", "import_true"]
+
+TITLE = "Lightning"
+VERSION = "Lightning 2.6.6"
+PRECISIONS = {
+    "32": ("fp32", "amp_o1"),
+    "32-true": ("fp32", "amp_o1"),
+    "16": ("fp16", "amp_o1"),
+    "16-mixed": ("fp16", "amp_o1"),
+    "bf16": ("bf16", "amp_o1"),
+    "bf16-mixed": ("bf16", "amp_o1"),
+    "16-true": ("fp16", "true"),
+    "bf16-true": ("bf16", "true"),
+    "64": ("fp64", "true"),
+    "64-true": ("fp64", "true"),
+    "transformer-engine": ("bf16", "te"),
+    "transformer-engine-float16": ("fp16", "te"),
+}
+"""What `Trainer(precision=)` takes, case and all -> dtype and kind."""
+OWN = "of Lightning's own"
+UNREAD = ("BitsandbytesPrecision", "DeepSpeedPrecision", "XLAPrecision")
+"""Precision plugins of Lightning's own that are not read."""
+SCALER_DEFAULTS = {"growth_factor": 2.0, "backoff_factor": 0.5, "enabled": True}
+DELAYED = {"margin": ("fp8_margin", 0), "amax_history_len": ("fp8_amax_history_len", 1024)}
+TE_PLUGIN = "lightning.pytorch.plugins.TransformerEnginePrecision"
+
+
+def import_true(builder: ImportBuilder, name: str, word: str, compute: str) -> ImportReport:
+    """Return the import of half-precision weights with nothing in FP32."""
+    if compute == "fp64":
+        detail = "FP64 throughout; FP32 was stated"
+        builder.fields["fp32"] = True
+        builder.report(name, word, "unsupported", detail, "Megatron has no FP64 training.")
+        return replace(builder.finish("fp32"), recipe=None)
+    builder.map(name, **{compute: True, "params_dtype": compute, "grad_reduce_in_fp32": False})
+    detail = f"weights, gradients and optimizer state are {compute}, nothing is FP32"
+    builder.report(name, word, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+    return builder.finish("true")
+
+
+def import_sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -> ImportReport:
+    """Return the import of mixed precision under a strategy that shards: half-precision weights over FP32 ones."""
+    builder.map(name, **{compute: True, "params_dtype": compute})
+    builder.fields["grad_reduce_in_fp32"] = False
+    detail = f"the {plan} strategy reduces gradients in {compute} ({VERSION})"
+    builder.report(
+        f"{name}.reduce_dtype", compute, "implied default", detail, "State grad_reduce_in_fp32=true for FP32."
+    )
+    if compute == "fp16" and plan == "deepspeed":
+        if not builder.fields.get("loss_scale") and "initial_loss_scale" not in builder.fields:
+            builder.fields["initial_loss_scale"] = 65536.0
+            detail = f"{VERSION} writes initial_scale_power 16, window 1000, hysteresis 2 and minimum 1"
+            builder.report(
+                "deepspeed.fp16.initial_scale_power", 16, "implied default", detail, "State initial_loss_scale."
+            )
+    elif compute == "fp16":
+        assume_torch_scaler(builder, TITLE)
+    return builder.finish("megatron_o2" if plan == "deepspeed" else "fsdp_policy")
+
+
+def import_plugin(builder: ImportBuilder, kind: str, given: Settings) -> ImportReport:
+    """Return the import of a precision plugin, given its class and arguments."""
+    if kind == "TransformerEnginePrecision":
+        return _arrive_te_plugin(builder, given)
+    if kind not in ("MixedPrecision", "HalfPrecision", "DoublePrecision", "Precision", "FSDPPrecision"):
+        own = "that this bridge reads, and this one of Lightning's own is not"
+        rule = f"must be a precision plugin {own if kind in UNREAD else OWN}"
+        raise given.wrong("", rule, kind, "Convert its settings by hand")
+    default = {"HalfPrecision": "16-true", "DoublePrecision": "64-true", "Precision": "32-true"}.get(kind)
+    word = given.word("precision", tuple(PRECISIONS)) or default
+    if word is None:
+        raise given.wrong("precision", "must be given", None, "Write bf16-mixed or 16-mixed")
+    compute, how = PRECISIONS[word]
+    if how == "true":
+        return import_true(builder, given.name("precision"), word, compute)
+    scaler = _scaler(given)
+    if kind == "FSDPPrecision":
+        if scaler is not None:
+            rule = "cannot be given: FSDPPrecision compares it with a class attribute and always raises"
+            raise given.wrong("scaler", rule, "a scaler", "Drop it")
+        return import_sharded(builder, given.name("precision"), "fsdp", compute)
+    builder.map(given.name("precision"), **amp_fields(compute))
+    if scaler is not None and compute != "fp16":
+        raise given.wrong("scaler", "must not be given in BF16", "a scaler", "Drop it: BF16 needs no loss scale")
+    if compute == "fp16":
+        taken = []
+        for key, field in (("init_scale", "initial_loss_scale"), ("growth_interval", "loss_scale_window")):
+            value = None if scaler is None else scaler.number(key, least=0)
+            if scaler is not None and value is not None:
+                builder.map(scaler.name(key), **{field: value})
+                taken.append(field)
+        assume_torch_scaler(builder, TITLE, given=tuple(taken))
+    if scaler is not None and _is_odd(builder, scaler):
+        return replace(builder.finish("amp_o1"), recipe=None)
+    return builder.finish("fp32" if compute == "fp32" else "amp_o1")
+
+
+def _is_odd(builder: ImportBuilder, scaler: Settings) -> bool:
+    """Report settings of a scaler that Megatron's has not; return whether there are any."""
+    odd = False
+    for key, usual in SCALER_DEFAULTS.items():
+        value = scaler.values.get(key)
+        if value is not None and value != usual:
+            odd = True
+            detail = f"Megatron's scaler has no such setting and acts as with {usual}"
+            builder.report(scaler.name(key), value, "unsupported", detail, "Set it in the program.")
+        elif value is not None:
+            builder.map(scaler.name(key))
+    return odd
+
+
+def _arrive_te_plugin(builder: ImportBuilder, given: Settings) -> ImportReport:
+    compute = _dtype(given, "weights_dtype")
+    if compute is None:
+        raise given.wrong("weights_dtype", "must be given", None, "Write torch.bfloat16")
+    builder.map(given.name("weights_dtype"), **{compute: True, "params_dtype": compute})
+    for key in ("replace_layers", "fallback_compute_dtype"):
+        value = given.values.get(key)
+        same = key == "fallback_compute_dtype" and value is not None and _dtype(given, key) == compute
+        if value is not None and not same:
+            builder.report(given.name(key), str(value), "unsupported", "a choice of modules", "Check it by hand.")
+        elif same:
+            builder.map(given.name(key))
+    return import_te(builder, _recipe(given), compute, given.name("recipe"))
+
+
+def _scaler(given: Settings) -> Settings | None:
+    value = given.values.get("scaler")
+    if value is None:
+        return None
+    made = instance(value)
+    if made is not None or isinstance(value, Mapping):
+        inner = made.arguments if made is not None else value.get("init_args", {})
+    else:
+        inner = {key: getattr(value, f"_{key}", None) for key in ("init_scale", "growth_interval", *SCALER_DEFAULTS)}
+    return Settings({} if inner is None else inner, TITLE, given.name("scaler"))
+
+
+def _dtype(given: Settings, key: str) -> str | None:
+    value = given.values.get(key)
+    if value is None:
+        return None
+    try:
+        compute = dtype_token(value)
+    except ValueError:
+        compute = "?"
+    if compute not in ("bf16", "fp16", "fp32"):
+        raise given.wrong(key, "must be torch.bfloat16, torch.float16 or torch.float32", value, "Use torch.bfloat16")
+    return compute
+
+
+def _recipe(given: Settings) -> Settings:
+    value = given.values.get("recipe")
+    if value is None or isinstance(value, Mapping):
+        return given.section("recipe")
+    if type(value).__name__ != "DelayedScaling":
+        rule = "must be None, a mapping or a DelayedScaling to be read"
+        raise given.wrong("recipe", rule, type(value).__name__, "Name the scheme by hand: it is a fp8_recipe of ours")
+    plain = {key: getattr(value, key, None) for key in (*DELAYED, "amax_compute_algo")}
+    plain["fp8_format"] = getattr(getattr(value, "fp8_format", None), "name", None)
+    return Settings(plain, TITLE, given.name("recipe"))
+
+
+def import_te(builder: ImportBuilder, recipe: Settings, compute: str, name: str, *, said: str = "") -> ImportReport:
+    """Carry Transformer Engine's delayed scaling, the only recipe that can be written as data."""
+    mode = {compute: True, "params_dtype": compute} if compute != "fp32" else {"fp32": True}
+    builder.fields |= mode
+    format_ = recipe.word("fp8_format", ("HYBRID", "E4M3"))
+    builder.fields |= {
+        "fp8": (format_ or "HYBRID").lower(),
+        "fp8_recipe": "delayed",
+        "grad_reduce_in_fp32": compute == "fp32",
+    }
+    if format_ is not None:
+        builder.map(recipe.name("fp8_format"), fp8=format_.lower())
+    else:
+        detail = "delayed scaling in this format is what Transformer Engine 2.20 has where none is given"
+        builder.report(recipe.name("fp8_format"), "HYBRID", "implied default", detail, "Write it down to be sure.")
+    if not recipe.values:
+        builder.map(name, **mode, fp8="hybrid", fp8_recipe="delayed")
+    for key, (field, default) in DELAYED.items():
+        value = recipe.whole(key, least=0 if key == "margin" else 1)
+        if value is not None:
+            builder.map(recipe.name(key), **{field: value})
+            continue
+        builder.fields[field] = default
+        builder.report(
+            recipe.name(key), default, "implied default", "in Transformer Engine 2.20", "Write it down to be sure."
+        )
+    algorithm = recipe.word("amax_compute_algo", ("max", "most_recent"))
+    builder.fields["fp8_amax_compute_algo"] = algorithm or "max"
+    if algorithm:
+        builder.map(recipe.name("amax_compute_algo"), fp8_amax_compute_algo=algorithm)
+    else:
+        detail, key = "in Transformer Engine 2.20", recipe.name("amax_compute_algo")
+        builder.report(key, "max", "implied default", detail, "Write it down to be sure.")
+    for key, value in recipe.values.items():
+        if key not in (*DELAYED, "amax_compute_algo", "fp8_format") and value is not None:
+            detail = "Transformer Engine 2 swallows arguments it does not know, `interval` among them"
+            builder.report(recipe.name(key), value, "dead knob", detail, "Drop it.")
+    detail = f"weights are {compute} and the optimizer steps on them, without FP32 masters"
+    if compute == "fp32":
+        return builder.finish("fp32")
+    builder.report(
+        name, said or compute, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight."
+    )
+    return builder.finish("true")
+
+
+def export_te(builder: ExportBuilder) -> ExportReport:
+    """Return the export as a Transformer Engine plugin with a mapping for its recipe."""
+    config, mode = builder.config, builder.config.mode
+    recipe = {
+        "fp8_format": str(config.fp8).upper(),
+        "margin": config.fp8_margin,
+        "amax_history_len": config.fp8_amax_history_len,
+        "amax_compute_algo": config.fp8_amax_compute_algo,
+    }
+    arguments = {"weights_dtype": {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[mode], "recipe": recipe}
+    builder.map(mode, "weights_dtype")
+    builder.map("params_dtype", "weights_dtype") if builder.values["params_dtype"] in (None, mode) else None
+    for field, key in (
+        ("fp8", "fp8_format"),
+        ("fp8_recipe", ""),
+        ("fp8_margin", "margin"),
+        ("fp8_amax_history_len", "amax_history_len"),
+        ("fp8_amax_compute_algo", "amax_compute_algo"),
+    ):
+        builder.map(field, f"recipe.{key}".rstrip("."))
+    if config.grad_reduce_in_fp32:
+        detail = f"gradients of {mode} weights are {mode}"
+        builder.report_if_stated("grad_reduce_in_fp32", "unsupported", detail, "Accept it, or train with Megatron.")
+    else:
+        builder.map("grad_reduce_in_fp32", "weights_dtype")
+    detail = "the optimizer steps on the weights themselves, without FP32 masters"
+    builder.report("params_dtype", "semantics", detail, "Use an optimizer with FP32 masters of its own.")
+    for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
+        if config.fp16 and field in config.stated and builder.values[field] is not None:
+            builder.report(field, "unsupported", "the plugin has no scaler", "Prefer BF16 weights.")
+    if not config.fp8_wgrad:
+        builder.report("fp8_wgrad", "dead knob", "Transformer Engine 2.0 and later cannot turn it off", "Drop it.")
+    return builder.finish({"plugins": [{"class_path": TE_PLUGIN, "init_args": arguments}]})

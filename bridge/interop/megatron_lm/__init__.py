@@ -1,0 +1,1 @@
+"""Megatron-LM: its arguments, from launch scripts and files."""

@@ -1,0 +1,281 @@
+"""Arguments of Megatron-LM as settings: a list of words, a namespace, or the argument files its users write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PayloadError
+from bridge.interop.contract import Unmapped
+from bridge.interop.launch import Launch, holds_arguments
+from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
+from bridge.interop.shell_precision import may_hold_options
+from bridge.interop.shell_trainings import trainings
+from bridge.interop.shell_variables import is_unknown
+
+if TYPE_CHECKING:
+    from bridge.interop.shell_files import WrittenFile
+
+__all__ = ["Arguments", "Written", "argument_groups", "runs_of"]
+
+GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
+PARALLELISM = frozenset(
+    {"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "deepspeed"}
+)
+BESIDE = frozenset({"megatron_fsdp_version"})
+"""Settings with a value on which the meaning of others depends."""
+TRUTH = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+"""What a word directly behind a switch means; Megatron-LM's parser takes none there."""
+TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
+POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
+
+
+@dataclass(slots=True)
+class Written:
+    """One setting as it was written."""
+
+    name: str
+    """The flag or key."""
+    value: Any
+    """True for a flag without a value, None where only the run decides it."""
+    shown: str = ""
+    """An undecided value as it was written."""
+    refused: str | None = None
+    """What is written behind a switch, which takes no value."""
+
+
+@dataclass
+class Arguments:
+    """What one run is given."""
+
+    settings: dict[str, Written] = field(default_factory=dict)
+    """By destination; the last one written wins, as in argparse."""
+    overridden: list[Written] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
+    """Words that only the run decides and that may hold further flags."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    decisions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unmapped: list[Unmapped] = field(default_factory=list)
+    """What the words themselves give away: what the shell drops, and files that hold further arguments."""
+    defaulted: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, WrittenFile] = field(default_factory=dict)
+    """Files that the script writes before."""
+    shown: Callable[[str], str] = str
+    """Turns the marks of a text back into what was written."""
+    label: str = ""
+    program: str = ""
+    is_started: bool = True
+    """False where a file only sets arguments, for others to use."""
+    is_fragment: bool = False
+    """It is not started, and has arguments or names files that may have some."""
+    used_by: str = ""
+    """What else may have arguments beside these."""
+
+    def add(self, written: Written) -> None:
+        """Add a setting; an earlier one of another value is remembered as overridden."""
+        key = dest(written.name)
+        key = dest(BY_NAME[key].option) if key in BY_NAME else key
+        old = self.settings.get(key)
+        if old is not None and old.value != written.value:
+            self.overridden.append(old)
+        self.settings[key] = written
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """What may set the precision too and is not read."""
+        files = [
+            f"{written.name} {written.value or written.shown}"
+            for key, written in self.settings.items()
+            if _names_files(key)
+        ]
+        words = [loss.field for loss in self.unmapped if loss.reason == "unsupported"]
+        scripts = [note.removeprefix("script ") for note in self.notes if note.startswith("script ")]
+        others = [self.used_by] if self.used_by else []
+        return list(dict.fromkeys((*self.undecided, *files, *words, *scripts, *others)))
+
+    def file(self, name: str) -> WrittenFile | None:
+        """Return the file of this name that the script writes, or None."""
+        return self.files.get(str(PurePosixPath(name)))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.settings and self.settings[key].value not in (False, None)
+
+
+def runs_of(payload: object) -> list[Arguments]:
+    """Return the runs of a payload: a list of arguments, a mapping of any of Megatron-LM's argument files, launches.
+
+    Raises:
+        PayloadError: It is neither.
+    """
+    if isinstance(payload, Launch):
+        return [_of_launch(payload)]
+    if isinstance(payload, str):
+        return [_of_words(payload.split(), lambda text: text)]
+    if isinstance(payload, Mapping):
+        return _of_mapping(payload)
+    if isinstance(payload, Sequence) and all(isinstance(item, Launch) for item in payload) and payload:
+        return [_of_launch(item) for item in trainings(payload, strict=True)]
+    if isinstance(payload, Sequence) and all(isinstance(item, str | int | float) for item in payload):
+        return [_of_words([str(item) for item in payload], lambda text: text)]
+    rule = "must be arguments, a mapping of them, or a launch script"
+    raise PayloadError(f"megatron-lm: {rule}, got a {type(payload).__name__}. Give the contents of the file.")
+
+
+def _of_launch(launch: Launch) -> Arguments:
+    found = _of_words(list(launch.arguments), launch.unknowns.shown)
+    found.environment, found.decisions, found.notes = launch.environment, launch.decisions, launch.notes
+    found.defaulted, found.label, found.program = launch.defaulted, launch.label, launch.program
+    found.files, found.shown, found.is_started = launch.files, launch.unknowns.shown, bool(launch.line)
+    found.unmapped += launch.unmapped
+    found.is_fragment = not launch.line and bool(launch.arguments or launch.notes)
+    if not launch.line:
+        found.used_by = "the script that uses these arguments"
+    return found
+
+
+def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
+    found = Arguments()
+    option, values = "", 0
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if word.startswith("--") and len(word) > 2:
+            option, values = word.partition("=")[0], _option(found, word, words[place:], shown)
+            place += values
+        elif word.startswith("@") and len(word) > 1:
+            found.unmapped.append(_argument_file(shown(word)))
+        elif is_unknown(word):
+            text = shown(word)
+            first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
+            listed = option and TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(text)
+            named = holds_arguments(text) or bears_on_precision(text.lower())
+            if may_hold_options(word) and (named or not (first or listed)):
+                found.undecided.append(text)
+            values += 1
+        else:
+            values += 1
+    return found
+
+
+def _option(found: Arguments, word: str, rest: list[str], shown: Callable[[str], str]) -> int:
+    """Add an option to the arguments; return how many of the words behind it are its values."""
+    name, equals, value = word.partition("=")
+    if is_unknown(name):
+        found.undecided.append(shown(word))
+        return 0
+    if not _is_known(name) and not bears_on_precision(name):
+        return 0
+    following = rest[0] if rest and not rest[0].startswith("--") else None
+    if _is_switch(name):
+        written = _switched(name, value if equals else None, following, shown)
+        found.add(written)
+        return int(not equals and written.refused is not None)
+    if equals:
+        found.add(_written(name, value, shown))
+        return 0
+    if following is None:
+        found.add(Written(name, True))
+        return 0
+    values = [following]
+    if _names_files(name):
+        values += takewhile(lambda one: not one.startswith(("--", "@")) and not is_unknown(one), rest[1:])
+    found.add(_written(name, " ".join(values), shown))
+    return len(values)
+
+
+def _switched(name: str, value: str | None, following: str | None, shown: Callable[[str], str]) -> Written:
+    """Return a switch; a word behind it that says on or off is what was meant, though the parser refuses it."""
+    if value is not None:
+        if is_unknown(value):
+            return Written(name, None, shown(value), refused=shown(value))
+        return Written(name, TRUTH.get(value.lower(), True), refused=value)
+    if following is not None and following.lower() in TRUTH:
+        return Written(name, TRUTH[following.lower()], refused=following)
+    return Written(name, True)
+
+
+def _argument_file(word: str) -> Unmapped:
+    detail = "where the program lets argparse read arguments from files, this one can set the precision; it is not read"
+    return Unmapped(field=word, value=word[1:], reason="unsupported", detail=detail, remedy="Convert that file too.")
+
+
+def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
+    return Written(name, None, shown(value)) if is_unknown(value) else Written(name, value)
+
+
+def _is_known(name: str) -> bool:
+    return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM, BESIDE))
+
+
+def _is_switch(name: str) -> bool:
+    """Return whether Megatron-LM's parser takes no value after a flag."""
+    key = dest(name)
+    flag = BY_NAME.get(key)
+    if flag is not None:
+        return flag.kind != "value"
+    return key in PARALLELISM or (key in OTHER_SETTINGS and OTHER_SETTINGS[key].default is False)
+
+
+def _names_files(name: str) -> bool:
+    return dest(name) in OTHER_SETTINGS and OTHER_SETTINGS[dest(name)].is_file
+
+
+def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
+    """Return the mappings of arguments in a mapping: those named in capitals, MODEL_ARGS say, and those of flags."""
+    return [
+        (str(key), value)
+        for key, value in payload.items()
+        if isinstance(value, Mapping) and (GROUP.fullmatch(str(key)) or _all_flags(value))
+    ]
+
+
+def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
+    groups = argument_groups(payload)
+    environment = next(
+        (value for key, value in payload.items() if key == "ENV_VARS" and isinstance(value, Mapping)), {}
+    )
+    if not groups:
+        flat: dict[str, Any] = {}
+        for key, value in payload.items():
+            inner = (
+                value if isinstance(value, Mapping) and key in ("language_model", "model_parallel") else {key: value}
+            )
+            flat.update({str(name): setting for name, setting in inner.items()})
+        groups = [("", flat)]
+    runs = []
+    for name, values in groups:
+        found = Arguments(environment={str(key): str(value) for key, value in environment.items()}, label=name)
+        if not name:
+            found.used_by = "the command line that names this file"
+        for key, value in values.items():
+            _add_key(found, str(key), value)
+        runs.append(found)
+    return runs
+
+
+def _all_flags(value: Mapping[Any, Any]) -> bool:
+    return bool(value) and all(str(key).startswith("--") for key in value)
+
+
+def _add_key(found: Arguments, key: str, value: Any) -> None:
+    if not _is_known(key) and not bears_on_precision(key):
+        return
+    if isinstance(value, str) and "$" in value:
+        found.add(Written(key, None, value))
+    elif isinstance(value, Mapping | list):
+        found.add(Written(key, None, f"a {type(value).__name__}"))
+    elif value is None:
+        return
+    elif isinstance(value, str) and _is_switch(key):
+        found.add(Written(key, TRUTH.get(value.lower(), value)))
+    else:
+        found.add(Written(key, value))

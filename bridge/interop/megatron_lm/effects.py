@@ -1,0 +1,247 @@
+"""What Megatron-LM makes of its arguments beyond the letter: defaults that decide, settings that nothing reads."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.schemes import FP8_SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from bridge.interop.builders import ImportBuilder
+    from bridge.interop.megatron_lm.arguments import Arguments, Written
+
+__all__ = [
+    "DEFAULT_TAKEN",
+    "LATE",
+    "SAY_IT",
+    "environment",
+    "inference",
+    "loss_scale",
+    "reduction",
+    "refused",
+    "scheme",
+    "sharding",
+    "shown",
+    "undecided",
+]
+
+DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
+DELAYED: dict[str, Any] = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
+_MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
+_SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
+INFERENCE = re.compile(r"inference|text_generation|generate_samples")
+"""Programs of Megatron-LM that train nothing."""
+LATE = "only the run decides it"
+DEFAULT_TAKEN = "the environment or the command line may set it; the script's own default was taken"
+SAY_IT = "Give the value as it will be: --context variables='NAME=value', or edit the file."
+
+
+def shown(written: Written) -> object:
+    """Return a setting's value; one that only the run decides as it is written."""
+    return written.shown if written.value is None else written.value
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def refused(run: Arguments, builder: ImportBuilder) -> None:
+    """Report switches with a value behind them, which Megatron-LM's parser does not start with."""
+    for written in (*run.overridden, *run.settings.values()):
+        if written.refused is not None:
+            taken = "" if written.value is None else f"; it is read as {'on' if written.value else 'off'}"
+            detail = f"{builder.system}'s parser takes no value after it and refuses to start{taken}"
+            remedy = "Drop the flag." if written.value is False else "Write the flag alone, or drop it."
+            builder.report(written.name, written.refused, "semantics", detail, remedy)
+
+
+def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
+    """Say in what gradients are reduced: `--bf16` alone means FP32, `--fp16` alone does not."""
+    wanted, refused = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
+    for key in (wanted, refused):
+        if key in run.settings and run.settings[key].value is None:
+            builder.report(run.settings[key].name, run.settings[key].shown, "unsupported", LATE, SAY_IT)
+        elif key in run.settings and key not in run:
+            builder.map(run.settings[key].name)
+    main = run.settings.get("main_grads_dtype")
+    low = main is not None and str(main.value) not in ("fp32", "None")
+    kept = refused in run and mode == "bf16" and not low
+    if kept:
+        builder.map(run.settings[refused].name, grad_reduce_in_fp32=False)
+    elif refused in run:
+        detail = "it only keeps --bf16 from reducing in FP32 by itself, and there is nothing to keep here"
+        builder.report(run.settings[refused].name, True, "dead knob", detail, "Drop it.")
+    if any(key in run for key in _MEGATRON_FSDP) and mode != "fp32":
+        _fsdp_reduction(run, mode, builder, told=kept)
+    elif wanted in run and kept:
+        detail = "--grad-reduce-in-bf16 turns it off"
+        builder.report(run.settings[wanted].name, True, "dead knob", detail, "Drop one of the two.")
+    elif wanted in run:
+        builder.map(run.settings[wanted].name, grad_reduce_in_fp32=True)
+    elif not kept:
+        _reduction_by_mode(run.settings.get(wanted), mode, builder, automatic=mode == "bf16" and not low)
+
+
+def _reduction_by_mode(written: Written | None, mode: str, builder: ImportBuilder, *, automatic: bool) -> None:
+    """State what the mode alone means for the reduction; `automatic`: it turns FP32 on, whatever is written."""
+    off = written is not None and written.value is False and written.refused is None
+    option = "--accumulate-allreduce-grads-in-fp32"
+    if automatic and off and written is not None:
+        detail = f"{builder.system} reduces gradients in FP32 under --bf16 whatever this says"
+        remedy = "Drop it; --grad-reduce-in-bf16 is what keeps them in BF16."
+        builder.report(written.name, False, "dead knob", detail, remedy)
+        builder.fields["grad_reduce_in_fp32"] = True
+    elif automatic:
+        detail = f"{builder.system} reduces gradients in FP32 under --bf16"
+        builder.implied(option, True, detail, grad_reduce_in_fp32=True)
+    elif mode != "fp32" and off and written is not None:
+        builder.map(written.name, grad_reduce_in_fp32=False)
+    elif mode != "fp32":
+        detail = f"{builder.system} reduces gradients in {mode.upper()} without it"
+        builder.implied(option, False, detail, grad_reduce_in_fp32=False)
+
+
+def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, told: bool) -> None:
+    """State in what Megatron-FSDP reduces gradients; `told`: the arguments ask for the weights' dtype."""
+    option, wanted = "--megatron-fsdp-main-grads-dtype", "--accumulate-allreduce-grads-in-fp32"
+    kept = _dtype(run, "megatron_fsdp_main_grads_dtype") or mode
+    sent = _dtype(run, "megatron_fsdp_grad_comm_dtype") or kept
+    in_fp32 = kept == sent == "fp32"
+    builder.fields["grad_reduce_in_fp32"] = in_fp32
+    again = ""
+    if str(getattr(run.settings.get("megatron_fsdp_version"), "value", "")) == "2":
+        again = f"; later states of version 2 read {wanted} again, which --bf16 turns on"
+    if kept == mode and not told:
+        detail = f"Megatron-FSDP keeps gradients in the weights' dtype since 0.19, {mode} here, whatever --{mode} means"
+        builder.implied(option, "auto", f"{detail} without it{again}")
+    if "accumulate_allreduce_grads_in_fp32" in run:
+        detail = f"Megatron-FSDP ignores it since 0.19, where {option} decides{again}"
+        remedy = "Drop it." if in_fp32 else f"Add {option} fp32."
+        builder.report(wanted, True, "dead knob", detail, remedy)
+
+
+def _dtype(run: Arguments, key: str) -> str | None:
+    """Return a dtype that is written, None for "auto"."""
+    written = run.settings.get(key)
+    return None if written is None or written.value in (None, "auto") else str(written.value)
+
+
+def scheme(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
+    """State the scheme that decides, and name the settings that it does not read."""
+    fields = builder.fields
+    fp8, fp4 = fields.get("fp8"), fields.get("fp4")
+    if fp8 and "fp8_recipe" not in fields:
+        builder.implied("--fp8-recipe", "delayed", fp8_recipe="delayed")
+    if fp4 and "fp4_recipe" not in fields:
+        builder.implied("--fp4-recipe", "nvfp4", fp4_recipe="nvfp4")
+    missing = DELAYED if fp8 and fields["fp8_recipe"] == "delayed" else {}
+    if fields.get("first_last_layers_bf16") and (fp8 or fp4):
+        missing = {**missing, **dict.fromkeys(LAYER_COUNTS, 1)}
+    for field, value in missing.items():
+        if field not in fields:
+            builder.implied(_option(field), value, **{field: value})
+    for key, written in run.settings.items():
+        flag = BY_NAME.get(key)
+        if flag is not None and builder.mapped.get(written.name):
+            dead = _unread(flag.field, fields, modern=modern)
+            if dead:
+                builder.report(written.name, shown(written), "dead knob", dead, "Drop it, or set what makes it act.")
+
+
+def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | None:
+    """Return why a setting that was written has no effect, or None."""
+    chosen = fields.get("fp8_recipe") if fields.get("fp8") else None
+    read_by = FP8_SCHEMES[chosen].settings if chosen in FP8_SCHEMES else ()
+    if field in DELAYED and field not in read_by and fields[field] != DELAYED[field]:
+        return f"read by delayed scaling only, and this is {chosen or 'no FP8 run'}"
+    if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]) and _says_more(field, fields):
+        return f"unread without --{field[:3]}-format"
+    if field == "fp8_wgrad" and fields[field] is False and modern:
+        return "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
+    if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
+        return "unread without --first-last-layers-bf16"
+    return None
+
+
+def _says_more(field: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether a setting of a format that is off says more than its default."""
+    value = fields.get(field)
+    default = DELAYED.get(field, field == "fp8_wgrad")
+    return value not in (None, default, {"fp8_recipe": "delayed", "fp4_recipe": "nvfp4"}.get(field))
+
+
+def loss_scale(mode: str, builder: ImportBuilder) -> None:
+    """State a dynamic loss scale, and name the parts of its schedule that nothing reads."""
+    fields = builder.fields
+    scale = fields.get("loss_scale")
+    constant = scale is not None and float(scale) != 0
+    if "loss_scale" in fields and not constant:
+        builder.fields["loss_scale"] = None
+    for field, value in DYNAMIC.items():
+        name = _option(field)
+        if mode == "fp16" and not constant and field not in fields:
+            builder.implied(name, value, **{field: value})
+        elif field in fields and (mode != "fp16" or constant) and float(fields[field]) != value:
+            detail = "read by a dynamic loss scale only, which FP16 without --loss-scale has"
+            builder.report(name, fields[field], "dead knob", detail, "Drop it.")
+
+
+def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
+    """Name what a way of sharding takes back."""
+    fields = builder.fields
+    if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run and modern:
+        detail = "--use-torch-fsdp2 clears it under Transformer Engine 2.0 and later"
+        builder.report("--fp8-param-gather", True, "dead knob", detail, "Drop it.")
+        fields["fp8_param_gather"] = False
+    elif fields.get("fp8_param_gather") and run.label and not any(key in run for key in _SHARDED) and not run.undecided:
+        ways = "--use-distributed-optimizer, --use-torch-fsdp2 or --use-megatron-fsdp"
+        detail = f"{builder.system} asserts on it without {ways}"
+        builder.report("--fp8-param-gather", True, "semantics", detail, "Add one of the three.")
+    if any(key in run for key in _MEGATRON_FSDP) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
+        detail = "--use-megatron-fsdp switches it off"
+        builder.report("--reuse-grad-buf-for-mxfp8-param-ag", True, "dead knob", detail, "Drop it.")
+        fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
+
+
+def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
+    """Carry TF32, which the environment decides, and report other variables that bear on precision."""
+    forbidden = variables.get("NVIDIA_TF32_OVERRIDE") == "0"
+    for name, value in variables.items():
+        if name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value == "1" and forbidden:
+            detail = "NVIDIA_TF32_OVERRIDE=0 turns TF32 off in the libraries below"
+            builder.report(name, value, "dead knob", detail, "Drop one of the two.")
+        elif name == "NVIDIA_TF32_OVERRIDE" and value == "0":
+            builder.map(name, tf32=False)
+        elif name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value in ("0", "1"):
+            builder.map(name, tf32=value == "1")
+        elif bears_on_precision(name.lower()) and name.startswith(("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")):
+            detail = "an environment variable, which no recipe sets"
+            builder.report(name, value, "unsupported", detail, "Export it for the new run as well.")
+
+
+def inference(run: Arguments, builder: ImportBuilder) -> None:
+    """Say where a program serves or generates, by its name, and trains nothing."""
+    if INFERENCE.search(run.program):
+        detail = "inference by its name, not training: no gradients are reduced there, and no loss is scaled"
+        builder.report(run.label, None, "semantics", detail, "Give the script that trains.")
+
+
+def undecided(run: Arguments, builder: ImportBuilder, named: Collection[str] = ()) -> None:
+    """Report what only a run of the script decides; `named`: files that were reported before."""
+    for text in dict.fromkeys(run.undecided):
+        builder.report(text, None, "unsupported", f"it may hold further flags; {LATE}", SAY_IT)
+    for decision in run.decisions:
+        detail = "the file alone does not decide this branch; the precision read here is that of the way named"
+        builder.report(decision, "taken", "unsupported", detail, SAY_IT)
+    for loss in run.unmapped:
+        builder.report(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
+    for note in run.notes:
+        if note not in named:
+            builder.report(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
+    for name, value in run.defaulted.items():
+        builder.report(f"${name}", value, "implied default", DEFAULT_TAKEN, SAY_IT)

@@ -1,0 +1,96 @@
+"""A recipe as Megatron-LM's argument list: what acts is written out, even where Megatron-LM's default says the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.builders import MegatronExportBuilder
+from bridge.interop.meaning import meaning
+from bridge.interop.megatron_lm.flags import FLAGS
+
+if TYPE_CHECKING:
+    from bridge.interop.contract import ExportReport
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["argument_list"]
+
+OPTIONS = {flag.field: flag.option for flag in reversed(FLAGS) if flag.option.startswith("--") and flag.sets is None}
+SCHEME = ("fp8_recipe", "fp4_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
+"""Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
+IF_STATED = (
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
+    "loss_scale",
+    "initial_loss_scale",
+    "min_loss_scale",
+    "loss_scale_window",
+    "hysteresis",
+)
+SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
+BY_HAND = "Set it on the TransformerConfig in the training script."
+
+
+def argument_list(config: MixedPrecisionConfig, system: str) -> ExportReport:
+    """Return the arguments, and what no argument can say."""
+    builder = MegatronExportBuilder(config, system)
+    acting, mode = meaning(config), config.mode
+    words: list[str] = []
+
+    def say(field: str, *value: Any) -> None:
+        words.extend([OPTIONS[field], *map(_text, value)])
+        builder.map(field, OPTIONS[field])
+
+    if mode == "fp32":
+        builder.map("fp32")
+    else:
+        words.append(f"--{mode}")
+        builder.map(mode, f"--{mode}")
+    _dtypes(builder, mode)
+    _reduction(builder, mode, words)
+    for field in ("fp8", "fp4"):
+        if builder.values[field]:
+            say(field, builder.values[field])
+    for field in (*SCHEME, *IF_STATED):
+        if acting.get(field) is not None and (field in SCHEME or config.is_stated(field)):
+            say(field, builder.values[field])
+    for field in SWITCHES:
+        if acting.get(field):
+            say(field)
+    for twin in ("fp8_param", "fp4_param"):
+        if acting.get(f"{twin}_gather"):
+            builder.map(twin, OPTIONS[f"{twin}_gather"])
+    if acting.get("fp8_wgrad") is False:
+        words.append("--no-fp8-wgrad")
+        detail = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
+        builder.report("fp8_wgrad", "dead knob", detail, "Drop it.")
+    return builder.finish(words)
+
+
+def _dtypes(builder: MegatronExportBuilder, mode: str) -> None:
+    """Dtypes have no flags: those of the mode come by themselves."""
+    for field in ("params_dtype", "pipeline_dtype"):
+        if builder.values[field] in (None, mode):
+            builder.map(field, *((f"--{mode}",) if mode != "fp32" else ()))
+        else:
+            builder.report(field, "unsupported", f"no flag sets it; it follows the mode and will be {mode}", BY_HAND)
+    if builder.config.autocast_enabled:
+        for field in ("autocast_enabled", "autocast_dtype"):
+            builder.report_if_stated(field, "unsupported", "no flag reaches it", BY_HAND)
+
+
+def _reduction(builder: MegatronExportBuilder, mode: str, words: list[str]) -> None:
+    """`--bf16` alone reduces in FP32 and `--fp16` alone does not; what has a flag is written out."""
+    if mode == "fp32":
+        return
+    option = OPTIONS["grad_reduce_in_fp32"] if builder.config.grad_reduce_in_fp32 else "--grad-reduce-in-bf16"
+    if builder.config.grad_reduce_in_fp32 or mode == "bf16":
+        words.append(option)
+        builder.map("grad_reduce_in_fp32", option)
+    else:
+        builder.map("grad_reduce_in_fp32")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float) and value.is_integer() and 1 < value < 1e15:
+        return str(int(value))
+    return str(value)

@@ -1,0 +1,235 @@
+"""Megatron-LM: launch scripts, argument files and argument lists in; an argument list out.
+
+Its half-precision modes are O2: `--bf16` and `--fp16` cast the weights, and the optimizer keeps FP32 masters. Two of
+its defaults differ from a recipe's: FP8 without `--fp8-recipe` is *delayed* scaling, and gradients are reduced in FP32
+under `--bf16` but not under `--fp16`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bridge.errors import PayloadError
+from bridge.interop import megatron_deepspeed
+from bridge.interop.builders import ImportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, Unmapped
+from bridge.interop.meaning import meaning
+from bridge.interop.megatron_lm import effects as megatron_effects
+from bridge.interop.megatron_lm.arguments import Arguments, Written, runs_of
+from bridge.interop.megatron_lm.effects import LATE, SAY_IT
+from bridge.interop.megatron_lm.exporter import argument_list
+from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
+from bridge.interop.megatron_recognition import recognise
+from bridge.interop.shell import launches
+
+if TYPE_CHECKING:
+    from bridge.interop.document import Document
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
+
+TITLE = "Megatron-LM 0.20"
+
+
+def import_(payload: object, *, te_version: str = "2.8", variables: object = None) -> ImportReport:
+    """Return what the first run of a payload asks for.
+
+    Args:
+        payload: A list of arguments, a mapping of them, or what `read` returns.
+        te_version: Transformer Engine of the run: since 2.0 some settings are without effect.
+        variables: Environment of a launch script, as a mapping or "NAME=value NAME=value".
+    """
+    first, *others = import_all(payload, te_version=te_version, variables=variables)
+    if any(meaning(other.config) != meaning(first.config) for other in others):
+        detail = "the file starts runs of different precision, and this is the first"
+        loss = Unmapped(
+            field="runs", value=len(others) + 1, reason="unsupported", detail=detail, remedy="Read them all."
+        )
+        return replace(first, unmapped=(*first.unmapped, loss))
+    return first
+
+
+def import_all(payload: object, *, te_version: str = "2.8", variables: object = None) -> tuple[ImportReport, ...]:
+    """Return what every run of a payload asks for; arguments as `import_`."""
+    from bridge.interop.document import Document
+
+    if isinstance(payload, Document):
+        payload = launches(payload.text, payload.path, variables_of(variables))
+    runs = [_imported(run, modern=_is_modern(te_version)) for run in runs_of(payload)]
+    if not runs:
+        raise PayloadError("megatron-lm: there is no run in it. Give a launch script or a list of arguments.")
+    return tuple(runs)
+
+
+def read(document: Document) -> object:
+    """Return a launch script as the document itself, an argument file as its mapping."""
+    return document if document.kind in ("shell", "text", "env") else document.content
+
+
+def export(config: MixedPrecisionConfig) -> ExportReport:
+    """Return the recipe as a list of arguments; every default that differs is written out."""
+    return argument_list(config, TITLE)
+
+
+def write(payload: list[str]) -> str:
+    """Return the arguments as a bash array."""
+    lines: list[str] = []
+    for word in payload:
+        if word.startswith("--"):
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return "\n".join(["MIXED_PRECISION_ARGS=(", *lines, ")"]) + "\n"
+
+
+def _imported(run: Arguments, *, modern: bool) -> ImportReport:
+    builder = ImportBuilder(TITLE)
+    for written in run.overridden:
+        builder.report(
+            written.name,
+            megatron_effects.shown(written),
+            "dead knob",
+            "written again later, and the last one counts",
+            "Drop it.",
+        )
+    megatron_effects.inference(run, builder)
+    megatron_effects.refused(run, builder)
+    is_silent = not run.is_started and not run.settings
+    named = _unsaid(run, builder) if is_silent else ()
+    is_open = is_silent and run.is_fragment
+    mode = _mode(run, builder, is_silent=is_silent)
+    is_open |= mode == "fp32" and run.is_started and bool(run.used_by)
+    engine, semantics = megatron_deepspeed.is_engine(run), None
+    for key, written in run.settings.items():
+        if not (engine and key in megatron_deepspeed.OWNED):
+            _setting(key, written, builder)
+    if engine:
+        mode, semantics = megatron_deepspeed.cross(run, mode, builder)
+        is_open |= semantics is None
+    else:
+        megatron_effects.reduction(run, mode, builder)
+    megatron_effects.scheme(run, builder, modern=modern)
+    if not engine:
+        megatron_effects.loss_scale(mode, builder)
+    megatron_effects.sharding(run, builder, modern=modern)
+    megatron_effects.environment(run.environment, builder)
+    read = [file.note for file in run.files.values()] if semantics is not None else []
+    megatron_effects.undecided(run, builder, (*named, *read))
+    semantics = semantics or ("fp32" if mode == "fp32" else "megatron_o2")
+    imported = builder.finish(semantics=semantics, label=run.label)
+    return replace(imported, recipe=None) if is_open else imported
+
+
+def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
+    """Report that nothing is started and no precision is said, the files first that may; return these."""
+    decided = tuple(note for note in run.notes if note.startswith(("source ", "script ")))
+    for note in decided:
+        detail = "nothing is started here, and nothing said of the precision: what it sets or starts decides"
+        builder.report(note, None, "unsupported", detail, "Convert it by itself.")
+    detail = "nothing in it starts a training program or holds arguments that bear on the precision"
+    builder.report("launch", None, "unsupported", detail, "Give the script that has the arguments.")
+    return decided
+
+
+def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> str:
+    on = [name for name in ("fp16", "bf16") if name in run]
+    for name in on:
+        builder.map(run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name})
+    if not on:
+        builder.fields["fp32"] = True
+    if not on and not is_silent:
+        detail = f"without --bf16 or --fp16 {TITLE} trains in FP32"
+        if run.elsewhere:
+            detail += f", unless {', '.join(run.elsewhere)} says otherwise"
+        builder.implied("--bf16", False, detail)
+    return on[-1] if on else "fp32"
+
+
+def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
+    """Carry one setting that stands for itself, or report it."""
+    flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
+    if key in ("bf16", "fp16"):
+        if written.value is False:
+            builder.map(written.name)
+        elif written.value is None:
+            builder.report(written.name, written.shown, "unsupported", LATE, SAY_IT)
+        return
+    if key in ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer"):
+        return
+    if written.value is None and row is not None and row.is_file:
+        builder.report(written.name, written.shown, row.reason, row.detail, row.remedy)
+    elif written.value is None:
+        builder.report(written.name, written.shown, "unsupported", LATE, SAY_IT)
+    elif flag is not None:
+        value = _decoded(flag.kind, flag.sets, written)
+        builder.map(written.name, **({} if value is _UNSET else {flag.field: value}))
+    elif row is not None:
+        if str(written.value).lower() == str(row.default).lower():
+            builder.map(written.name)
+        else:
+            builder.report(written.name, written.value, row.reason, row.detail, row.remedy)
+    elif bears_on_precision(key) and written.value is not False:
+        detail = f"no flag of {TITLE} that this bridge knows"
+        builder.report(written.name, written.value, "unsupported", detail, "Look it up where it was added.")
+    elif bears_on_precision(key):
+        builder.map(written.name)
+
+
+_UNSET = object()
+
+
+def _decoded(kind: str, sets: object, written: Written) -> object:
+    """Return the field's value of a flag, or `_UNSET` where the flag is written as off."""
+    value = written.value
+    if kind == "value":
+        if value is True and not isinstance(sets, str):
+            raise PayloadError(f"{written.name}: must be followed by a value, got none. Complete the arguments.")
+        return None if value == "null" else value
+    on = value if isinstance(value, bool) else str(value).lower() not in ("false", "0", "no", "off")
+    if not on:
+        return (True if kind == "off" else _UNSET) if not written.name.startswith("--") else _UNSET
+    return sets if sets is not None else kind == "on"
+
+
+PAIR = re.compile(r"""(?:^|(?<=[\s,]))(\w+|[@*])=("[^"]*"|'[^']*'|[^\s,]*)(?=[\s,]|$)""")
+_RULE = "must be NAME=value pairs"
+
+
+def variables_of(given: object) -> dict[str, str]:
+    """Return the context key `variables` as a mapping; PayloadError for what is none."""
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        if PAIR.sub("", given).strip(", "):
+            raise PayloadError(f"variables: {_RULE}, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
+        return {found[1]: found[2].strip("'\"") for found in PAIR.finditer(given)}
+    if hasattr(given, "items"):
+        return {str(name): str(value) for name, value in given.items()}
+    raise PayloadError(f"variables: {_RULE}, got {given!r}. Write variables='A=1 B=2'.")
+
+
+def _is_modern(te_version: object) -> bool:
+    major = re.match(r"\d+", str(te_version))
+    if major is None:
+        raise PayloadError(f"te_version: must be a version, got {te_version!r}. Write te_version=2.8.")
+    return int(major[0]) >= 2
+
+
+SYSTEM = System(
+    name="megatron-lm",
+    title="Megatron-LM",
+    version="0.20.0",
+    kinds=("shell", "yaml", "json", "text", "env"),
+    import_=import_,
+    import_all=import_all,
+    export=export,
+    recognise=recognise,
+    read=read,
+    write=write,
+    context=(
+        ContextKey(name="te_version", meaning="Transformer Engine of the run", default="2.8"),
+        ContextKey(name="variables", meaning="environment of a launch script, as 'NAME=value NAME=value'"),
+    ),
+)

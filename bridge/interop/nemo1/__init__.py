@@ -1,0 +1,1 @@
+"""NeMo 1: its model configs."""

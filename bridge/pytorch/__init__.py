@@ -1,0 +1,29 @@
+"""A recipe in a plain PyTorch loop.
+
+    config = get_mixed_precision_config("fp16_mixed")
+    apply_tf32(config)
+    scaler = grad_scaler_for(config)
+    with autocast_for(config):
+        loss = model(x)
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+
+Weights stay in FP32 and autocast casts per operator: they are master weights and working weights in one. torch is
+imported when one of these functions is called, not before.
+"""
+
+from bridge.pytorch.autocast import apply_tf32, autocast_for
+from bridge.pytorch.check_precision import PrecisionReport, check_precision
+from bridge.pytorch.float8 import emulate_linears, float8_linear_config_for
+from bridge.pytorch.fsdp import fsdp_policy_for
+from bridge.pytorch.grad_scaler import grad_scaler_for
+
+__all__ = [
+    "PrecisionReport",
+    "apply_tf32",
+    "autocast_for",
+    "check_precision",
+    "emulate_linears",
+    "float8_linear_config_for",
+    "fsdp_policy_for",
+    "grad_scaler_for",
+]

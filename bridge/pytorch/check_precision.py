@@ -1,0 +1,235 @@
+"""`check_precision`: what a model, its gradients, its optimizer and one step of it are really in.
+
+    report = check_precision(model, optimizer, step=lambda: loss_of(model(x)).backward())
+    print(report)
+
+The dtype of a parameter says what is stored, not what computes: under autocast all parameters are FP32 and every matmul
+runs in BF16. So one step is watched: the output of each module, and each matrix multiplication below autograd.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PrecisionTypeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["PrecisionReport", "check_precision"]
+
+MATMULS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "mkldnn_linear", "convolution", "_grouped_mm")
+"""Operators below autograd that multiply matrices; attention kernels are found by their names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionReport:
+    """How much there is of each dtype; names of dtypes as torch has them, without ``torch.``."""
+
+    parameters: Mapping[str, int]
+    """Dtype -> values in parameters."""
+    buffers: Mapping[str, int]
+    """Dtype -> values in floating-point buffers."""
+    gradients: Mapping[str, int]
+    """Dtype -> values in `.grad`; empty before a backward pass."""
+    optimizer_state: Mapping[str, int]
+    """Dtype -> values in tensors of the optimizer's state, step counts left out; empty before its first step."""
+    activations: Mapping[str, int] = field(default_factory=dict)
+    """Dtype -> modules whose output had it in the step; containers do not count."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Name of a module -> dtype of its output in the step."""
+    matmuls: Mapping[str, int] = field(default_factory=dict)
+    """Dtype of the operands -> matrix multiplications in the step, forward and backward."""
+    converted: Mapping[str, int] = field(default_factory=dict)
+    """Class -> layers converted to FP8 or FP4, whose matmuls need not show: emulated ones, and Transformer Engine's."""
+
+    def __str__(self) -> str:
+        rows = [
+            ("parameters", self.parameters, "values"),
+            ("buffers", self.buffers, "values"),
+            ("gradients", self.gradients, "values"),
+            ("optimizer state", self.optimizer_state, "values"),
+            ("activations", self.activations, "modules"),
+            ("matmuls", self.matmuls, "calls"),
+        ]
+        return "\n".join(f"{name:<16} {_counted(counts, unit)}" for name, counts, unit in rows)
+
+    def disagreements(self, config: str | MixedPrecisionConfig) -> list[str]:
+        """Return where the report is not what the recipe asks for, one sentence each.
+
+        Half-precision weights and FP32 weights under autocast both satisfy a half-precision recipe; what it does not
+        satisfy is matmuls mostly in FP32 (a few, of a head say, may be), any in another half precision, or an optimizer
+        that keeps nothing in FP32. An FP8 or FP4 recipe asks for converted layers or matmuls in it, an FP32 one for no
+        narrower matmul.
+
+        Args:
+            config: A recipe, or the name of one.
+
+        Raises:
+            BridgeError: There is no recipe of that name, or it is neither a name nor a recipe.
+        """
+        from bridge.registry.config import MixedPrecisionConfig
+        from bridge.registry.registry import get_mixed_precision_config
+
+        given: object = config
+        if not isinstance(given, str | MixedPrecisionConfig):
+            rule = "config: must be a recipe or the name of one"
+            raise PrecisionTypeError(f"{rule}, got {type(given).__name__}. Give a MixedPrecisionConfig.")
+        config = get_mixed_precision_config(given) if isinstance(given, str) else given
+        autocast = config.to_dict().get("autocast_dtype") if config.autocast_enabled else None
+        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or config.mode), "float32")
+        found = [] if not self.matmuls else self._of_matmuls(wanted, config)
+        held = {**self.parameters, **self.optimizer_state}
+        if held and not any(name in ("float32", "float64") for name in held):
+            found.append("Neither weights nor optimizer state are FP32: small updates are lost. Keep FP32 masters.")
+        if config.grad_reduce_in_fp32 and self.gradients and "float32" not in self.gradients:
+            found.append(f"Gradients are {', '.join(self.gradients)}, and grad_reduce_in_fp32 asks for float32.")
+        return found
+
+    def _of_matmuls(self, wanted: str, config: MixedPrecisionConfig) -> list[str]:
+        """Return where the matmuls are not in the dtype and the scheme of a recipe."""
+        counted = _counted(self.matmuls, "calls")
+        found = []
+        scheme = "FP8" if config.fp8 else "FP4" if config.fp4 else None
+        if scheme is not None:
+            low = "float8" if config.fp8 else "float4"
+            if self.converted or any(name.startswith(low) for name in self.matmuls):
+                return []
+            found.append(f"No matmul ran in {scheme}: {counted}. Were the linear layers converted?")
+        wide = {name: count for name, count in self.matmuls.items() if name in ("float32", "float64")}
+        other = [name for name in self.matmuls if name not in (wanted, *wide)]
+        if wanted not in self.matmuls and not (wanted == "float32" and wide):
+            return [*found, f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?"]
+        if other:
+            found.append(f"Matmuls ran in {', '.join(other)} beside {wanted}: {counted}. Which layers cast to it?")
+        if wanted != "float32" and sum(wide.values()) * 2 > sum(self.matmuls.values()):
+            found.append(
+                f"Most matmuls ran in {', '.join(wide)}, not in {wanted}: {counted}. Does autocast cover them?"
+            )
+        return found
+
+
+def check_precision(
+    model: torch.nn.Module,
+    optimizer: Any = None,
+    step: Callable[[], object] | None = None,
+) -> PrecisionReport:
+    """Return the dtypes of a model, of its optimizer, and of what one step of it computes.
+
+    Args:
+        model: Any module.
+        optimizer: A `torch.optim.Optimizer` or anything with such a `state`; None: there is none.
+        step: Runs one forward pass, and a backward pass where gradients are asked for, with everything the training
+            loop puts around them. It is called once; None: nothing runs, and what is there already is counted.
+
+    Raises:
+        PrecisionTypeError: Something else than a module, an optimizer or a function. What `step` raises is not caught,
+            and leaves no hook behind.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise PrecisionTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}. Give the model.")
+    if step is not None and not callable(step):
+        raise PrecisionTypeError(f"step: must be a function, got {type(step).__name__}. Wrap the step in a lambda.")
+    if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
+        raise PrecisionTypeError(f"optimizer: must have a state, got {type(optimizer).__name__}. Give the optimizer.")
+    modules: dict[str, str] = {}
+    matmuls: Counter[str] = Counter()
+    if step is not None:
+        with ExitStack() as watching:
+            for name, module in model.named_modules():
+                if _computes(module):
+                    watching.callback(module.register_forward_hook(_note(modules, name)).remove)
+            watching.enter_context(_matmul_counter(matmuls))
+            step()
+    gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    state = [] if optimizer is None else [leaf for entry in optimizer.state.values() for leaf in _tensors(entry)]
+    return PrecisionReport(
+        parameters=_sizes(model.parameters()),
+        buffers=_sizes(buffer for buffer in model.buffers() if buffer.is_floating_point()),
+        gradients=_sizes(gradients),
+        optimizer_state=_sizes(leaf for leaf in state if leaf.dim() > 0 and leaf.is_floating_point()),
+        activations=dict(Counter(modules.values())),
+        modules=modules,
+        matmuls=dict(matmuls),
+        converted=dict(Counter(_converted(model))),
+    )
+
+
+def _converted(model: torch.nn.Module) -> Iterator[str]:
+    """Return the class of each layer, or of its weight, that computes in FP8 or FP4."""
+    from bridge.pytorch.emulated_linear import EmulatedLinear
+
+    for module in model.modules():
+        if isinstance(module, EmulatedLinear) or type(module).__module__.startswith("torchao."):
+            yield type(module).__name__
+        elif type(module).__module__.startswith("transformer_engine.") and getattr(module, "fp8", False) is True:
+            yield type(module).__name__  # set by a forward pass within TE's autocast
+        else:
+            weights = [type(weight) for weight in module.parameters(recurse=False)]
+            yield from (kind.__name__ for kind in weights[:1] if kind.__module__.startswith("torchao."))
+
+
+def _computes(module: torch.nn.Module) -> bool:
+    """Return whether the module is more than a container of others."""
+    return next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
+
+
+def _note(modules: dict[str, str], name: str) -> Callable[..., None]:
+    def hook(_module: object, _inputs: object, output: object) -> None:
+        tensor = next(_tensors(output), None)
+        if tensor is not None and tensor.is_floating_point():
+            modules[name] = _name(tensor.dtype)
+
+    return hook
+
+
+def _matmul_counter(matmuls: Counter[str]) -> Any:
+    """Return a context that counts matrix multiplications by the dtype of their matrices."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            if name in MATMULS or "attention" in name:
+                tensors = [value for value in args if hasattr(value, "dtype") and value.dim() > 1]
+                if tensors:
+                    names = [_name(value.dtype) for value in tensors]
+                    low = [name for name in names if name.startswith(("float8", "float4"))]  # beside are their scales
+                    matmuls[(low or names)[-1]] += 1
+            return func(*args, **(kwargs or {}))
+
+    return Watch()  # type: ignore[no-untyped-call]
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if hasattr(value, "dtype") and hasattr(value, "is_floating_point"):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _sizes(tensors: Iterable[Any]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for tensor in tensors:
+        found[_name(tensor.dtype)] += tensor.numel()
+    return dict(found)
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _counted(counts: Mapping[str, int], unit: str) -> str:
+    return ", ".join(f"{name}: {count:,} {unit}" for name, count in counts.items()) or "none"
