@@ -34,7 +34,7 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
     require_checked(config, run_dir, log)
     report = runtime_config_update(config)
     if report is not None:
-        report.log(log)
+        report.log(log, file=run_dir / "sync.txt")
     record(run_dir, config, report)
     from bridge.training.loop import pretrain  # imports torch and Megatron, which `--help` and `--cfg` can do without
 

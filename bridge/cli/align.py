@@ -31,6 +31,6 @@ def run(chosen: argparse.Namespace) -> None:
         print(json.dumps(report.to_dict(), indent=2))
         return
     from bridge.report.align_table import align_table
-    from bridge.report.wide import wide_console  # rich is heavy
+    from bridge.report.table import show  # rich is heavy
 
-    wide_console().print(align_table(report))
+    show(align_table(report))

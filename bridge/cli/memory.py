@@ -41,9 +41,9 @@ def run(chosen: argparse.Namespace) -> None:
         print(json.dumps({**report.to_dict(), "activations_by_recompute": activations}, indent=2))
         return
     from bridge.report.memory_table import memory_table
-    from bridge.report.wide import wide_console  # rich is heavy
+    from bridge.report.table import show  # rich is heavy
 
-    wide_console().print(memory_table(report, activations))
+    show(memory_table(report, activations))
 
 
 def _activations(run_: Described) -> dict[str, tuple[int, ...]]:

@@ -45,12 +45,12 @@ def run(chosen: argparse.Namespace) -> None:
         print(json.dumps(plan.to_dict(), indent=2))
         return
     from bridge.report.plan_table import plan_csv, plan_table
-    from bridge.report.wide import wide_console  # rich is heavy
+    from bridge.report.table import show  # rich is heavy
 
     if chosen.csv:
         print(plan_csv(plan), end="")
         return
-    wide_console().print(plan_table(plan))
+    show(plan_table(plan))
 
 
 def plan_of(values: Values) -> PrecisionPlan:
@@ -76,9 +76,9 @@ def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> Non
         print(json.dumps({"a": plan.label, "b": other.label, "differences": rows}, indent=2))
         return
     from bridge.report.plan_table import difference_table
-    from bridge.report.wide import wide_console  # rich is heavy
+    from bridge.report.table import show  # rich is heavy
 
-    wide_console().print(difference_table(plan.label, other.label, differences))
+    show(difference_table(plan.label, other.label, differences))
 
 
 def _draw(plan: PrecisionPlan, path: Path) -> None:

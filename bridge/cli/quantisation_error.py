@@ -43,7 +43,7 @@ def run(chosen: argparse.Namespace) -> None:
     from bridge.front import compose
     from bridge.front.values import config_folder
     from bridge.report.quantisation import plot_quantisation, quantisation_table, write_quantisation
-    from bridge.report.wide import wide_console  # rich is heavy
+    from bridge.report.table import show  # rich is heavy
     from bridge.training.quantisation import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
@@ -60,10 +60,9 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print(json.dumps([_finite(dataclasses.asdict(row)) for row in rows], indent=2))
         return
-    console = wide_console(100)
-    console.print(quantisation_table(rows, title=chosen.name))
+    show(quantisation_table(rows, title=chosen.name))
     if chosen.out is not None:
-        console.print(f"Heat map and rows: {chosen.out}", highlight=False)
+        print(f"Heat map and rows: {chosen.out}")
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

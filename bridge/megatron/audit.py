@@ -1,4 +1,4 @@
-"""Which GEMMs really ran in which formats, noted by the layers themselves while a step runs."""
+"""Record of the GEMMs of a step: their formats, noted by the layers themselves while the step runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bridge.numerics import GemmOperand
 
-__all__ = ["GemmRecord", "global_layer_names", "of_all_stages", "told", "watch_gemms"]
+__all__ = ["GemmRecord", "format_gemms", "global_layer_names", "of_all_stages", "watch_gemms"]
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -101,8 +101,8 @@ def of_all_stages(seen: set[GemmRecord]) -> tuple[GemmRecord, ...]:
     return tuple(sorted(set().union(*gathered)))
 
 
-def told(records: Sequence[GemmRecord]) -> str:
-    """Return in one sentence which layers multiplied in what, ``layers 2-5: ...; layers 1, 6: bf16`` say."""
+def format_gemms(records: Sequence[GemmRecord]) -> str:
+    """Return the formats of each layer's GEMMs in one sentence, ``layers 2-5: ...; layers 1, 6: bf16`` say."""
     by_kind: dict[str, set[int]] = {}
     for record in records:
         kind = record.left if record.scheme == "none" else _kind([r for r in records if r.layer == record.layer])

@@ -92,7 +92,7 @@ def _has_module(name: str) -> bool:
 
 
 def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
-    """Return a copy of a model config that runs on this machine, and one sentence per field that had to change.
+    """Return a copy of a model config that runs on this machine, and a sentence that names the fields it changed.
 
     No precision field is touched.
 
@@ -129,12 +129,11 @@ def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
         for module, field in _WITHOUT_EXTENSIONS
         if not _has_module(module)
     ]
-    notes = []
-    for setting in settings:
-        if getattr(config, setting.field) != setting.value:
-            setattr(config, setting.field, setting.value)
-            notes.append(f"model.{setting.field} is set to {setting.value} for this run: {setting.reason}.")
-    return config, notes
+    changed = [setting for setting in settings if getattr(config, setting.field) != setting.value]
+    for setting in changed:
+        setattr(config, setting.field, setting.value)
+    named = "; ".join(f"model.{setting.field}={setting.value} ({setting.reason})" for setting in changed)
+    return config, [f"Changed for this machine: {named}."] if changed else []
 
 
 def padded_vocab_size(config: Any) -> int:

@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Launch:
-    """What the launcher said, read once from the environment."""
+    """The launcher's variables, read once from the environment."""
 
     rank: int
     world_size: int
@@ -123,7 +123,7 @@ def training_process(model: Any, *, seed: int, threads: int | None = None) -> It
     notes: list[str] = []
     with ExitStack() as stack:
         _hush(stack)
-        where = _enter_device(stack, launch, notes)
+        where = _enter_device(stack, launch, model, notes)
         count = threads or launch.threads or launch.share_of_cpus()
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(count)
@@ -144,7 +144,7 @@ def training_process(model: Any, *, seed: int, threads: int | None = None) -> It
 
 
 def _hush(stack: ExitStack) -> None:
-    """Leave out warnings about how Megatron calls torch, which nobody who runs this can act on."""
+    """Leave out warnings about how Megatron calls torch, on which a user of this project cannot act."""
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\.")
     warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
@@ -168,7 +168,7 @@ def _data_parallel_size(model: Any, world_size: int) -> int:
     return world_size // replica
 
 
-def _enter_device(stack: ExitStack, launch: _Launch, notes: list[str]) -> torch.device:
+def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str]) -> torch.device:
     """Choose the device; without CUDA, install the shim and, where 16-bit GEMMs are scalar loops, the widened ones."""
     if device.has_cuda():
         torch.cuda.set_device(launch.local_rank)
@@ -176,13 +176,25 @@ def _enter_device(stack: ExitStack, launch: _Launch, notes: list[str]) -> torch.
     stack.enter_context(device.cpu_as_cuda())
     notes.append("No CUDA device: Megatron Core runs on the CPU with gloo.")
     slow = wide_gemm.slow_dtypes()
-    if stack.enter_context(wide_gemm.widened(slow)):
-        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in slow)
+    concerned = [dtype for dtype in slow if dtype in _gemm_dtypes(model)]
+    if stack.enter_context(wide_gemm.widened(slow)) and concerned:
+        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in concerned)
         notes.append(
             f"This CPU has no {names} matrix multiplication: operands are widened to float32, multiplied there, and "
             "the result is rounded once to 16 bits (the same values as 16-bit operands with float32 accumulation)."
         )
     return torch.device("cpu")
+
+
+def _gemm_dtypes(model: Any) -> set[torch.dtype]:
+    """Return the 16-bit dtypes in which a model multiplies; the emulation of FP8 and FP4 multiplies in BF16."""
+    uses_bf16 = any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4"))
+    dtypes = {torch.bfloat16} if uses_bf16 else set()
+    if getattr(model, "fp16", False):
+        dtypes.add(torch.float16)
+    if getattr(model, "enable_autocast", False):
+        dtypes.add(model.autocast_dtype)
+    return dtypes
 
 
 def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device) -> None:
@@ -246,7 +258,7 @@ def return_free_memory() -> None:
 
 
 def apply_tf32(allow: bool | None) -> str:
-    """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence that says what was done.
+    """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence about it.
 
     Args:
         allow: True: TF32 where the hardware has it. False: full FP32. None: torch keeps its setting.

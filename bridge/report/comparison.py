@@ -1,4 +1,4 @@
-"""Runs of several recipes side by side: how far each is from the first."""
+"""Loss curves of several recipes, and the distance of each from the first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plot_comparison(path: Path, *, train: Mapping[str, Points], validation: Mapp
         below.plot(*zip(*distance, strict=True), color=colour, marker="o", markersize=4)
     above.set(title="Training (thin) and validation loss", ylabel="nats per token")
     above.legend(fontsize=8)
-    below.set(xlabel="step", ylabel=f"validation loss beside\n{next(iter(validation))} (%)")
+    below.set(xlabel="step", ylabel=f"validation loss against\n{next(iter(validation))} (%)")
     below.axhspan(-1, 1, color="tab:gray", alpha=0.15)
     below.set_yscale("symlog", linthresh=1)
     for axes in (above, below):

@@ -21,10 +21,10 @@ def plot_loss(
 
     Args:
         path: File to write.
-        title: What the run trained in.
+        title: The precision that the run trained in.
         train: Training loss.
         validation: Validation loss.
-        unigram_entropy: What a model without context reaches, in the loss's unit; drawn as a line across.
+        unigram_entropy: Loss of the best model without context, in the same unit; drawn as a line across.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only the first rank draws
     from matplotlib.figure import Figure

@@ -1,13 +1,13 @@
-"""The findings of a check for people, for programs and for code review."""
+"""Findings of a check for people and for programs."""
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
+from bridge.report.table import plain_text
 from bridge.rules.rule import EVIDENCE
 from bridge.sync.report import plain
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["findings_dict", "findings_text", "render_findings"]
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-_MARKS = {"error": "error", "warning": "warning", "info": "info"}
 
 
 def findings_text(report: Report, *, is_quiet: bool = False) -> RenderableType:
@@ -45,18 +44,14 @@ def findings_text(report: Report, *, is_quiet: bool = False) -> RenderableType:
 def verdict_line(report: Report) -> str:
     """Return how many findings of each kind there are, as one sentence."""
     counts = [(len(report.of(severity)), severity) for severity in ("error", "warning", "info")]
-    told = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
+    found = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
     silenced = f", {len(report.silenced)} silenced" if report.silenced else ""
-    return f"{', '.join(told) or 'nothing found'}{silenced}"
+    return f"{', '.join(found) or 'nothing found'}{silenced}"
 
 
-def render_findings(report: Report, *, width: int = 120, is_quiet: bool = False) -> str:
+def render_findings(report: Report, *, is_quiet: bool = False) -> str:
     """Return the report as plain text, for a file or a pipe."""
-    out = io.StringIO()
-    Console(file=out, width=width, no_color=True, highlight=False, soft_wrap=True).print(
-        findings_text(report, is_quiet=is_quiet)
-    )
-    return out.getvalue()
+    return plain_text(findings_text(report, is_quiet=is_quiet), wrap=False)
 
 
 def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
@@ -93,7 +88,7 @@ def _row(finding: RuleFinding) -> dict[str, Any]:
 def _finding(finding: RuleFinding) -> list[Text]:
     where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
     head = Text()
-    head.append(f"{_MARKS[finding.severity]} {finding.id}", style=_STYLES[finding.severity])
+    head.append(f"{finding.severity} {finding.id}", style=_STYLES[finding.severity])
     head.append(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
     lines = [head]
     lines += [Text(f"    - {way[:1].upper()}{way[1:]}{'' if way.endswith('?') else '.'}") for way in finding.ways_out]

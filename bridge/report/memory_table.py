@@ -1,16 +1,15 @@
-"""A memory report for people: a line per pipeline stage, equal ones folded, and what recomputation would save."""
+"""Memory report for people: a line per pipeline stage, equal ones folded, and the activations under recomputation."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from bridge.plan.memory import KINDS
 from bridge.plan.precision_plan import compact
+from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,20 +32,18 @@ def memory_table(report: MemoryReport, activations: Mapping[str, tuple[int, ...]
     """
     stages = _folded(report)
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("stage", no_wrap=True)
-    for heading in (*kinds, "total"):
-        table.add_column(heading, justify="right")
+    columns: list[Column | str] = ["stage", *(Column(heading=name, number=True) for name in (*kinds, "total"))]
+    rows: list[tuple[str | Text, ...]] = []
     for ranks in stages:
         cells = [size(ranks[0].bytes_of[kind]) for kind in kinds]
         label = compact([str(rank.stage) for rank in ranks])
-        table.add_row(label, *cells, Text(size(ranks[0].total), style="bold"))
-    parts: list[RenderableType] = [Text(f"{report.label}, a rank of {report.layout}"), table]
+        rows.append((label, *cells, Text(size(ranks[0].total), style="bold")))
+    parts = [table(columns, rows, title=f"{report.label}, a rank of {report.layout}")]
     parts += [Text(f"  {line}") for line in _lines(report)]
     stage = report.largest.stage
     if activations:
-        said = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
-        parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {said}."))
+        each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
+        parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
     return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in report.notes))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import PolyCollection
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -40,7 +41,7 @@ ITEMS = {
     "gate": ("forward",),
     "embedding": ("lookup", "weight"),
 }
-"""What is drawn of each kind of module."""
+"""Kind of module -> the GEMMs and tensors that are drawn."""
 ROW_HEIGHT = 0.16
 COLUMN_WIDTH = 0.2
 
@@ -54,10 +55,10 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    shown = _draw_cells(axes, rows, columns)
+    formats = _draw_cells(axes, rows, columns)
     _label(axes, plan, rows, columns)
     patches = [
-        Patch(color=colour, label=TITLES.get(name, name.upper())) for name, colour in COLOURS.items() if name in shown
+        Patch(color=colour, label=TITLES.get(name, name.upper())) for name, colour in COLOURS.items() if name in formats
     ]
     title = "A cell of two colours multiplies two formats; weight is how it is stored."
     legend = figure.legend(
@@ -114,29 +115,27 @@ def _positions(columns: list[Column]) -> list[float]:
 
 
 def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set[str]:
-    """Draw one rectangle per format of each cell and return the formats that occur."""
-    boxes: list[tuple[tuple[float, float], ...]] = []
-    formats: list[str] = []
+    """Draw the cells, in two colours where a GEMM multiplies two formats, and return the formats that occur."""
     positions = _positions(columns)
+    codes = {name: code for code, name in enumerate(COLOURS)}
+    formats: set[str] = set()
+    # Each column is its left half, its right half and the gap behind it; each row is its cells and the gap below.
+    mesh = np.full((2 * len(rows), 3 * len(columns)), np.nan)
     for y, layer in enumerate(rows):
         modules = {module.name: module for module in layer.modules}
-        for x, (name, item) in zip(positions, columns, strict=True):
+        for x, (name, item) in enumerate(columns):
             row = modules[name].row(item) if name in modules else None
-            if row is None:
-                continue
-            text = row.storage if item == "weight" else row.format
-            parts = text.split(" x ")
-            for index, part in enumerate(parts):
-                width = 0.9 / len(parts)
-                left, right = x + 0.05 + index * width, x + 0.05 + (index + 1) * width
-                top, bottom = y + 0.06, y + 0.94
-                boxes.append(((left, top), (right, top), (right, bottom), (left, bottom)))
-                formats.append(part)
-    colours = [COLOURS.get(name, "#dddddd") for name in formats]
-    axes.add_collection(PolyCollection(boxes, facecolors=colours, linewidths=0))
+            if row is not None:
+                parts = (row.storage if item == "weight" else row.format).split(" x ")
+                formats.update(parts)
+                mesh[2 * y, 3 * x : 3 * x + 2] = [codes.get(part, len(codes)) for part in (parts[0], parts[-1])]
+    across = [x + edge for x in positions for edge in (0.05, 0.5, 0.95)] + [positions[-1] + 1]
+    down = [y + edge for y in range(len(rows)) for edge in (0.06, 0.94)] + [len(rows)]
+    colours = ListedColormap([*COLOURS.values(), "#dddddd"])
+    axes.pcolormesh(across, down, np.ma.masked_invalid(mesh), cmap=colours, vmin=-0.5, vmax=len(codes) + 0.5)
     axes.set_xlim(-0.3, positions[-1] + 1.3)
     axes.set_ylim(len(rows), 0)
-    return set(formats)
+    return formats
 
 
 def _label(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], columns: list[Column]) -> None:

@@ -1,4 +1,4 @@
-"""A precision plan for people: equal layers and modules in one line, and what is the same everywhere said once."""
+"""Precision plan for people: equal layers and modules in one line, and columns that are equal everywhere in one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from bridge.plan.precision_plan import COLUMNS, LOW, compact
+from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,11 +19,13 @@ if TYPE_CHECKING:
 
     from bridge.plan.precision_plan import PlanDifference, PlanModule, PrecisionPlan
 
-__all__ = ["difference_table", "plan_csv", "plan_table", "render"]
+__all__ = ["difference_table", "plan_csv", "plan_table"]
 
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
 COMMON = HEADINGS[5:]
-"""Columns that are said once where they are the same everywhere."""
+"""Columns that are named below the table where they are the same everywhere."""
+BROKEN = ("layers", "modules", "scales x, w, dy")
+"""Columns that may be broken over lines."""
 FORWARD = ("fprop", "forward", "lookup", "qk")
 Line = tuple[str, ...]
 
@@ -34,19 +35,21 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
     groups = [(layers, _folded(modules)) for layers, modules in plan.folded()]
     lines = [line for _, folded in groups for _, line in folded]
     shared = {heading: _same(lines, HEADINGS.index(heading)) for heading in COMMON}
-    shown = [heading for heading in HEADINGS if shared.get(heading) is None]
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("layers", "modules", *shown):
-        table.add_column(heading, overflow="fold", no_wrap=heading not in ("layers", "modules", "scales x, w, dy"))
+    kept = [heading for heading in HEADINGS if shared.get(heading) is None]
+    columns = [Column(heading=heading, wraps=heading in BROKEN) for heading in ("layers", "modules", *kept)]
+    sections: list[list[tuple[str | Text, ...]]] = []
     for layers, folded in groups:
-        label = compact([layer.label for layer in layers])
-        for index, (names, line) in enumerate(folded):
-            cells = [_coloured(line[HEADINGS.index(heading)]) for heading in shown]
-            table.add_row(label if index == 0 else "", _modules(names), *cells, end_section=index == len(folded) - 1)
-    parts: list[RenderableType] = [Text(plan.label), table]
-    said = [f"{heading} {value}" for heading, value in shared.items() if value]
-    if said:
-        parts.append(Text(f"  Everywhere: {', '.join(said)}."))
+        labels = [compact([layer.label for layer in layers])] + [""] * len(folded)
+        sections.append(
+            [
+                (label, _modules(names), *(_coloured(line[HEADINGS.index(heading)]) for heading in kept))
+                for label, (names, line) in zip(labels, folded, strict=False)
+            ]
+        )
+    parts = [table(columns, *sections, title=plan.label)]
+    everywhere = [f"{heading} {value}" for heading, value in shared.items() if value]
+    if everywhere:
+        parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
     parts.append(Text(f"  {_summary(plan)}"))
     parts.extend(Text(f"  note: {note}", style="yellow") for note in plan.notes)
     return Group(*parts)
@@ -63,16 +66,15 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
     items_of: dict[tuple[str, str, str, str, str], list[str]] = {}
     for (layers, item, column, old, new), modules in modules_of.items():
         items_of.setdefault((layers, _modules(modules), column, old, new), []).append(item)
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("layers", "modules", "what", "before", "after"):
-        table.add_column(heading, overflow="fold")
+    columns = [Column(heading=heading, wraps=True) for heading in ("layers", "modules", "what", "before", "after")]
+    rows: list[tuple[str | Text, ...]] = []
     last = ("", "")
     for (layers, named, column, old, new), items in items_of.items():
         what = ", ".join(items) + ("" if column == "format" else f": {column}")
         place = (layers, named) if (layers, named) != last else ("", "")
         last = (layers, named)
-        table.add_row(*place, what, _coloured(old), _coloured(new))
-    return Group(Text(f"{before} -> {after}"), table)
+        rows.append((*place, what, _coloured(old), _coloured(new)))
+    return table(columns, rows, title=f"{before} -> {after}")
 
 
 def plan_csv(plan: PrecisionPlan) -> str:
@@ -83,13 +85,6 @@ def plan_csv(plan: PrecisionPlan) -> str:
     writer.writeheader()
     writer.writerows(plan.rows())
     return out.getvalue()
-
-
-def render(what: RenderableType, *, width: int = 120) -> str:
-    """Return something rich can print as plain text."""
-    out = io.StringIO()
-    Console(file=out, width=width, no_color=True).print(what)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _summary(plan: PrecisionPlan) -> str:
@@ -132,13 +127,13 @@ def _same(lines: Sequence[Line], column: int) -> str | None:
 
 def _modules(names: Sequence[str]) -> str:
     """Return names with what they share written once: "experts.linear_fc1, linear_fc2"."""
-    shown: list[str] = []
+    short: list[str] = []
     before = ""
     for name in names:
         prefix, _, last = name.rpartition(".")
-        shown.append(last if prefix and prefix == before else name)
+        short.append(last if prefix and prefix == before else name)
         before = prefix
-    return ", ".join(shown)
+    return ", ".join(short)
 
 
 def _coloured(value: str) -> Text:

@@ -1,4 +1,4 @@
-"""What quantisation did to a run's operands: a table, a heat map over layers and steps, and the rows as CSV."""
+"""Quantisation of a run's operands: a table, a heat map over layers and steps, and the rows as CSV."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from rich.console import RenderableType
 
 __all__ = ["plot_quantisation", "quantisation_table", "worst_table", "write_quantisation"]
 
@@ -27,53 +28,50 @@ def write_quantisation(path: Path, rows: Sequence[Any]) -> None:
         writer.writerows(dataclasses.astuple(row) for row in rows)
 
 
-def quantisation_table(rows: Sequence[Any], *, title: str) -> Table:
+def quantisation_table(rows: Sequence[Any], *, title: str) -> RenderableType:
     """Return every row of the last measured step as a table for the terminal."""
     last = max(row.step for row in rows)
-    table = Table(title=f"{title}, step {last}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, side in (("layer", "right"), ("module", "left"), ("operand", "left"), ("format", "left")):
-        table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    for name in ("amax", "scale", "to zero", "saturated", "SQNR dB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        if row.step == last:
-            scale = "tiles" if row.scale is None else f"{row.scale:.4g}"
-            table.add_row(
-                str(row.layer),
-                _short(row.module),
-                row.operand,
-                row.format,
-                f"{row.amax:.3g}",
-                scale,
-                _percent(row.underflow),
-                _percent(row.saturated),
-                f"{row.sqnr_db:.1f}",
-            )
-    return table
+    columns: list[Column | str] = [Column(heading="layer", number=True), "module", "operand", "format"]
+    columns += [Column(heading=name, number=True) for name in ("amax", "scale", "to zero", "saturated", "SQNR dB")]
+    lines = [
+        (
+            str(row.layer),
+            _short(row.module),
+            row.operand,
+            row.format,
+            f"{row.amax:.3g}",
+            "tiles" if row.scale is None else f"{row.scale:.4g}",
+            _percent(row.underflow),
+            _percent(row.saturated),
+            f"{row.sqnr_db:.1f}",
+        )
+        for row in rows
+        if row.step == last
+    ]
+    return table(columns, lines, title=f"{title}, step {last}")
 
 
-def worst_table(rows: Sequence[Any]) -> Table:
+def worst_table(rows: Sequence[Any]) -> RenderableType:
     """Return, per operand and over all measured steps, the mean and the worst layer, for the end of a run."""
-    table = Table(title="Signal to quantisation noise; the most that went to zero or saturated", title_justify="left")
-    table.add_column("operand", no_wrap=True)
-    for name in ("dB, mean", "lowest"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("where", no_wrap=True)
-    for name in ("to zero", "saturated"):
-        table.add_column(name, justify="right", no_wrap=True)
+    lines = []
     for operand in OPERANDS:
         chosen = [row for row in rows if row.operand == operand and math.isfinite(row.sqnr_db)]
         if chosen:
             lowest = min(chosen, key=lambda row: row.sqnr_db)
-            table.add_row(
-                f"{operand} ({lowest.format})",
-                f"{sum(row.sqnr_db for row in chosen) / len(chosen):.1f}",
-                f"{lowest.sqnr_db:.1f}",
-                f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
-                _percent(max(row.underflow for row in chosen)),
-                _percent(max(row.saturated for row in chosen)),
+            lines.append(
+                (
+                    f"{operand} ({lowest.format})",
+                    f"{sum(row.sqnr_db for row in chosen) / len(chosen):.1f}",
+                    f"{lowest.sqnr_db:.1f}",
+                    f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
+                    _percent(max(row.underflow for row in chosen)),
+                    _percent(max(row.saturated for row in chosen)),
+                )
             )
-    return table
+    numbers = {"dB, mean", "lowest", "to zero", "saturated"}
+    headings = ("operand", "dB, mean", "lowest", "where", "to zero", "saturated")
+    columns = [Column(heading=heading, number=heading in numbers) for heading in headings]
+    return table(columns, lines, title="Signal to quantisation noise; the most that went to zero or saturated")
 
 
 def _percent(share: float) -> str:
@@ -86,7 +84,7 @@ def plot_quantisation(path: Path, rows: Sequence[Any], *, title: str) -> None:
     Args:
         path: File to write.
         rows: Of any number of steps.
-        title: What the run trained in.
+        title: The precision that the run trained in.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy
     from matplotlib.figure import Figure
@@ -98,8 +96,8 @@ def plot_quantisation(path: Path, rows: Sequence[Any], *, title: str) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(f"{title}: signal to quantisation noise")
     axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
-    shown = [row.sqnr_db for row in rows if math.isfinite(row.sqnr_db)]
-    low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
+    finite = [row.sqnr_db for row in rows if math.isfinite(row.sqnr_db)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     image = None
     for panel, operand in zip(axes, present, strict=True):
         grid = [[math.nan] * len(steps) for _ in places]

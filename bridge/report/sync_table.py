@@ -1,15 +1,13 @@
-"""A sync report for people: what changed, what was kept, what will not act."""
+"""Sync report for people: the fields that changed, those that were kept, and the findings."""
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
+from bridge.report.table import Column, plain_text, table
 from bridge.sync.report import SyncReport, SyncRow, plain
 
 if TYPE_CHECKING:
@@ -26,6 +24,7 @@ STYLES = {
     "absent": "red",
     "agree": "dim",
 }
+COLUMNS = ("field", "was", "is", "verdict", "by", Column(heading="why", wraps=True))
 
 
 def sync_table(report: SyncReport, *, every_row: bool = False) -> RenderableType:
@@ -35,19 +34,22 @@ def sync_table(report: SyncReport, *, every_row: bool = False) -> RenderableType
         report: The result of a sync.
         every_row: Also show the fields that already agreed, and those that are absent and were not asked for.
     """
-    table = Table(title=f"{report.precision} on megatron-core {report.megatron_version}", title_justify="left")
-    table.box = box.SIMPLE_HEAD
-    for heading in ("field", "was", "is", "verdict", "by"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("why")
-    shown = [row for row in report.rows if every_row or row.changes or row.verdict == "keep"]
-    for row in shown:
-        path = f"{row.owner}.{row.attribute}"
-        verdict = Text(row.verdict, style=STYLES[row.verdict])
-        table.add_row(path, _value(row.old), _value(row.new), verdict, _by(row, report.precision), row.why)
-    parts: list[RenderableType] = [table] if shown else []
-    if len(report.rows) > len(shown):
-        parts.append(Text(f"  {len(report.rows) - len(shown)} more fields are as they were.", style="dim"))
+    listed = [row for row in report.rows if every_row or row.changes or row.verdict == "keep"]
+    rows = [
+        (
+            f"{row.owner}.{row.attribute}",
+            _value(row.old),
+            _value(row.new),
+            Text(row.verdict, style=STYLES[row.verdict]),
+            _by(row, report.precision),
+            row.why,
+        )
+        for row in listed
+    ]
+    title = f"{report.precision} on megatron-core {report.megatron_version}"
+    parts: list[RenderableType] = [table(COLUMNS, rows, title=title)] if rows else []
+    if len(report.rows) > len(rows):
+        parts.append(Text(f"  {len(report.rows) - len(rows)} more fields are as they were.", style="dim"))
     parts.extend(
         Text(f"{finding.severity}: {finding}", style="red" if finding.severity == "error" else "yellow")
         for finding in report.findings
@@ -55,11 +57,9 @@ def sync_table(report: SyncReport, *, every_row: bool = False) -> RenderableType
     return Group(*parts)
 
 
-def render_sync(report: SyncReport, *, every_row: bool = True, width: int = 160) -> str:
+def render_sync(report: SyncReport, *, every_row: bool = True) -> str:
     """Return the report as plain text, for a file."""
-    out = io.StringIO()
-    Console(file=out, width=width, no_color=True).print(sync_table(report, every_row=every_row))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return plain_text(sync_table(report, every_row=every_row), width=160)
 
 
 def _by(row: SyncRow, precision: str) -> str:
@@ -67,5 +67,5 @@ def _by(row: SyncRow, precision: str) -> str:
 
 
 def _value(value: object) -> str:
-    shown = plain(value)
-    return shown if isinstance(shown, str) else repr(shown)
+    given = plain(value)
+    return given if isinstance(given, str) else repr(given)

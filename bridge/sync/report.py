@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.dtypes import dtype_token
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bridge.errors import Finding
 
 __all__ = ["SyncReport", "SyncRow", "plain"]
@@ -106,21 +109,35 @@ class SyncReport:
         }
 
     def lines(self) -> list[tuple[int, str]]:
-        """Return (logging level, sentence) pairs: a warning per override and finding, an INFO line per other change."""
-        told = []
-        for row in self.rows:
-            if row.changes:
-                level = logging.WARNING if row.verdict == "override" or row.replaces_own else logging.INFO
+        """Return (logging level, sentence) pairs: one INFO line that sums up, a warning per override, the findings."""
+        lines = [(logging.INFO, self.summary())]
+        for row in self.changes:
+            if row.verdict == "override" or row.replaces_own:
                 change = f"{plain(row.old)!r} -> {plain(row.new)!r}"
-                told.append((level, f"{row.owner}.{row.attribute}: {change} ({row.verdict}, {row.by}: {row.why})"))
-            elif row.verdict == "keep":
-                told.append((logging.INFO, f"{row.owner}.{row.attribute}: {plain(row.new)!r} kept ({row.why})"))
+                why = f"({row.verdict}, {row.by}: {row.why})"
+                lines.append((logging.WARNING, f"{row.owner}.{row.attribute}: {change} {why}"))
         levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
-        return told + [(levels[finding.severity], str(finding)) for finding in self.findings]
+        return lines + [(levels[finding.severity], str(finding)) for finding in self.findings]
 
-    def log(self, logger: logging.Logger) -> None:
-        """Write `lines` to a logger."""
-        for level, sentence in self.lines():
+    def summary(self) -> str:
+        """Return one sentence: how many fields of each owner were changed, and how many were kept."""
+        changed = Counter(row.owner for row in self.changes)
+        each = ", ".join(f"{owner} {count}" for owner, count in changed.items())
+        kept = sum(row.verdict == "keep" for row in self.rows)
+        noun = "field" if changed.total() == 1 else "fields"
+        sentence = f"{self.precision}: {changed.total()} {noun} written" + (f" ({each})" if each else "")
+        return f"{sentence}, {kept} kept." if kept else f"{sentence}."
+
+    def log(self, logger: logging.Logger, *, file: Path | None = None) -> None:
+        """Write `lines` to a logger.
+
+        Args:
+            logger: Where to.
+            file: Where every field is listed; named in the first line.
+        """
+        (level, first), *others = self.lines()
+        logger.log(level, first if file is None else f"{first} Each is in {file}")
+        for level, sentence in others:
             logger.log(level, sentence)
 
 

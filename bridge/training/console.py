@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a progress bar on a terminal, plain log lines elsewhere."""
+"""Display of a run in progress: a progress bar on a terminal, plain log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from bridge.megatron.audit import told
+from bridge.megatron.audit import format_gemms
 from bridge.report.quantisation import worst_table
+from bridge.report.table import show
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.summary import RunSummary, census_table, result_table
 
@@ -25,22 +26,22 @@ logger = logging.getLogger("bridge.training")
 
 
 class Display(Protocol):
-    """Shows how a run goes."""
+    """Display of a run in progress."""
 
-    def say(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """Show one sentence."""
 
     def stepped(self, step: int) -> None:
-        """Take note of a finished step."""
+        """Count a finished step."""
 
     def logged(self, record: TrainRecord | ValidationRecord) -> None:
         """Show a record."""
 
 
 class Silent:
-    """What the ranks that show nothing use."""
+    """Display of the ranks that show nothing."""
 
-    def say(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """Do nothing."""
 
     def stepped(self, step: int) -> None:
@@ -73,7 +74,7 @@ class LogLines:
     def __init__(self, total: int) -> None:
         self._total = total
 
-    def say(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """Log one sentence."""
         logger.info(sentence)
 
@@ -86,13 +87,13 @@ class LogLines:
 
 
 class ProgressBar:
-    """A bar with the last record beside it; skipped steps and validations stay above it."""
+    """A bar with the last record next to it; skipped steps and validations stay above it."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
 
-    def say(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """Print one sentence above the bar."""
         self._progress.console.print(sentence, highlight=False)
 
@@ -101,16 +102,16 @@ class ProgressBar:
         self._progress.update(self._task, completed=step)
 
     def logged(self, record: TrainRecord | ValidationRecord) -> None:
-        """Show a record beside the bar, and what must not be overwritten above it."""
+        """Show a record next to the bar, and above it one that must not be overwritten."""
         if isinstance(record, ValidationRecord) or record.skipped:
-            self.say(f"step {record.step}  {_line(record)}")
+            self.note(f"step {record.step}  {_line(record)}")
         if isinstance(record, TrainRecord):
             self._progress.update(self._task, record=_line(record))
 
 
 @contextmanager
 def display(*, total: int, start: int, progress: bool, console: Console | None = None) -> Iterator[Display]:
-    """Yield a progress bar if it is wanted and there is a terminal, else something that logs lines.
+    """Yield a progress bar if it is wanted and there is a terminal, else log lines.
 
     Args:
         total: Steps of the whole run.
@@ -137,11 +138,11 @@ def show_summary(
 ) -> None:
     """Print the closing tables."""
     console = console or Console()
-    console.print(result_table(summary))
+    show(result_table(summary), console, least=0)
     if summary.census:
-        console.print(census_table(summary.census))
+        show(census_table(summary.census), console, least=0)
     if summary.gemms:
-        console.print(f"Matmuls of the first step: {told(summary.gemms)}.", highlight=False, soft_wrap=True)
+        console.print(f"Matmuls of the first step: {format_gemms(summary.gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
-        console.print(worst_table(quantisation))
+        show(worst_table(quantisation), console, least=0)
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """The run: builds everything from a synchronised `ConfigContainer`, trains, validates, saves and sums up.
 
-Nothing here decides about precision. What the configs say is what Megatron gets; what the tensors then are is read from
-them (`bridge.megatron.census`) and shown beside the result.
+Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the tensors are read from the
+tensors themselves (`bridge.megatron.census`) and reported together with the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import TrainingError
 from bridge.megatron import checkpoint as checkpoints
-from bridge.megatron.audit import GemmRecord, of_all_stages, told, watch_gemms
+from bridge.megatron.audit import GemmRecord, format_gemms, of_all_stages, watch_gemms
 from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.census import take_census, watch_activations
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
@@ -40,7 +40,7 @@ __all__ = ["pretrain"]
 
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
-    """Train as the config says and return what it came to.
+    """Train as the config says and return the summary.
 
     Args:
         config: Everything about the run, with its precision already written into the sections. It is left as it is.
@@ -58,10 +58,12 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     require_sections(config)
     require_sane_values(config)
     backend = choose_backend(config.precision_backend, config.model, read_environment(os.environ))
-    tf32 = apply_tf32(getattr(config.mixed_precision, "tf32", None))
+    tf32 = getattr(config.mixed_precision, "tf32", None)
+    applied = apply_tf32(tf32)
     with training_process(config.model, seed=config.train.seed) as process, running(backend):
         run = build_run(config, process, backend=backend)
-        run.notes.append(tf32)
+        if tf32 is not None:
+            run.notes.append(applied)
         if process.is_first:
             run_dir.mkdir(parents=True, exist_ok=True)
         _train_and_report(run, run_dir)
@@ -81,17 +83,17 @@ def _train_and_report(run: Run, run_dir: Path) -> None:
     config, first = run.config, run.process.is_first
     with ExitStack() as stack:
         metrics: Metrics = NoMetrics()
-        shown: Display = Silent()
+        screen: Display = Silent()
         if first:
             log = metrics_log(run_dir, resumed_at=run.start.iteration, tensorboard=config.logging.tensorboard)
             metrics = stack.enter_context(log)
             stack.callback(_draw, run, metrics, run_dir)
-            shown = stack.enter_context(
+            screen = stack.enter_context(
                 display(total=config.train.train_iters, start=run.start.iteration, progress=config.logging.progress)
             )
         for note in run.notes:
-            shown.say(note)
-        _train(run, metrics, shown, stack.enter_context(stop_on_signal()))
+            screen.note(note)
+        _train(run, metrics, screen, stack.enter_context(stop_on_signal()))
 
 
 def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
@@ -104,12 +106,12 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
     )
 
 
-def _train(run: Run, metrics: Metrics, shown: Display, request: StopRequest) -> None:
+def _train(run: Run, metrics: Metrics, screen: Display, request: StopRequest) -> None:
     """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     while not run.is_done and not run.stopped_early:
         result = _timed_step(run, source, request)
-        shown.stepped(run.iteration)
+        screen.stepped(run.iteration)
         _require_finite(run, result, metrics)
         run.stopped_early = result.stop and not run.is_done
         ends = run.is_done or run.stopped_early
@@ -117,18 +119,18 @@ def _train(run: Run, metrics: Metrics, shown: Display, request: StopRequest) -> 
             return_free_memory()
             record = run.record(result)
             metrics.add(record)
-            shown.logged(record)
+            screen.logged(record)
         if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.stopped_early):
-            _validate(run, metrics, shown)
+            _validate(run, metrics, screen)
         if ends or _is_due(run, run.config.checkpoint.save_interval):
-            _save(run, shown)
+            _save(run, screen)
     steps = run.iteration - run.start.iteration
-    if steps and run.skipped_steps == steps:
+    if steps and run.skipped_steps - run.skipped_before == steps:
         constant = getattr(run.config.optimizer, "loss_scale", None)
         hope = "it is constant: lower it" if constant else "it is still falling: train longer, or begin lower"
-        shown.say(f"NOTHING WAS LEARNED: every step overflowed under its loss scale and was skipped; {hope}.")
+        screen.note(f"NOTHING WAS LEARNED: every step overflowed under its loss scale and was skipped; {hope}.")
     if run.stopped_early:
-        shown.say(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.")
+        screen.note(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.")
 
 
 def _is_due(run: Run, interval: int | None) -> bool:
@@ -137,7 +139,7 @@ def _is_due(run: Run, interval: int | None) -> bool:
 
 
 def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: StopRequest) -> StepResult:
-    """Take one step; the first one also records the activations' dtypes and which GEMMs ran in what."""
+    """Take one step; the first one also records the activations' dtypes and the formats of the GEMMs."""
     began = time.perf_counter()
     first, seen = not run.step_seconds, set[GemmRecord]()
     with ExitStack() as stack:
@@ -165,7 +167,7 @@ def _require_low_precision(run: Run) -> None:
     if run.backend == "emulated" and all(record.scheme == "none" for record in run.gemms):
         raise TrainingError(
             f"precision_backend: the first step of {precision_label(run.config)} ran no matmul in low precision, got "
-            f"{told(run.gemms)}. Check which layers stay in BF16."
+            f"{format_gemms(run.gemms)}. Check which layers stay in BF16."
         )
 
 
@@ -181,23 +183,23 @@ def _require_finite(run: Run, result: StepResult, metrics: Metrics) -> None:
     )
 
 
-def _validate(run: Run, metrics: Metrics, shown: Display) -> None:
+def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
     """Compute the validation loss, on the same samples every time, if there are any."""
     if run.splits.validation is None:
         return
     source = run.batches_of(run.splits.validation, start=0)
-    run.validation_loss = run.trainer.evaluate(source, run.config.train.eval_iters)
-    record = ValidationRecord(step=run.iteration, loss=run.validation_loss)
+    record = ValidationRecord(step=run.iteration, loss=run.trainer.evaluate(source, run.config.train.eval_iters))
+    run.validation = record
     metrics.add(record)
-    shown.logged(record)
+    screen.logged(record)
 
 
-def _save(run: Run, shown: Display) -> None:
+def _save(run: Run, screen: Display) -> None:
     """Write a checkpoint, if the run saves any."""
     folder = run.config.checkpoint.save
     if folder is not None:
         where = checkpoints.save_checkpoint(run.trainer, Path(folder), run.position)
-        shown.say(f"Checkpoint: {where}")
+        screen.note(f"Checkpoint: {where}")
 
 
 def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
@@ -211,7 +213,8 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         skipped_steps=run.skipped_steps,
         stopped_early=run.stopped_early,
         train_loss=sum(run.recent_losses) / len(run.recent_losses) if run.recent_losses else None,
-        validation_loss=run.validation_loss,
+        validation_loss=run.validation.loss if run.validation is not None else None,
+        validation_step=run.validation.step if run.validation is not None else None,
         unigram_entropy=run.entropy,
         tokens_per_second=run.tokens_per_step * len(timed) / sum(timed) if timed else None,
         seconds=seconds,

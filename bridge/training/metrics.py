@@ -1,4 +1,4 @@
-"""What a run writes while it goes on: ``metrics.jsonl`` and TensorBoard events."""
+"""Records of a run in progress: ``metrics.jsonl`` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrainRecord:
     skipped: bool
     """Whether this step's gradients overflowed, so that nothing was updated."""
     skipped_steps: int
-    """Skipped steps so far in this process."""
+    """Skipped steps of the run so far, those before a resumed checkpoint included."""
     grad_norm: float | None
     """Before clipping; None for a skipped step."""
     loss_scale: float
@@ -59,7 +59,7 @@ class Metrics(Protocol):
 
 
 class NoMetrics:
-    """What the ranks that write nothing use."""
+    """Metrics of the ranks that write nothing."""
 
     def __init__(self) -> None:
         self.train: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""What a recipe's quantisation would do to a model's operands: measured, without a training run around it."""
+"""Quantisation error of a recipe on a model's operands, measured without a training run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARM_UP = 2
 
 
 def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[QuantisationRow]:
-    """Build a run, take some steps, and return what quantisation did to its operands.
+    """Build a run, take some steps, and return the quantisation error of its operands.
 
     Args:
         config: A run as `pretrain` takes it, its recipe not yet written into the sections. `checkpoint.load` says

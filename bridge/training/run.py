@@ -18,7 +18,7 @@ from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.step import StepResult, Trainer
 from bridge.megatron.telemetry import Telemetry
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.training.metrics import TrainRecord
+from bridge.training.metrics import TrainRecord, ValidationRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +50,11 @@ class Run:
     gemms: tuple[GemmRecord, ...] = ()
     iteration: int = 0
     skipped_steps: int = 0
+    """Of the whole run, those before a resumed checkpoint included."""
     stopped_early: bool = False
     recent_losses: deque[float] = field(default_factory=deque)
-    validation_loss: float | None = None
+    validation: ValidationRecord | None = None
+    """The last one of this process."""
     step_seconds: list[float] = field(default_factory=list)
     recorded_steps: int = 0
 
@@ -68,9 +70,14 @@ class Run:
 
     @property
     def position(self) -> checkpoints.Position:
-        """What a checkpoint says about how far the run has come."""
-        extra = {"precision": precision_label(self.config)}
+        """How far the run has come, for a checkpoint."""
+        extra = {"precision": precision_label(self.config), "skipped_steps": self.skipped_steps}
         return checkpoints.Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
+
+    @property
+    def skipped_before(self) -> int:
+        """Skipped steps before the checkpoint that this process continues from."""
+        return int(self.start.extra.get("skipped_steps", 0))
 
     @property
     def consumed_samples(self) -> int:
@@ -91,7 +98,7 @@ class Run:
         )
 
     def count(self, result: StepResult, seconds: float) -> None:
-        """Take note of a step."""
+        """Count a step."""
         self.iteration += 1
         self.skipped_steps += result.skipped
         self.recent_losses.append(result.loss)
@@ -116,7 +123,7 @@ class Run:
 
 
 def precision_label(config: ConfigContainer) -> str:
-    """Return the recipe's name with what was stated beside it, or what the configs amount to where there is none."""
+    """Return the recipe's name with the fields stated over it, or the configs' own dtypes where there is no recipe."""
     precision = config.mixed_precision
     if isinstance(precision, str):
         return precision
@@ -130,7 +137,7 @@ def precision_label(config: ConfigContainer) -> str:
 
 
 def require_sections(config: ConfigContainer) -> None:
-    """Refuse a container without what a run needs."""
+    """Refuse a container without a section that a run needs."""
     missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
     if missing:
         raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")
@@ -198,8 +205,8 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
 
     Args:
         config: The run, its precision written into the sections.
-        process: What `training_process` yielded.
-        backend: Who multiplies; None: what `choose_backend` says.
+        process: The result of `training_process`.
+        backend: The implementation of the GEMMs; None: the result of `choose_backend`.
 
     Raises:
         RunConfigError: Settings contradict each other or this machine.
@@ -219,8 +226,8 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         train_samples=train.train_iters * train.global_batch_size,
         validation_samples=train.eval_iters * train.global_batch_size,
     )
-    settled, notes = run_config(model, vocab_size=corpus.vocab_size)
-    trainer = _build_trainer(config, settled, process, backend)
+    adapted, notes = run_config(model, vocab_size=corpus.vocab_size)
+    trainer = _build_trainer(config, adapted, process, backend)
     start = checkpoints.Position()
     if config.checkpoint.load is not None:
         start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load))
@@ -233,7 +240,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         resumed.append(f"Resumed from step {start.iteration} of {config.checkpoint.load}{other}.")
         if start.iteration >= train.train_iters:
             resumed.append(f"There is nothing left to do: train.train_iters is {train.train_iters}.")
-    return Run(
+    run = Run(
         config=config,
         process=process,
         trainer=trainer,
@@ -253,10 +260,12 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         iteration=start.iteration,
         recent_losses=deque(maxlen=max(1, config.logging.log_interval)),
     )
+    run.skipped_steps = run.skipped_before
+    return run
 
 
 def _build_trainer(config: ConfigContainer, model: Any, process: Process, backend: Backend) -> Trainer:
-    """Build the model from its settled config, its optimizer and the schedule."""
+    """Build the model from its adapted config, its optimizer and the schedule."""
     train = config.train
     chunks = build_gpt(model, config.ddp, process.device, backend=backend.name)
     optimizer = build_optimizer(config.optimizer, chunks)

@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether somebody asked the run to end."""
+    """Whether the run was asked to end."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""Summary of a run: its figures, as JSON and as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rich.console import RenderableType
 
     from bridge.megatron.audit import GemmRecord
     from bridge.megatron.census import CensusRow
@@ -24,21 +26,23 @@ class RunSummary:
 
     run_dir: Path
     precision: str
-    """The recipe's name, or what the weights train in."""
+    """The recipe's name, or the dtype that the weights train in."""
     iteration: int
     """Steps done, including those before a resumed checkpoint."""
     steps: int
     """Steps done in this process."""
     skipped_steps: int
-    """Steps among them whose gradients overflowed and that updated nothing."""
+    """Steps whose gradients overflowed and that updated nothing, including those before a resumed checkpoint."""
     stopped_early: bool
     """Whether Ctrl-C or a termination signal ended the run before its last step."""
     train_loss: float | None
     """Mean over the last `logging.log_interval` steps, in nats per token; None without a step."""
     validation_loss: float | None
     """Of the last validation; None without one."""
+    validation_step: int | None
+    """Step after which that was."""
     unigram_entropy: float
-    """What a model without context reaches on the validation tokens, in nats per token."""
+    """Loss of the best model without context on the validation tokens, in nats per token."""
     tokens_per_second: float | None
     """Over all steps but the first, without validation and checkpoints; None with fewer than two steps."""
     seconds: float
@@ -46,9 +50,9 @@ class RunSummary:
     parameters: int
     """Parameters of the whole model, padding of the vocabulary included."""
     gemms: tuple[GemmRecord, ...]
-    """What the linear layers of the transformer multiplied in, in the first step; empty under Transformer Engine."""
+    """GEMMs of the transformer's linear layers in the first step; empty under Transformer Engine."""
     census: tuple[CensusRow, ...]
-    """What the tensors of this rank really were."""
+    """Dtypes and sizes of this rank's tensors."""
 
     def write(self, path: Path) -> None:
         """Write the summary as JSON."""
@@ -60,35 +64,27 @@ def _number(value: float | None, form: str = ".4f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def result_table(summary: RunSummary) -> Table:
+def result_table(summary: RunSummary) -> RenderableType:
     """Return the figures of a run as a table for the terminal."""
-    table = Table(title=f"{summary.precision}: step {summary.iteration}", show_header=False, title_justify="left")
-    table.add_column("what", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    rows = (
+    is_old = summary.validation_step not in (None, summary.iteration)
+    resumed = f" of {summary.iteration:,}" if summary.steps != summary.iteration else ""
+    rows = [
         ("training loss (nats/token)", _number(summary.train_loss)),
-        ("validation loss", _number(summary.validation_loss)),
+        (f"validation loss{f', step {summary.validation_step}' * is_old}", _number(summary.validation_loss)),
         ("unigram entropy", _number(summary.unigram_entropy)),
         ("tokens/s", _number(summary.tokens_per_second, ",.0f")),
         ("parameters", f"{summary.parameters:,}"),
-        ("steps", f"{summary.steps:,}"),
+        ("steps", f"{summary.steps:,}{resumed}"),
         ("skipped steps", f"{summary.skipped_steps:,}"),
         ("seconds", f"{summary.seconds:,.0f}"),
-    )
-    for name, value in rows:
-        table.add_row(name, value)
+    ]
     if summary.stopped_early:
-        table.add_row("ended", "early, on request")
-    return table
+        rows.append(("ended", "early, on request"))
+    return table(("", Column(number=True)), rows, title=f"{summary.precision}: step {summary.iteration}")
 
 
-def census_table(rows: tuple[CensusRow, ...]) -> Table:
-    """Return what the tensors really were, as a table for the terminal."""
-    table = Table(title="What the tensors were (first rank)", title_justify="left")
-    table.add_column("tensors", no_wrap=True)
-    table.add_column("dtype", no_wrap=True)
-    table.add_column("MiB", justify="right", no_wrap=True)
-    table.add_column("read from", overflow="fold")
-    for row in rows:
-        table.add_row(row.kind, row.dtype, f"{row.bytes / 2**20:.1f}", row.read_from)
-    return table
+def census_table(rows: tuple[CensusRow, ...]) -> RenderableType:
+    """Return the dtypes and sizes of the tensors as a table for the terminal."""
+    columns = ("tensors", "dtype", Column(heading="MiB", number=True), "read from")
+    lines = [(row.kind, row.dtype, f"{row.bytes / 2**20:.1f}", row.read_from) for row in rows]
+    return table(columns, lines, title="Tensors of the run (first rank)")

@@ -57,15 +57,15 @@ def test_interleaved_stages_need_a_pipeline():
 
 
 @needs_cpu
-def test_settings_that_the_cpu_needs_are_said():
+def test_settings_that_the_cpu_needs_are_one_sentence():
     config = GPTConfig(**SHAPE, gradient_accumulation_fusion=True, persist_layer_norm=True, use_cpu_initialization=True)
     settled, notes = run_config(config, vocab_size=256)
     assert config.gradient_accumulation_fusion
     assert not settled.gradient_accumulation_fusion
     assert notes == [
-        "model.gradient_accumulation_fusion is set to False for this run: its kernel needs "
-        "fused_weight_gradient_mlp_cuda, which is not installed here.",
-        "model.persist_layer_norm is set to False for this run: its kernel needs apex, which is not installed here.",
+        "Changed for this machine: model.gradient_accumulation_fusion=False (its kernel needs "
+        "fused_weight_gradient_mlp_cuda, which is not installed here); model.persist_layer_norm=False (its kernel "
+        "needs apex, which is not installed here).",
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import logging
 import os
@@ -13,6 +15,7 @@ from rich.console import Console
 
 from bridge.errors import RunConfigError, TrainingError
 from bridge.megatron import device, wide_gemm
+from bridge.megatron.process import training_process
 from bridge.training.console import display, show_summary
 from bridge.training.loop import pretrain
 from bridge.training.metrics import TrainRecord, ValidationRecord
@@ -183,9 +186,36 @@ def test_bar_on_a_terminal_shows_the_record(tmp_path):
     assert "loss 2.5000  1,234 tokens/s  grad norm 0.500  loss scale 1" in text
 
 
-def test_closing_tables_show_the_result_beside_the_entropy(run):
-    console = Console(width=100, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
-    show_summary(run[1], console)
-    text = console.export_text()
+def closing(summary, width):
+    """Return the closing tables as printed on a terminal of some width."""
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_summary(summary, console)
+    return console.export_text()
+
+
+def test_closing_tables_show_the_result_and_the_entropy(run):
+    text = closing(run[1], 100)
     for words in ("validation loss", "unigram entropy", "skipped steps", "master weights", "optimizer's own copies"):
         assert words in text
+
+
+def test_closing_tables_cut_nothing_on_a_narrow_terminal(run):
+    text = closing(run[1], 30)
+    assert "…" not in text
+    for words in ("training loss (nats/token)", "read from", "the optimizer's own copies"):
+        assert words in text
+
+
+def test_old_validation_loss_names_its_step(run):
+    summary = run[1]
+    assert summary.validation_step == 30
+    assert "validation loss, step" not in closing(summary, 100)
+    assert "validation loss, step 20" in closing(dataclasses.replace(summary, validation_step=20), 100)
+
+
+@pytest.mark.parametrize(("mode", "named"), [("fp32", False), ("bf16", False), ("fp16", True)])
+def test_slow_float16_is_a_note_of_fp16_runs_alone(mode, named, monkeypatch):
+    monkeypatch.setattr(wide_gemm, "slow_dtypes", lambda: (torch.float16,))
+    monkeypatch.setattr(device, "has_cuda", lambda: False)
+    with training_process(tiny(mode).model, seed=1) as process:
+        assert any("no float16 matrix multiplication" in note for note in process.notes) is named

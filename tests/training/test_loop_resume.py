@@ -104,3 +104,18 @@ def test_folder_of_a_longer_run_is_not_written_into(checkpoint, tmp_path):
 def test_finished_run_can_be_resumed_for_nothing(checkpoint, tmp_path):
     summary = pretrain(tiny(load=str(checkpoint)), run_dir=tmp_path)
     assert (summary.iteration, summary.steps, summary.train_loss, summary.tokens_per_second) == (6, 0, None, None)
+
+
+def test_skipped_steps_go_on_in_a_resumed_run(tmp_path):
+    schedule = {"train_iters": 4, "lr_decay_iters": 4, "eval_iters": 0}
+    optimizer = {**FP16, "initial_loss_scale": 2.0**26}
+    saved = str(tmp_path / "checkpoints")
+    first = pretrain(
+        tiny("fp16", optimizer=optimizer, train={**schedule, "train_iters": 2}, save=saved), run_dir=tmp_path
+    )
+    second = pretrain(tiny("fp16", optimizer=optimizer, train=schedule, load=saved), run_dir=tmp_path)
+    steps = records(tmp_path)
+    assert first.skipped_steps == 2
+    assert [step["skipped_steps"] for step in steps] == [sum(s["skipped"] for s in steps[: n + 1]) for n in range(4)]
+    assert second.skipped_steps == steps[-1]["skipped_steps"] >= first.skipped_steps
+    assert (second.steps, second.iteration) == (2, 4)

@@ -1,0 +1,90 @@
+"""Tables on a terminal and in a file: nothing is cut, however narrow the terminal is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from bridge.megatron.telemetry import QuantisationRow
+from bridge.plan.alignment import align_report
+from bridge.plan.memory import memory_report
+from bridge.plan.memory_activations import Workload
+from bridge.plan.precision_plan import precision_plan
+from bridge.registry.registry import REGISTRY
+from bridge.report.align_table import align_table
+from bridge.report.memory_table import memory_table
+from bridge.report.plan_picture import COLOURS, draw_plan
+from bridge.report.plan_table import difference_table, plan_table
+from bridge.report.quantisation import quantisation_table, worst_table
+from bridge.report.table import Column, plain_text, show, table
+from tests.plan.test_shape import DENSE
+
+MODEL = {**DENSE, "num_layers": 6, "seq_length": 1024}
+ROW = {"step": 9, "layer": 12, "module": "mlp.linear_fc1", "format": "e4m3", "amax": 1.5, "scale": None}
+
+
+def plan(recipe="bf16_with_fp8_current_scaling_mixed"):
+    return precision_plan(REGISTRY.get(recipe), MODEL)
+
+
+def rows():
+    return [
+        QuantisationRow(**ROW, operand=operand, underflow=0.01, saturated=0.0, sqnr_db=31.2)
+        for operand in ("input", "weight", "grad_output")
+    ]
+
+
+REPORTS = {
+    "plan": (lambda: plan_table(plan()), ("layers", "modules", "forward", "scales", "master")),
+    "difference": (
+        lambda: difference_table("a", "b", plan("bf16_mixed").diff(plan())),
+        ("layers", "modules", "before", "after"),
+    ),
+    "memory": (
+        lambda: memory_table(memory_report(plan(), workload=Workload.of(MODEL)), {}),
+        ("low-precision copies", "master weights", "optimizer state", "activations"),
+    ),
+    "align": (lambda: align_table(align_report(plan())), ("layers", "module", "runs in", "fits")),
+    "quantisation": (lambda: quantisation_table(rows(), title="fp8"), ("operand", "saturated", "SQNR dB")),
+    "worst": (lambda: worst_table(rows()), ("dB, mean", "lowest", "to zero", "saturated")),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_no_heading_is_cut_on_a_narrow_terminal(name):
+    content, headings = REPORTS[name]
+    out = io.StringIO()
+    console = Console(width=20, file=out)
+    show(content(), console, least=0)
+    assert "…" not in out.getvalue()
+    for heading in headings:
+        assert heading in out.getvalue()
+    assert console.width == 20
+
+
+def test_plain_text_has_the_columns_that_a_table_needs():
+    wide = "x" * 60
+    content = table(
+        ("name", Column(heading="count", number=True), Column(heading="why", wraps=True)), [(wide, "7", "a b")]
+    )
+    lines = plain_text(content, width=20).splitlines()
+    assert any(wide in line and "7" in line for line in lines)
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_sections_are_apart_and_a_table_without_headings_has_no_head():
+    text = plain_text(table(("", Column(number=True)), [("a", "1")], [("b", "2")], title="two"))
+    assert [line.strip() for line in text.splitlines()] == ["two", "", "a   1", "", "b   2", ""]
+
+
+def test_picture_has_the_colours_of_the_formats(tmp_path):
+    import numpy as np
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
+    draw_plan(plan(), tmp_path / "plan.png")
+    pixels = imread(tmp_path / "plan.png")[..., :3].reshape(-1, 3)
+    share = {name: np.isclose(pixels, to_rgb(colour), atol=0.01).all(axis=1).mean() for name, colour in COLOURS.items()}
+    assert {name for name, part in share.items() if part > 0.001} == {"bf16", "e4m3", "e5m2"}
