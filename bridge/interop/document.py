@@ -7,7 +7,6 @@ more aliases than any person writes, a key twice) is refused with one sentence.
 from __future__ import annotations
 
 import re
-import stat
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,21 +15,17 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.interop import strict_json
 from bridge.precision import strict_yaml
+from bridge.precision.strict_yaml import MAX_BYTES
 
 __all__ = ["KINDS", "MAX_BYTES", "Document"]
 
 KINDS = ("yaml", "json", "shell", "python", "env", "text")
-MAX_BYTES = 512 * 1024
-"""Larger than any configuration, and still read in well under two seconds."""
 MAX_KEY_PARTS = 64
 DOTTED = re.compile(
     r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
     rf"{{{MAX_KEY_PARTS}}}"
 )
 """A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their number."""
-DESCRIPTORS = ("/dev/fd/", "/dev/stdin", "/proc/")
-"""Where a pipe that somebody fills stands: a shell's process substitution."""
-ODD = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
 
 SUFFIXES = {
     ".yaml": "yaml",
@@ -71,38 +66,12 @@ class Document:
             PayloadError: There is no such file, it is a device or a named pipe, which could block for ever, it is
                 larger than `MAX_BYTES`, or it is not UTF-8 text.
         """
-        file = Path(path)
-        try:
-            mode = file.stat().st_mode
-            odd = next((what for is_odd, what in ODD if is_odd(mode)), None)
-            if odd is None or str(file).startswith(DESCRIPTORS):
-                with file.open("rb") as stream:
-                    data, odd = stream.read(MAX_BYTES + 1), None
-        except OSError as error:
-            why = error.strerror or type(error).__name__
-            raise PayloadError(f"{path}: cannot be read: {why}. Give the path of a file.") from None
-        except ValueError:
-            raise PayloadError(f"{str(path)!r}: is no path. Give the path of a file.") from None
-        if odd is not None:
-            raise PayloadError(f"{path}: must be a regular file, got {odd}. Give the path of a file.")
-        return cls.of_bytes(data, str(path))
+        return cls.of_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
     def of_bytes(cls, data: bytes, path: str, *, kind: str | None = None) -> Document:
         """Return the document of a file's contents; raises as `load`."""
-        if len(data) > MAX_BYTES:
-            rule = f"a configuration must not be larger than {MAX_BYTES // 1024} KiB"
-            raise PayloadError(f"{path}: {rule}. Give the part of it that sets the precision.")
-        encoding = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}.get(data[:2], "utf-8-sig")
-        try:
-            text = data.decode(encoding)
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            remedy = "Save it as UTF-8"
-            raise PayloadError(
-                f"{path}, line {line}: must be UTF-8 text, and byte {error.start} is not. {remedy}."
-            ) from None
-        return cls.of_text(text, path, kind=kind)
+        return cls.of_text(strict_yaml.decoded(data, path), path, kind=kind)
 
     @classmethod
     def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Document:

@@ -60,21 +60,17 @@ class Dumpable(Statements):
 
     def to_yaml(self, *, full: bool = False) -> str:
         """Return `to_dict` as YAML."""
-        import yaml  # only here and in from_yaml: listing recipes needs no YAML
+        import yaml  # only here: listing recipes needs no YAML
 
         text: str = yaml.safe_dump(self.to_dict(full=full), sort_keys=False)
         return text
 
     @classmethod
     def from_yaml(cls, text: str, *, source: str | None = None) -> Self:
-        """Return the config that `to_yaml` describes; raises as `from_dict`, also for what is not YAML."""
-        import yaml
+        """Return the config that `to_yaml` describes; raises as `from_dict`, also for what is not plain YAML."""
+        from bridge.precision.strict_yaml import load_all
 
-        try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            what = " ".join(str(error).split())
-            raise PrecisionTypeError(f"mixed_precision: must be YAML; {what}.") from None
+        (values, *_) = load_all(text, "mixed_precision", error=PrecisionTypeError) or (None,)
         return cls.from_dict(values if values is not None else {}, source=source)
 
     def to_cfg_dict(self) -> dict[str, Any]:

@@ -1,207 +1,238 @@
-"""YAML as data and nothing else: no tags that run code, no key twice, no depth and no aliases without end.
+"""YAML as plain data: no tags that run code, no key twice, bounded depth and size; regular files in UTF-8 only.
 
-The text is read as a stream of libyaml's events, so that neither deep nesting nor aliases cost more than their own
-text. Plain scalars mean what they mean to PyYAML, with three exceptions that every training framework makes or wants:
-``1e-5`` is a number (YAML 1.2), ``12:30:00`` is not (YAML 1.1 counts in sixties), and a date stays text.
+Plain scalars mean what they mean to PyYAML, with three exceptions that training frameworks make or want: ``1e-5`` is a
+number (YAML 1.2), ``12:30:00`` is not (YAML 1.1 counts in sixties), and a date stays text.
+
+libyaml composes nodes by recursion, so a first pass over its events bounds depth, and size with aliases written out.
 """
 
 from __future__ import annotations
 
 import re
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.errors import PayloadError
+from bridge.errors import BridgeError, PayloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "load_all"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "decoded", "load_all", "read_bytes"]
 
+MAX_BYTES = 512 * 1024
+"""Larger than any configuration, and still read in well under two seconds."""
 MAX_DEPTH = 64
 MAX_NODES = 200_000
 """Of a document with every alias written out."""
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PIPES = ("/dev/fd/", "/dev/stdin", "/proc/")
+"""A shell's process substitution: a pipe that another process fills."""
+ODD_FILES = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
 CORE = "tag:yaml.org,2002:"
-WORDS = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
-    **dict.fromkeys(("yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"), True),
-    **dict.fromkeys(("no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"), False),
-    ".inf": float("inf"),
-    "-.inf": float("-inf"),
-    ".nan": float("nan"),
-}
-INTEGER = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|[1-9][0-9_]*|0)")
-FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
+TAGS = tuple(f"{CORE}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null"))
+RESOLVED: tuple[tuple[str, str, list[str]], ...] = (
+    ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
+    ("bool", r"(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)\Z", list("yYnNtTfFoO")),
+    ("int", r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|[1-9][0-9_]*|0)\Z", list("-+0123456789")),
+    ("float", r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)?\Z", list("-+0123456789.")),
+    ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z", list("-+.")),
+    ("merge", r"<<\Z", ["<"]),
+)
+"""Tag of a plain scalar, its pattern, and the characters it begins with; the first that matches counts."""
+BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Open:
-    """A list or mapping that is being read."""
-
-    def __init__(self, holder: list[Any] | dict[Any, Any], line: int, anchor: str | None) -> None:
-        self.holder, self.line, self.anchor = holder, line, anchor
-        self.key: Any = _NO_KEY
-        self.size = 1
-        self.merged: list[dict[Any, Any]] = []
-
-
-_NO_KEY = object()
-
-
-def load_all(text: str, path: str) -> tuple[Any, ...]:
+def load_all(
+    text: str,
+    path: str,
+    *,
+    error: type[BridgeError] = PayloadError,
+    may_repeat: Callable[[str], bool] | None = None,
+    repeated: list[tuple[str, object, int]] | None = None,
+) -> tuple[Any, ...]:
     """Return the documents of a YAML text as plain Python values; an empty one is None.
 
     Args:
         text: The text.
-        path: What it is called in messages.
+        path: Its name in messages.
+        error: The class of the error to raise.
+        may_repeat: Says of a key with a scalar value whether it may stand twice; the last one is read then. None: no.
+        repeated: Takes key, last value and line of each key that stands twice.
 
     Raises:
-        PayloadError: Not YAML, a key twice in one mapping, a tag other than YAML's own, or too deep or too large.
+        BridgeError: Of class `error`. Not YAML, a key twice in one mapping, a tag other than YAML's own, or too deep or
+            too large.
     """
-    reader = _Reader(path)
     try:
-        for event in _events(text):
-            reader.take(event)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        _check_bounds(text, path, error)
+        loader = _Loader(text, path, error, may_repeat, repeated)
+        documents = []
+        while loader.check_data():
+            documents.append(loader.get_data())
+    except yaml.YAMLError as found:
+        mark = getattr(found, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        what = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).split())
-        raise PayloadError(f"{path}{where}: must be YAML; {what}. Correct it there.") from None
-    return tuple(reader.documents)
+        what = " ".join(str(getattr(found, "problem", None) or getattr(found, "reason", None) or found).split())
+        raise error(f"{path}{where}: must be YAML; {what}. Correct it there.") from None
+    return tuple(documents)
 
 
-def _events(text: str) -> Iterator[Any]:
-    yield from yaml.parse(text, Loader=LOADER)
+def read_bytes(path: str | Path, *, error: type[BridgeError] = PayloadError, limit: int = MAX_BYTES) -> bytes:
+    """Return up to `limit` + 1 bytes of a regular file, or of a pipe that a shell's process substitution fills.
+
+    Raises:
+        BridgeError: Of class `error`. There is no such file, or it is a device, a socket or a named pipe, which could
+            block for ever.
+    """
+    file = Path(path)
+    try:
+        mode = file.stat().st_mode
+        odd = next((name for is_odd, name in ODD_FILES if is_odd(mode)), None)
+        if odd is None or str(file).startswith(PIPES):
+            with file.open("rb") as stream:
+                return stream.read(limit + 1)
+    except OSError as found:
+        reason = found.strerror or type(found).__name__
+        raise error(f"{path}: cannot be read: {reason}. Give the path of a file.") from None
+    except ValueError:
+        raise error(f"{str(path)!r}: is no path. Give the path of a file.") from None
+    raise error(f"{path}: must be a regular file, got {odd}. Give the path of a file.")
 
 
-class _Reader:
-    """Builds values from events, with a stack of its own."""
+def decoded(data: bytes, path: str, *, error: type[BridgeError] = PayloadError) -> str:
+    """Return the text of a file's bytes: UTF-8, or UTF-16 with a byte-order mark, with Unix line ends.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.documents: list[Any] = []
-        self.open: list[_Open] = []
-        self.anchors: dict[str, tuple[Any, int]] = {}
-        self.nodes = 0
-        self.begun = 0
+    Raises:
+        BridgeError: Of class `error`. More than `MAX_BYTES`, not UTF-8, or with a NUL.
+    """
+    if len(data) > MAX_BYTES:
+        rule = f"a configuration must not be larger than {MAX_BYTES // 1024} KiB"
+        raise error(f"{path}: {rule}. Give the part of it that sets the precision.")
+    try:
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError as found:
+        line = data.count(b"\n", 0, found.start) + 1
+        rule = f"must be UTF-8 text, and byte {found.start} is not"
+        raise error(f"{path}, line {line}: {rule}. Save it as UTF-8.") from None
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise error(f"{path}, line {line}: must be text, and holds a NUL. Give a text file.")
+    return text
 
-    def take(self, event: Any) -> None:
-        kind = type(event).__name__
-        line = event.start_mark.line + 1
-        if kind == "DocumentStartEvent":
-            self.anchors, self.begun = {}, len(self.documents)
-        elif kind == "DocumentEndEvent":
-            if len(self.documents) == self.begun:
-                self.documents.append(None)
-        elif kind == "AliasEvent":
-            if event.anchor not in self.anchors:
-                raise self.wrong(line, f"the alias *{event.anchor} must follow its anchor", "Define the anchor first")
-            value, size = self.anchors[event.anchor]
-            self.put(value, size, line, merge=isinstance(value, dict | list))
-        elif kind == "ScalarEvent":
-            value = self.scalar(event, line)
-            if event.anchor:
-                self.anchors[event.anchor] = (value, 1)
-            self.put(value, 1, line)
-        elif kind in ("MappingStartEvent", "SequenceStartEvent"):
-            self.begin(event, line)
-        elif kind in ("MappingEndEvent", "SequenceEndEvent"):
-            self.end(line)
 
-    def begin(self, event: Any, line: int) -> None:
-        own = f"{CORE}map" if type(event).__name__ == "MappingStartEvent" else f"{CORE}seq"
-        if event.tag not in (None, "!", own):
-            raise self.tagged(event.tag, line)
-        if len(self.open) >= MAX_DEPTH:
-            raise self.wrong(line, f"nesting must not be deeper than {MAX_DEPTH}", "This is no configuration")
-        self.open.append(_Open({} if own.endswith("map") else [], line, event.anchor))
-
-    def end(self, line: int) -> None:
-        done = self.open.pop()
-        if isinstance(done.holder, dict):
-            for merged in done.merged:
-                for key, value in merged.items():
-                    done.holder.setdefault(key, value)
-        if done.anchor:
-            self.anchors[done.anchor] = (done.holder, done.size)
-        self.put(done.holder, done.size, line, counted=True)
-
-    def put(self, value: Any, size: int, line: int, *, merge: bool = False, counted: bool = False) -> None:
-        """Hand a finished value to what is being read."""
-        if not counted:
-            self.nodes += size
-            if self.nodes > MAX_NODES:
+def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
+    """Raise `error` for a text that is too deep, too large, or has a tag or an alias that cannot be read."""
+    anchors: dict[str, int] = {}
+    open_: list[tuple[str | None, int]] = []  # anchor of a collection, and the count before it
+    count = 0
+    events: Iterator[Any] = yaml.parse(text, Loader=BASE)
+    for event in events:
+        if isinstance(event, yaml.DocumentStartEvent):
+            anchors, count = {}, 0
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_.pop()
+            if anchor:
+                anchors[anchor] = count - before
+        elif isinstance(event, yaml.NodeEvent):
+            fault = _fault(event, anchors, len(open_))
+            count += anchors[str(event.anchor)] if isinstance(event, yaml.AliasEvent) and not fault else 1
+            if count > MAX_NODES:
                 rule = f"must not hold more than {MAX_NODES} values, aliases written out"
-                raise self.wrong(line, rule, "Anchors that multiply are refused")
-        if not self.open:
-            self.documents.append(value)
-            return
-        into = self.open[-1]
-        into.size += size
-        if isinstance(into.holder, list):
-            into.holder.append(value)
-        elif into.key is _NO_KEY:
-            into.key = self.key(value, into, line)
-        else:
-            if into.key == "<<" and (merge or isinstance(value, dict | list)):
-                into.merged += self.merged(value, line)
-            else:
-                into.holder[into.key] = value
-            into.key = _NO_KEY
+                fault = fault or (rule, "Anchors that multiply are refused")
+            if fault:
+                mark: Any = event.start_mark
+                raise error(f"{path}, line {mark.line + 1}: {fault[0]}. {fault[1]}.")
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_.append((event.anchor, count - 1))
+            elif isinstance(event, yaml.ScalarEvent) and event.anchor:
+                anchors[event.anchor] = 1
 
-    def key(self, value: Any, into: _Open, line: int) -> Any:
-        if isinstance(value, dict | list):
-            raise self.wrong(line, "a key must be a word", "Quote it, or write `key: value`")
-        if value in into.holder:
-            raise self.wrong(line, f"the key {value!r} must not stand twice in one mapping", "Keep one of the two")
-        return value
 
-    def merged(self, value: Any, line: int) -> list[dict[Any, Any]]:
-        parts = value if isinstance(value, list) else [value]
-        if not all(isinstance(part, dict) for part in parts):
-            raise self.wrong(line, "<< must name mappings", "Give it an alias of a mapping")
-        return parts
+def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] | None:
+    """Return the rule that a node breaks and the remedy."""
+    if isinstance(event, yaml.AliasEvent):
+        known = event.anchor in anchors
+        return None if known else (f"the alias *{event.anchor} must follow its anchor", "Define the anchor first")
+    if event.tag not in (None, "!", *TAGS):
+        tag = event.tag.replace(CORE, "!!")
+        rule = f"must be plain data, and the tag {tag!r} is not: it is refused and nothing was run"
+        return rule, "Write the value without the tag"
+    if isinstance(event, yaml.CollectionStartEvent) and depth >= MAX_DEPTH:
+        return f"nesting must not be deeper than {MAX_DEPTH}", "This is no configuration"
+    return None
 
-    def scalar(self, event: Any, line: int) -> Any:
-        tag, text = event.tag, event.value
-        if tag is None:
-            return self.plain(text, line) if event.implicit[0] else text
-        if tag in ("!", f"{CORE}str"):
-            return text
-        if tag in (f"{CORE}int", f"{CORE}float", f"{CORE}bool", f"{CORE}null"):
-            return self.plain(text, line)
-        raise self.tagged(tag, line)
 
-    def plain(self, text: str, line: int) -> Any:
-        if text in WORDS:
-            return WORDS[text]
-        if text.lower() in (".inf", "+.inf", "-.inf", ".nan"):
-            return float(text.lower().replace(".", ""))
-        first = text[0]
-        if not (first.isdigit() or first in "+-."):
-            return text
+class _Loader(BASE):  # type: ignore[misc]
+    """PyYAML's safe loader that refuses a key twice, and reads scalars as the module says."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own name
+
+    def __init__(
+        self,
+        text: str,
+        path: str,
+        error: type[BridgeError],
+        may_repeat: Callable[[str], bool] | None,
+        repeated: list[tuple[str, object, int]] | None,
+    ) -> None:
+        super().__init__(text)
+        self.path, self.error = path, error
+        self.may_repeat, self.repeated = may_repeat, repeated
+        self.checked: set[Any] = set()
+
+    def wrong(self, node: Any, rule: str, remedy: str) -> BridgeError:
+        return self.error(f"{self.path}, line {node.start_mark.line + 1}: {rule}. {remedy}.")
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Check a mapping's own keys, then merge what `<<` names."""
+        if node not in self.checked:
+            self.checked.add(node)
+            self.check_keys(node)
+        super().flatten_mapping(node)
+
+    def check_keys(self, node: Any) -> None:
+        own: set[Any] = set()
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self.wrong(key_node, "a key must be a word", "Quote it, or write `key: value`")
+            if key_node.tag == f"{CORE}merge":
+                parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                if not all(isinstance(part, yaml.MappingNode) for part in parts):
+                    raise self.wrong(key_node, "<< must name mappings", "Give it an alias of a mapping")
+                continue
+            key = self.construct_object(key_node)
+            if key in own:
+                self.repeat(key, key_node, value_node)
+            own.add(key)
+
+    def repeat(self, key: object, key_node: Any, value_node: Any) -> None:
+        """Note a key that stands twice, or raise."""
+        scalar = isinstance(key, str) and isinstance(value_node, yaml.ScalarNode)
+        if self.may_repeat is None or not scalar or not self.may_repeat(str(key)):
+            rule = f"the key {key!r} must not stand twice in one mapping"
+            raise self.wrong(key_node, rule, "Keep one of the two")
+        if self.repeated is not None:
+            self.repeated.append((str(key), self.construct_object(value_node), key_node.start_mark.line + 1))
+
+    def construct_yaml_int(self, node: Any) -> int:
+        text = str(node.value).replace("_", "")
+        sign, digits = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
+        base = 0 if digits[:2] in ("0b", "0x", "0o") else 8 if len(digits) > 1 and digits[0] == "0" else 10
         try:
-            if INTEGER.fullmatch(text):
-                return _integer(text.replace("_", ""))
-            if FLOAT.fullmatch(text):
-                return float(text.replace("_", ""))
+            return int(sign + digits, base)
         except ValueError:
-            raise self.wrong(line, "a number must have fewer digits", "This is no configuration") from None
-        return text
+            raise self.wrong(node, "a number must have fewer digits", "This is no configuration") from None
 
-    def tagged(self, tag: str, line: int) -> PayloadError:
-        shown = tag.replace(CORE, "!!")
-        rule = f"must be plain data, and the tag {shown!r} is not: it is refused and nothing was run"
-        return self.wrong(line, rule, "Write the value without the tag")
-
-    def wrong(self, line: int, rule: str, remedy: str) -> PayloadError:
-        return PayloadError(f"{self.path}, line {line}: {rule}. {remedy}.")
+    def construct_yaml_float(self, node: Any) -> float:
+        text = str(node.value).replace("_", "").lower()
+        return float(text.replace(".", "", 1) if text.endswith(("inf", "nan")) else text)
 
 
-def _integer(text: str) -> int:
-    sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
-    if digits[:2] in ("0b", "0x", "0o"):
-        return int(sign + digits, 0)
-    return int(sign + digits, 8 if len(digits) > 1 and digits[0] == "0" else 10)
+for _tag, _pattern, _first in RESOLVED:
+    _Loader.add_implicit_resolver(f"{CORE}{_tag}", re.compile(_pattern), _first)
+_Loader.add_constructor(f"{CORE}int", _Loader.construct_yaml_int)
+_Loader.add_constructor(f"{CORE}float", _Loader.construct_yaml_float)
