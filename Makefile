@@ -2,8 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
 VENV ?= .venv
 RUN = $(VENV)/bin/python
-# One worker per core; tests that share a dear fixture stay together.
-PYTEST = -m pytest -n auto --dist loadgroup
+# One worker per core.
+PYTEST = -m pytest -n auto
 
 .PHONY: setup train test test-all test-interop test-next fmt lint docs bench clean
 

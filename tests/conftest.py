@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Iterator
@@ -19,14 +20,33 @@ settings.register_profile("full", deadline=None, derandomize=True, max_examples=
 settings.load_profile("suite")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests that share a module's fixture, one training run say, to one worker: it is made once."""
-    for item in items:
-        if isinstance(item, pytest.Function):
-            shared = [name for name, found in item._fixtureinfo.name2fixturedefs.items() if found[-1].scope == "module"]
-            if shared:
-                item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{min(shared)}"))
+# Files whose tests share one dear fixture, a training run say: all of them go to one worker, which starts with them.
+TOGETHER = (
+    "tests/front/test_runs.py",
+    "tests/plan/test_memory.py",
+    "tests/training/test_loop.py",
+    "tests/training/test_loop_low_precision_parallel.py",
+    "tests/training/test_loop_parallel.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Return a scheduler that hands each test to the next free worker, and a file of `TOGETHER` as a whole."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in TOGETHER else nodeid
+
+    return Scheduler(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Take what collection imported out of the garbage collector, which Megatron calls for each checkpoint."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

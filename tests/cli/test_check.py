@@ -13,21 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("precision-bridge")
 H100 = "h100x8,te2.9,cuda12.9,mcore0.19.2"
 
 
-def run(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, folder: Path = ROOT, **environment: str) -> warm.Done:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("NVTE_", "ACCELERATE_"))}
-    return subprocess.run(
-        [COMMAND, *arguments],
-        cwd=folder,
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm.run([COMMAND, *arguments], cwd=folder, env={**inherited, **environment})
 
 
 def report(*arguments: str, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command line as its users meet it: the real entry point in a subprocess."""
+"""The command line as its users meet it: the real entry point."""
 
 import json
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
+def run(*arguments: str, **environment: str) -> warm.Done:
+    return warm.run([COMMAND, *arguments], env={**os.environ, **environment})
 
 
 def test_recipes_lists_every_recipe_with_one_line() -> None:

@@ -1,7 +1,6 @@
 """Commands about a run take what the training script takes, and what it leaves behind."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 from bridge.front import compose
 from bridge.front.record import record
+from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ CONF = ROOT / "conf"
 
 
 def told(*arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = warm.run([COMMAND, *arguments], cwd=ROOT)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BIN = Path(sys.executable).parent
@@ -64,9 +66,7 @@ def test_a_command_of_the_documentation_runs(page: str, command: str, tmp_path: 
         # The composed config, of the first job of a sweep; that jobs run is the business of other tests.
         words = [word.partition(",")[0] for word in words if word != "--multirun"] + ["--cfg", "job"]
     words = [str(ROOT / word) if word.startswith("scripts/") else word for word in words]
-    if words[0] == "python":
-        words[0] = sys.executable
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = warm.run(words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -75,15 +75,12 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     code = "\n\n".join(block for block in blocks(page, "python") if "# not run" not in block)
     if not code:
         return
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = warm.run(["python", "-W", "ignore", "-c", code], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_generated_pages_are_current() -> None:
-    script = [sys.executable, str(ROOT / "scripts/write_reference.py"), "--check"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    done = warm.run(["python", str(ROOT / "scripts/write_reference.py"), "--check"])
     assert (done.returncode, done.stdout) == (0, ""), "run python scripts/write_reference.py"
 
 

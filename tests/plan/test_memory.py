@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from bridge.plan.precision_plan import precision_plan
 from bridge.plan.stages import Parallel
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from tests import warm
 from tests.plan.memory_live import built, saved_bytes
 from tests.plan.test_shape import LLAMA_3_70B
 
@@ -96,17 +94,8 @@ def live(tmp_path_factory):
     folder = tmp_path_factory.mktemp("memory")
     cases = folder / "cases.json"
     cases.write_text(json.dumps({name: case(*place) for name, place in CASES.items()}))
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.plan.memory_live"]
-    done = subprocess.run(
-        [sys.executable, *command, str(cases)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[:6000]
+    for done in warm.launch(["python", "-m", "tests.plan.memory_live", cases], processes=2, cwd=ROOT):
+        assert done.returncode == 0, done.stderr[:6000]
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*-[01].json")}
 
 

@@ -14,9 +14,12 @@ from bridge.megatron.gpt import GPTConfig
 from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
 from bridge.training.config import CheckpointConfig, ConfigContainer, DataConfig, LoggingConfig, TrainConfig
 from bridge.training.loop import pretrain
+from tests import warm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a second thread gains a model of this size nothing
-CACHE = Path(__file__).resolve().parents[2] / ".pytest_cache" / "precision-bridge"
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".pytest_cache" / "precision-bridge"
+SIX = {"num_layers": 6, "first_last_layers_bf16": True}
 WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "autocast": torch.float32}
 
 
@@ -90,6 +93,20 @@ def records(run_dir: Path) -> list[dict]:
 def losses(run_dir: Path) -> list[float]:
     """Return the loss of every step of a run."""
     return [record["loss"] for record in records(run_dir)]
+
+
+def trace(run_dir: Path) -> list[tuple]:
+    """Return step, loss and gradient norm of every step of a run."""
+    return [(step["step"], step["loss"], step["grad_norm"]) for step in records(run_dir)]
+
+
+def in_two_processes(plans: dict[str, dict], folder: Path) -> Path:
+    """Make runs, named arguments of `tiny`, one after the other by one launch of two processes; return their folder."""
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(plans))
+    for done in warm.launch(["python", "-m", "tests.training.loop_tiny", plan], processes=2, cwd=ROOT):
+        assert done.returncode == 0, done.stderr[-4000:]
+    return folder
 
 
 def main(plan: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several processes: real torchrun, real gloo, compared with one process."""
+"""Several processes: real gloo, compared with one process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from bridge.training.loop import pretrain
-from tests.training.loop_tiny import losses, records, tiny
+from tests.training.loop_tiny import ROOT, in_two_processes, losses, records, tiny
 
-ROOT = Path(__file__).resolve().parents[2]
 FP32 = {"mode": "fp32"}
 BF16 = {"mode": "bf16"}
 PLANS = {
@@ -41,28 +39,9 @@ PLANS = {
 }
 
 
-def launch(plan: Path, processes: int = 2) -> subprocess.CompletedProcess:
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return subprocess.run(
-        [sys.executable, *command, "-m", "tests.training.loop_tiny", str(plan)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
 @pytest.fixture(scope="module")
 def parallel(tmp_path_factory):
-    """All plans, run one after the other by one launch of two processes."""
-    folder = tmp_path_factory.mktemp("parallel")
-    plan = folder / "plan.json"
-    plan.write_text(json.dumps(PLANS))
-    done = launch(plan)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
+    return in_two_processes(PLANS, tmp_path_factory.mktemp("parallel"))
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +83,18 @@ def test_sharded_optimizer_holds_half_of_the_master_weights_on_each_rank(paralle
     whole = master_bytes("dp2", 0)
     assert master_bytes("dp2-sharded", 0) + master_bytes("dp2-sharded", 1) == pytest.approx(whole, rel=0.01)
     assert master_bytes("dp2-sharded", 0) < 0.6 * whole
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_same_run(parallel, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"dp2": PLANS["dp2"]}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [*command, "-m", "tests.training.loop_tiny", str(plan)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert losses(tmp_path / "dp2") == losses(parallel / "dp2")
 
 
 def test_processes_that_do_not_fill_the_layout_are_refused(tmp_path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,10 @@ from bridge.errors import RunConfigError
 from bridge.numerics import GemmPrecision, make_operand, quantisation_error, quantise
 from bridge.training.loop import pretrain
 from bridge.training.quantisation import measure_quantisation
+from tests import warm
+from tests.training.grid import slow
 from tests.training.loop_tiny import losses, tiny
 
-COMMAND = str(Path(sys.executable).parent / "precision-bridge")
 PNG = b"\x89PNG"
 
 
@@ -25,8 +24,16 @@ def rows_of(run_dir):
     return list(csv.DictReader((run_dir / "quantisation.csv").open()))
 
 
-@pytest.mark.parametrize("stored", [False, True], ids=["bf16 weights", "stored weights"])
-@pytest.mark.parametrize("scheme", ["tensorwise", "delayed", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize(
+    ("scheme", "stored"),
+    [
+        ("tensorwise", False),
+        ("mxfp8", True),
+        slow("tensorwise", True),
+        slow("mxfp8", False),
+        *(slow(scheme, stored) for scheme in ("delayed", "nvfp4") for stored in (False, True)),
+    ],
+)
 def test_a_run_measures_each_operand_of_each_layer_and_trains_as_without(scheme, stored, tmp_path):
     for interval in (0, 3):
         config = tiny(sharded=True, low=scheme, stored=stored)
@@ -94,22 +101,10 @@ def test_recipe_without_low_precision_has_nothing_to_measure():
 def test_command_measures_the_weights_of_a_bf16_checkpoint(tmp_path):
     root = Path(__file__).resolve().parents[2]
     tiny_run = ["model=gpt_tiny", "train=smoke", "train.train_iters=4", f"hydra.run.dir={tmp_path / 'run'}"]
-    trained = subprocess.run(
-        [sys.executable, "scripts/train.py", *tiny_run, f"checkpoint.save={tmp_path / 'saved'}"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    trained = warm.run(["python", "scripts/train.py", *tiny_run, f"checkpoint.save={tmp_path / 'saved'}"], cwd=root)
     assert trained.returncode == 0, trained.stderr[-2000:]
     words = ["fp8_delayed", "model=gpt_tiny", "train=smoke", "--checkpoint", str(tmp_path / "saved"), "--json"]
-    measured = subprocess.run(
-        [COMMAND, "quantisation-error", *words, "--out", str(tmp_path / "out")],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    measured = warm.run(["precision-bridge", "quantisation-error", *words, "--out", str(tmp_path / "out")], cwd=root)
     assert measured.returncode == 0, measured.stderr[-2000:]
     rows = json.loads(measured.stdout)
     assert len(rows) == 3 * 4 * 3

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+from tests.training.grid import slow
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
 def test_a_signal_ends_the_run_after_its_step_with_everything_written_and_exit_code_130(
     number: int, tmp_path: Path
 ) -> None:
@@ -35,10 +38,9 @@ def test_a_signal_ends_the_run_after_its_step_with_everything_written_and_exit_c
     assert int(saved) == summary["iteration"]
 
 
-def train(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def train(tmp_path: Path, *words: str) -> warm.Done:
     tiny = ["model=gpt_tiny", "train=smoke", "train.train_iters=2", f"hydra.run.dir={tmp_path / 'run'}"]
-    command = [sys.executable, str(SCRIPT), *tiny, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    return warm.run(["python", SCRIPT, *tiny, *words], cwd=tmp_path)
 
 
 def test_an_fp8_recipe_trains_on_the_same_command_and_says_once_that_it_is_emulated(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Training with emulated FP8 and FP4 matmuls in two processes, compared with one."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+from bridge.errors import RunConfigError
+from bridge.megatron.gpt import run_config
+from bridge.training.loop import pretrain
+from tests.training.grid import slow
+from tests.training.loop_tiny import SIX, in_two_processes, losses, tiny, trace
+
+SCHEDULE = {"lr_decay_iters": 6, "eval_iters": 0}
+INTERLEAVED = {
+    "sharded": True,
+    "low": "tensorwise",
+    "stored": True,
+    "model": {
+        **SIX,
+        "num_layers": 8,
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": 2,
+        "overlap_p2p_comm": True,
+        "batch_p2p_comm": False,
+    },
+}
+PLANS = {
+    "dp2-tensorwise": {"sharded": True, "low": "tensorwise", "stored": True},
+    "dp2-delayed": {"sharded": True, "low": "delayed", "stored": True},
+    "dp2-blockwise": {"sharded": True, "low": "blockwise", "stored": True},
+    "dp2-mxfp8": {"sharded": True, "low": "mxfp8", "stored": True},
+    "dp2-nvfp4": {"sharded": True, "low": "nvfp4", "stored": True},
+    "dp2-overlapped": {
+        "sharded": True,
+        "low": "tensorwise",
+        "stored": True,
+        "ddp": {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 20000},
+        "optimizer": {"overlap_param_gather": True},
+    },
+    "tp2-tensorwise": {"low": "tensorwise", "model": {"tensor_model_parallel_size": 2}},
+    "tp2-sp-tensorwise": {
+        "low": "tensorwise",
+        "model": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
+    },
+    "tp2-sp-delayed": {"low": "delayed", "model": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
+    "pp2-tensorwise": {
+        "low": "tensorwise",
+        "model": {**SIX, "pipeline_model_parallel_size": 2},
+        "train": {"train_iters": 2},
+    },
+    "vpp2-whole": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 6}},
+    "vpp2-first": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 3}, "save": "checkpoints"},
+    "vpp2-resumed": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 6}, "load": "checkpoints"},
+    "pp2-delayed": {"low": "delayed", "model": {"num_layers": 4, "pipeline_model_parallel_size": 2}},
+}
+
+
+FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise")
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """Return the folder of a run by its name. One launch makes the fast ones, another one the rest."""
+
+    @functools.cache
+    def made(fast):
+        plans = {name: plan for name, plan in PLANS.items() if (name in FAST) is fast}
+        return in_two_processes(plans, tmp_path_factory.mktemp("parallel"))
+
+    return lambda name: made(name in FAST) / name
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else slow(name) for name in PLANS if name.startswith(("dp2", "tp2"))]
+)
+def test_two_processes_train_as_one_does(name, run_of, tmp_path):
+    alone = {key: value for key, value in PLANS[name].items() if key not in ("model", "ddp", "optimizer")}
+    pretrain(tiny(**alone), run_dir=tmp_path)
+    assert losses(run_of(name)) == pytest.approx(losses(tmp_path), rel=3e-3)
+    assert losses(run_of(name))[0] == pytest.approx(losses(tmp_path)[0], rel=2e-4)
+
+
+def test_layers_are_counted_over_pipeline_stages(run_of):
+    summary = json.loads((run_of("pp2-tensorwise") / "summary.json").read_text())
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "tensorwise"} == {2, 3, 4, 5}
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "none"} == {1, 6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pp2-delayed", "vpp2-whole"])
+def test_stages_learn(name, run_of):
+    assert losses(run_of(name))[-1] < losses(run_of(name))[0] - 0.5
+
+
+@pytest.mark.slow
+def test_layers_are_counted_over_interleaved_stages(run_of):
+    summary = json.loads((run_of("vpp2-whole") / "summary.json").read_text())
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "tensorwise"} == {2, 3, 4, 5, 6, 7}
+    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "none"} == {1, 8}
+
+
+@pytest.mark.slow
+def test_interleaved_stages_resume_exactly(run_of):
+    assert trace(run_of("vpp2-first")) + trace(run_of("vpp2-resumed")) == trace(run_of("vpp2-whole"))
+
+
+def test_two_interleaved_stages_must_overlap_their_messages(tmp_path):
+    config = tiny(model={**INTERLEAVED["model"], "overlap_p2p_comm": False, "batch_p2p_comm": True})
+    with pytest.raises(RunConfigError, match=r"^model.overlap_p2p_comm: must be on for two interleaved pipeline"):
+        run_config(config.model, vocab_size=256)
