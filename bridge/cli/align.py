@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.run_values import add_values_arguments, described
+from bridge.cli.run_values import add_run_arguments, described
 
 if TYPE_CHECKING:
     import argparse
@@ -16,7 +16,7 @@ __all__ = ["add_parser"]
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("align", help="check every GEMM's dimensions, and say what to pad tokens to")
-    add_values_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -25,8 +25,8 @@ def run(chosen: argparse.Namespace) -> None:
     """Print the GEMMs of a rank."""
     from bridge.plan.alignment import align_report
 
-    run_ = described(chosen)
-    report = align_report(run_.plan, run_.workload)
+    this = described(chosen)
+    report = align_report(this.plan, this.workload)
     if chosen.json:
         print(json.dumps(report.to_dict(), indent=2))
         return

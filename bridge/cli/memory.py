@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.run_values import add_values_arguments, described
+from bridge.cli.run_values import add_run_arguments, described
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +25,7 @@ RECOMPUTE = {
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("memory", help="show what weights, gradients, states and activations take on a rank")
-    add_values_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes")
     parser.set_defaults(run=run)
 
@@ -34,9 +34,9 @@ def run(chosen: argparse.Namespace) -> None:
     """Print the memory of a rank of each pipeline stage."""
     from bridge.plan.memory import memory_report
 
-    run_ = described(chosen)
-    report = memory_report(run_.plan, workload=run_.workload, ddp=run_.values.ddp, capability=run_.capability)
-    activations = _activations(run_)
+    this = described(chosen)
+    report = memory_report(this.plan, workload=this.workload, ddp=this.values.ddp, capability=this.capability)
+    activations = _activations(this)
     if chosen.json:
         print(json.dumps({**report.to_dict(), "activations_by_recompute": activations}, indent=2))
         return
@@ -46,15 +46,15 @@ def run(chosen: argparse.Namespace) -> None:
     show(memory_table(report, activations))
 
 
-def _activations(run_: Described) -> dict[str, tuple[int, ...]]:
+def _activations(this: Described) -> dict[str, tuple[int, ...]]:
     """Return the activations of each stage under each kind of recomputation."""
-    if not run_.workload.seq_length:
+    if not this.workload.seq_length:
         return {}
     from bridge.plan.memory import memory_report
 
     found = {}
     for name, changes in RECOMPUTE.items():
-        load = replace(run_.workload, **changes)  # type: ignore[arg-type]
-        report = memory_report(run_.plan, workload=load, ddp=run_.values.ddp)
+        load = replace(this.workload, **changes)  # type: ignore[arg-type]
+        report = memory_report(this.plan, workload=load, ddp=this.values.ddp)
         found[name] = tuple(rank.bytes_of["activations"] for rank in report.ranks)
     return found

@@ -7,16 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.run_values import add_values_arguments, read_values
+from bridge.cli.run_values import add_run_arguments, plan_of, read_run
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     import argparse
 
-    from bridge.front.values import Values
     from bridge.plan.precision_plan import PrecisionPlan
 
-__all__ = ["add_parser", "plan_of"]
+__all__ = ["add_parser"]
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -24,8 +23,8 @@ PICTURES = (".png", ".svg", ".pdf")
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("plan", help="show what each layer computes, keeps and sends, in which format")
-    add_values_arguments(parser)
-    parser.add_argument("--against", metavar="NAME", help="show what another recipe, or a YAML file, does otherwise")
+    add_run_arguments(parser)
+    parser.add_argument("--against", metavar="NAME", help="compare with another recipe, or with a YAML file")
     parser.add_argument("--json", action="store_true", help="print JSON, equal layers folded")
     parser.add_argument("--csv", action="store_true", help="print CSV, one line per layer, module and GEMM or tensor")
     parser.add_argument("--picture", metavar="FILE", help="draw it: layers down, tensors across (png, svg or pdf)")
@@ -34,12 +33,14 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Print the plan, or how it differs from another."""
-    plan = plan_of(read_values(chosen))
+    plan = plan_of(read_run(chosen))
     if chosen.picture:
         _draw(plan, Path(chosen.picture))
         return
     if chosen.against:
-        _compare(plan, plan_of(_other(chosen)), as_json=chosen.json)
+        is_file = chosen.against.endswith((".yaml", ".yml"))
+        other = read_run(chosen, file=chosen.against) if is_file else read_run(chosen, recipe=chosen.against)
+        _compare(plan, plan_of(other), as_json=chosen.json)
         return
     if chosen.json:
         print(json.dumps(plan.to_dict(), indent=2))
@@ -51,22 +52,6 @@ def run(chosen: argparse.Namespace) -> None:
         print(plan_csv(plan), end="")
         return
     show(plan_table(plan))
-
-
-def plan_of(values: Values) -> PrecisionPlan:
-    """Return the plan of a run's values."""
-    from bridge.plan.precision_plan import precision_plan
-
-    return precision_plan(values.precision, values.model, optimizer=values.optimizer, ddp=values.ddp)
-
-
-def _other(chosen: argparse.Namespace) -> Values:
-    """Return the values to compare with: another file, or the same run with another recipe."""
-    if not chosen.against.endswith((".yaml", ".yml")):
-        return read_values(chosen, recipe=chosen.against)
-    from bridge.front.values import load_values
-
-    return load_values((), None, chosen.against)
 
 
 def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> None:

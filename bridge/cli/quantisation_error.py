@@ -41,7 +41,7 @@ def run(chosen: argparse.Namespace) -> None:
     """Measure and print."""
     from bridge.cli.run_values import as_overrides
     from bridge.front import compose
-    from bridge.front.values import config_folder
+    from bridge.front.loader import config_folder
     from bridge.report.quantisation import plot_quantisation, quantisation_table, write_quantisation
     from bridge.report.table import show  # rich is heavy
     from bridge.training.quantisation import measure_quantisation

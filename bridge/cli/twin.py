@@ -1,37 +1,41 @@
 """`precision-bridge twin`: a config that differs in precision fields only, and the proof that it does.
 
-A low-precision run says little without the same run in BF16 beside it. The twin has every section of the run as it is,
-and another recipe in the place of `mixed_precision`. Precision fields that other sections state themselves (model.fp8,
-say) are left out, so that the recipe decides. The file is read back and compared field by field before this says so.
+A low-precision run is judged by the same run in BF16. The twin has every section of the run as it is, and another
+recipe in the place of `mixed_precision`. Two kinds of values are left out: precision fields that other sections state
+themselves (model.fp8, say), so that the recipe decides, and the folders of checkpoints, which the two must not share.
+The file is read back and compared field by field before the command reports it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.run_values import add_values_arguments, read_values
+from bridge.cli.run_values import add_run_arguments, plan_of, read_run, write_file
 from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import ROUTES
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from bridge.front.values import Values
+    from bridge.front.loader import RunValues
 
 __all__ = ["add_parser"]
 
-SECTIONS = ("model", "optimizer", "ddp", "train", "data")
+SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
+FOLDERS = ("checkpoint.save", "checkpoint.load")
+"""Left out: the twin would write over the run's own checkpoints, or resume from them."""
 PRECISION = "mixed_precision"
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("twin", help="write the same run in another precision, and prove that it is the same")
-    add_values_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument("--base", default="bf16_mixed", metavar="NAME", help="the twin's recipe (default: bf16_mixed)")
     parser.add_argument("--output", metavar="FILE", help="where to write it (default: standard output)")
     parser.add_argument("--json", action="store_true", help="print the proof as JSON; needs --output")
@@ -40,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Write the twin, read it back, and print in what it differs."""
-    values = read_values(chosen)
+    values = read_run(chosen)
     base = REGISTRY.get(chosen.base)
     if chosen.json and not chosen.output:
         raise RunConfigError("--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE.")
@@ -50,14 +54,8 @@ def run(chosen: argparse.Namespace) -> None:
         print(text, end="")
         return
     path = Path(chosen.output)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        why = (error.strerror or "an error").lower()
-        raise RunConfigError(f"--output: cannot be written ({why}), got {str(path)!r}. Give another file.") from None
-    from bridge.front.values import load_values
-
-    twin = load_values((), None, path)
+    write_file(path, text, "--output")
+    twin = read_run(chosen, file=str(path))
     differences = list(difference(values, twin))
     others = [row for row in differences if not row["precision"]]
     if others:
@@ -69,18 +67,18 @@ def run(chosen: argparse.Namespace) -> None:
     print(_proof(path, values, twin, differences))
 
 
-def owned_precision(values: Values) -> tuple[str, ...]:
+def owned_precision(values: RunValues) -> tuple[str, ...]:
     """Return the precision fields that the other sections state themselves: "model.fp8", say."""
     routed = {(route.owner, route.attribute) for route in ROUTES if route.attribute}
     return tuple(
         f"{section}.{name}"
         for section in ("model", "optimizer", "ddp")
-        for name in getattr(values, section)
+        for name in values.section(section)
         if (section, name) in routed
     )
 
 
-def difference(values: Values, twin: Values) -> Iterator[dict[str, Any]]:
+def difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
     """Yield every field in which two runs differ, and whether it is one of precision."""
     routed = {f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute}
     before, after = _flat(values), _flat(twin)
@@ -91,19 +89,29 @@ def difference(values: Values, twin: Values) -> Iterator[dict[str, Any]]:
             yield {"field": field, "run": one, "twin": two, "precision": precision}
 
 
-def _flat(values: Values) -> dict[str, Any]:
-    sections: dict[str, Mapping[str, Any]] = {name: getattr(values, name) for name in SECTIONS}
+def _flat(values: RunValues) -> dict[str, Any]:
+    sections = {name: _section(values, name) for name in SECTIONS}
     sections[PRECISION] = values.precision.to_dict(full=True) if values.precision is not None else {}
     return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
 
 
-def _text(values: Values, recipe: str, fields: tuple[str, ...]) -> str:
-    """Return the twin as YAML: what other sections say about precision is left to the recipe."""
+def _section(values: RunValues, name: str) -> dict[str, Any]:
+    """Return a section without the folders of checkpoints; that of checkpoints whole, so that the twin can be saved."""
+    section = dict(values.section(name))
+    if name == "checkpoint":
+        from bridge.training.config import CheckpointConfig
+
+        section = dataclasses.asdict(CheckpointConfig()) | section
+    return {key: None if f"{name}.{key}" in FOLDERS else value for key, value in section.items()}
+
+
+def _text(values: RunValues, recipe: str, fields: tuple[str, ...]) -> str:
+    """Return the twin as YAML: the recipe decides what other sections state about precision."""
     import yaml
 
     whole: dict[str, Any] = {PRECISION: recipe}
     for name in SECTIONS:
-        section = {key: value for key, value in getattr(values, name).items() if f"{name}.{key}" not in fields}
+        section = {key: value for key, value in _section(values, name).items() if f"{name}.{key}" not in fields}
         if section:
             whole[name] = section
     if values.target is not None:
@@ -112,18 +120,16 @@ def _text(values: Values, recipe: str, fields: tuple[str, ...]) -> str:
     return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
 
 
-def _plans(values: Values, twin: Values) -> dict[str, Any]:
+def _plans(values: RunValues, twin: RunValues) -> dict[str, Any]:
     """Return how many linear layers compute in FP8 or FP4 in each of the two."""
-    from bridge.plan.precision_plan import precision_plan
-
     counts = {}
     for name, each in (("run", values), ("twin", twin)):
-        low, linears = precision_plan(each.precision, each.model, optimizer=each.optimizer, ddp=each.ddp).linears()
+        low, linears = plan_of(each).linears()
         counts[f"{name}_low_precision_linears"] = f"{low} of {linears}"
     return counts
 
 
-def _proof(path: Path, values: Values, twin: Values, differences: list[dict[str, Any]]) -> str:
+def _proof(path: Path, values: RunValues, twin: RunValues, differences: list[dict[str, Any]]) -> str:
     same = len(_flat(values)) - len(differences)
     counts = _plans(values, twin)
     lines = [

@@ -3,8 +3,46 @@
 Configs are data. Nothing in them is instantiated; every key is checked against the real field of the class it is for.
 """
 
-from bridge.front.compose import compose
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.front.compose import Search, composed
 from bridge.front.container import container
+from bridge.front.loader import run_of
 from bridge.front.main import main
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.training.config import ConfigContainer
+
 __all__ = ["compose", "container", "main"]
+
+
+def compose(
+    overrides: Sequence[str] = (),
+    *,
+    config_path: Path | str,
+    config_name: str = "config",
+    config_dir: Path | str | None = None,
+) -> ConfigContainer:
+    """Return the run that ``python scripts/train.py OVERRIDES`` describes.
+
+    Args:
+        overrides: As on the command line, ``mixed_precision=bf16_mixed`` say.
+        config_path: Folder of the primary config.
+        config_name: The primary config, without ``.yaml``.
+        config_dir: Another folder, as with ``--config-dir``.
+
+    Raises:
+        RunConfigError: Keys, options or values that cannot be used.
+        UnknownRecipeError: No such recipe.
+        PrecisionConfigError: The precision can never be right.
+        RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
+    """
+    extra = Path(config_dir) if config_dir is not None else None
+    search = Search(main=str(Path(config_path).resolve()), extra=extra, config_name=config_name)
+    with composed(search, overrides) as composition:
+        return container(run_of(composition, name=config_name, missing=False))

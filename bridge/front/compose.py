@@ -1,103 +1,160 @@
-"""Composition: overrides and YAML files become one config, checked on the way, with who set what."""
+"""Composition: Hydra makes one config of YAML files, recipes and overrides, and notes which of them set which key."""
 
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import setup_globals
+from hydra.core.utils import JobRuntime, setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from bridge.front.container import check, container
-from bridge.front.errors import COMPOSITION_ERRORS, told
-from bridge.front.origin import COMMAND_LINE, Loader, Origins
+from bridge.errors import RunConfigError
+from bridge.front.errors import COMPOSITION_ERRORS, translated
+from bridge.front.origin import COMMAND_LINE, Layer, Origins, leaves
 from bridge.front.plain import refuse_targets
 from bridge.front.problems import Problems
 from bridge.front.run_folder import register_launch_time
-from bridge.front.search import Search, recipes_from
 from bridge.front.sections import KEYS
-from bridge.front.source import GROUP, register
+from bridge.front.source import GROUP, SCHEME, RecipeSource, recipe_name, register
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from hydra.core.config_loader import ConfigLoader
+    from hydra._internal.config_repository import IConfigRepository
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.default_element import ResultDefault
     from hydra.core.override_parser.types import Override
 
-    from bridge.training.config import ConfigContainer
+    from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["VERSION_BASE", "Composition", "as_hydra_reads", "compose", "composed", "prepared"]
+__all__ = [
+    "JOB",
+    "VERSION_BASE",
+    "Composition",
+    "Loader",
+    "Search",
+    "as_hydra_reads",
+    "composed",
+    "prepared",
+    "retraced",
+]
 
 VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
+JOB = "train"
+"""The job's name where no script is run: `${hydra:job.name}`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The folders that configs are looked up in, and the name of the primary one."""
+
+    main: str
+    """Folder of the primary config, or ``pkg://module``."""
+    extra: Path | None = None
+    """Another folder, of a team's own groups."""
+    config_name: str = "config"
+    """The primary config, without ``.yaml``."""
+
+    def path(self) -> ConfigSearchPath:
+        """Return Hydra's search path."""
+        found = create_config_search_path(self.main)
+        if self.extra is not None:
+            if not self.extra.is_dir():
+                raise RunConfigError.of(
+                    "--config-dir", "there is no such folder", str(self.extra), "Give an existing one."
+                )
+            schema = SearchPathQuery(provider="schema", path=None)
+            found.prepend("command-line", f"file://{self.extra.resolve()}", anchor=schema)
+        return found
+
+    def primary(self, key: str) -> Any:
+        """Return what the primary config itself has under `key`, or None."""
+        found = ConfigRepository(self.path()).load_config(self.config_name)
+        return OmegaConf.select(found.config, key) if found and isinstance(found.config, DictConfig) else None
+
+
+class Loader(ConfigLoaderImpl):
+    """Hydra's loader, which keeps the config that it composed last and the layers that it was composed of."""
+
+    layers: tuple[Layer, ...] = ()
+    recipes: Mapping[str, MixedPrecisionConfig] = MappingProxyType({})
+    last: tuple[Any, DictConfig] | None = None
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Compose; the config that was composed last is returned as it is where Hydra asks for it again."""
+        asked = (config_name, tuple(overrides), run_mode)
+        if self.last is not None and self.last[0] == asked:
+            return self.last[1]
+        whole = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        self.last = (asked, whole)
+        return whole
+
+    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        self.trace(defaults, repo)
+        return super()._compose_config_from_defaults_list(defaults, repo)
+
+    def __getstate__(self) -> dict[str, Any]:  # to the process of a sweep's job, which composes by itself
+        return {**vars(self), "last": None}
+
+    def trace(self, defaults: Iterable[ResultDefault], repository: IConfigRepository) -> None:
+        """Note the layers of a defaults list, and the recipes that the registry made for them."""
+        self.layers = tuple(_layers(defaults, repository))
+        sources = [source for source in repository.get_sources() if isinstance(source, RecipeSource)]
+        self.recipes = {name: recipe for source in sources for name, recipe in source.made.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """A composed config and where it came from."""
+    """A composed config and its history."""
 
     config: DictConfig
-    """The run's config, without Hydra's node."""
+    """The run's config, without Hydra's own node."""
+    loader: Loader
+    """The loader that composed it."""
     origins: Origins
     """Who set its keys."""
     choice: str | None
     """The chosen option of the group `mixed_precision`."""
+    recipe: MixedPrecisionConfig | None
+    """The recipe of that name as the registry made it; None for a YAML file."""
 
     @classmethod
-    def of(cls, config: DictConfig, hydra: DictConfig, loader: ConfigLoader) -> Composition:
-        """Return a config that Hydra composed, with its origins."""
+    def of(cls, config: DictConfig, hydra: DictConfig, loader: Loader) -> Composition:
+        """Return a config that the loader composed, and Hydra's node of it."""
         choice = hydra.runtime.choices.get(GROUP)
-        return cls(config=config, origins=Origins.trace(loader, hydra), choice=choice)
-
-    def container(self) -> ConfigContainer:
-        """Return the run it describes; see `bridge.front.container.container`."""
-        return container(self.config, origins=self.origins, choice=self.choice)
-
-    def check(self) -> None:
-        """Check it without importing Megatron Core; see `bridge.front.container.check`."""
-        check(self.config, origins=self.origins, choice=self.choice)
-
-
-def compose(
-    overrides: Sequence[str] = (),
-    *,
-    config_path: Path | str,
-    config_name: str = "config",
-    config_dir: Path | str | None = None,
-) -> ConfigContainer:
-    """Return the run that ``python scripts/train.py OVERRIDES`` describes.
-
-    Args:
-        overrides: As on the command line, ``mixed_precision=bf16_mixed`` say.
-        config_path: Folder of the primary config.
-        config_name: The primary config, without ``.yaml``.
-        config_dir: Another folder, as with ``--config-dir``.
-
-    Raises:
-        RunConfigError: Keys, options or values that cannot be used.
-        UnknownRecipeError: No such recipe.
-        PrecisionConfigError: The precision can never be right.
-        RecipeSourceError: What `recipes_from` names cannot be loaded.
-    """
-    extra = Path(config_dir) if config_dir is not None else None
-    search = Search(main=str(Path(config_path).resolve()), extra=extra, config_name=config_name)
-    with composed(search, overrides) as composition:
-        return composition.container()
+        origins = _over(Origins.of_layers(loader.layers), hydra)
+        made = loader.recipes.get(recipe_name(f"{GROUP}/{choice}") or "")
+        return cls(config=config, loader=loader, origins=origins, choice=choice, recipe=made)
 
 
 def prepared(search: Search, overrides: Sequence[str]) -> Loader:
-    """Load the recipes that are asked for, refuse overrides of what does not exist, and return what composes.
+    """Load the recipes that are asked for, refuse overrides of unknown sections, and return the loader.
 
     Raises:
         RunConfigError: Overrides that cannot be read, of unknown sections, or of groups with no option's name.
-        RecipeSourceError: What `recipes_from` names cannot be loaded.
+        RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
     """
     version.setbase(VERSION_BASE)
     setup_globals()
@@ -105,40 +162,65 @@ def prepared(search: Search, overrides: Sequence[str]) -> Loader:
     register()
     try:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
-        register(recipes_from(search, parsed))
+        register(_recipes_from(search, parsed))
         loader = Loader(search.path())
         _refuse_unknown(parsed, loader)
     except COMPOSITION_ERRORS as error:
-        raise told(error, overrides) from error
+        raise translated(error, overrides) from error
     return loader
 
 
 @contextmanager
-def composed(search: Search, overrides: Sequence[str], *, sweep: bool = False) -> Iterator[Composition]:
-    """Compose, and keep ``${hydra:...}`` references resolvable inside the block.
+def composed(
+    search: Search, overrides: Sequence[str], *, sweep: bool = False, job_name: str = JOB
+) -> Iterator[Composition]:
+    """Compose once, and keep ``${hydra:...}`` references resolvable inside the block.
 
     Args:
-        search: Where to look.
+        search: The folders and the primary config.
         overrides: As on the command line.
         sweep: Overrides with several values are left out instead of refused.
+        job_name: Hydra's name of the job, and of its log.
 
     Raises:
         BridgeError: As `prepared`, and for options and keys that do not exist.
     """
     loader = prepared(search, overrides)
+    JobRuntime.instance().set("name", job_name)
     mode = RunMode.MULTIRUN if sweep else RunMode.RUN
     try:
         whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
+        if sweep:
+            whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
         _refuse_callbacks(whole)
-        _settle_run_folder(whole, sweep=sweep)
+        _resolve_run_folder(whole, sweep=sweep)
     except COMPOSITION_ERRORS as error:
-        raise told(error, overrides) from error
+        raise translated(error, overrides) from error
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(whole)
     try:
-        yield Composition.of(_without_hydra(whole), whole.hydra, loader)
+        config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+        yield Composition.of(config, whole.hydra, loader)
     finally:
         HydraConfig.instance().cfg = before
+
+
+def retraced(config: DictConfig, hydra: DictConfig) -> Composition:
+    """Return the composition of a config that another loader composed, in the process of a sweep's job say.
+
+    Args:
+        config: The run's config, without Hydra's node.
+        hydra: Hydra's node.
+    """
+    path = ConfigSearchPathImpl()
+    for source in hydra.runtime.config_sources:
+        path.append(source.provider, f"{source.schema}://{source.path}")
+    loader = Loader(path)
+    words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # a word may hold a ${reference}
+    overrides = [*words["hydra"], *words["task"]]
+    defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
+    loader.trace(defaults, loader.repository)
+    return Composition.of(config, hydra, loader)
 
 
 def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
@@ -147,16 +229,39 @@ def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
     return [nulls.get(word, word) for word in overrides]
 
 
+def _recipes_from(search: Search, overrides: Sequence[Override]) -> tuple[str, ...]:
+    """Return what the key `recipes_from` names, on the command line or else in the primary config."""
+    named: Any = search.primary("recipes_from")
+    for override in overrides:
+        if override.key_or_group == "recipes_from":
+            named = None if override.is_delete() else override.value()
+    if OmegaConf.is_config(named):
+        named = OmegaConf.to_container(named)
+    if named is None:
+        return ()
+    names = named if isinstance(named, list) else [named]
+    if not all(isinstance(name, str) for name in names):
+        raise RunConfigError.of(
+            "recipes_from",
+            "must be a module or file, or a list of them",
+            named,
+            "Write recipes_from=acme.recipes or recipes_from=[acme.recipes,lab/recipes.py].",
+        )
+    return tuple(names)
+
+
 def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
     """Refuse overrides of sections and groups that do not exist, and options that are no names, all of them at once."""
-    problems = Problems(Origins(dict.fromkeys((override.key_or_group for override in overrides), COMMAND_LINE)))
+    origins = Origins(by_key=dict.fromkeys((override.key_or_group for override in overrides), COMMAND_LINE))
+    problems = Problems(origins)
     for override in overrides:
         key = override.key_or_group
         section = key.partition(".")[0]
         value = (override.input_line or "").partition("=")[2] if override.is_sweep_override() else override.value()
         if loader.repository.group_exists(key):
-            if isinstance(value, bool | int | float):
-                problems.add(key, f"must be the name of an option, got {value!r}", value)
+            names = value if isinstance(value, list) and value else [value]
+            if any(isinstance(name, bool | int | float | dict) for name in names):
+                problems.add(key, "must be the name of an option", value)
             continue
         if override.is_hydra_override() or section in KEYS:
             continue
@@ -172,7 +277,7 @@ def _refuse_callbacks(whole: DictConfig) -> None:
     problems.raise_any()
 
 
-def _settle_run_folder(whole: DictConfig, *, sweep: bool) -> None:
+def _resolve_run_folder(whole: DictConfig, *, sweep: bool) -> None:
     """Give what a job will know about itself a value, as its interpolations are resolved here."""
     hydra = whole.hydra
     with read_write(hydra), open_dict(hydra):
@@ -181,5 +286,45 @@ def _settle_run_folder(whole: DictConfig, *, sweep: bool) -> None:
             hydra.job.num, hydra.job.id = 0, "0"
 
 
-def _without_hydra(whole: DictConfig) -> DictConfig:
-    return OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+def _over(origins: Origins, hydra: DictConfig) -> Origins:
+    """Return the origins with what the command line set on top."""
+    by_key = dict(origins.by_key)
+    words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
+    groups = set(hydra.runtime.choices)
+    for override in OverridesParser.create().parse_overrides(words["task"]):
+        if override.key_or_group in groups or override.is_sweep_override():
+            continue
+        if override.is_delete():
+            by_key.pop(override.key_or_group, None)
+        else:
+            by_key.update(dict.fromkeys(leaves(override.value(), override.key_or_group), COMMAND_LINE))
+    return Origins(by_key=by_key, order=origins.order, of_recipe=origins.of_recipe)
+
+
+def _layers(defaults: Iterable[ResultDefault], repository: IConfigRepository) -> Iterator[Layer]:
+    """Yield the layers of a defaults list, with the keys that each sets.
+
+    Raises:
+        RunConfigError: A YAML file has the name of a registered recipe, so that one of the two would be ignored.
+    """
+    for default in defaults:
+        path = default.config_path or ""
+        holders = [source for source in repository.get_sources() if source.is_config(path)]
+        if not holders or path.startswith("hydra/") or holders[0].scheme() == "structured":
+            continue
+        recipe = recipe_name(path)
+        others = [source for source in holders if source.scheme() != SCHEME]
+        if recipe and others:
+            raise RunConfigError(
+                f"{path}: is both a registered recipe and a YAML file, got {others[0].full_path()}/{path}.yaml. "
+                "Rename the file; its defaults list can name the recipe to build on."
+            )
+        found = repository.load_config(path)
+        values: Any = OmegaConf.to_container(found.config, resolve=False) if found is not None else {}
+        if isinstance(values, dict):
+            values.pop("defaults", None)
+        yield Layer(
+            origin=f"recipe {recipe}" if recipe else f"{path}.yaml",
+            keys=tuple(leaves(values, default.package or "")),
+            is_recipe=path.startswith(f"{GROUP}/"),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -9,9 +10,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bridge.errors import RunConfigError
 from bridge.front.compose import as_hydra_reads
-from bridge.front.errors import COMPOSITION_ERRORS, told
-from bridge.front.origin import COMMAND_LINE, Origins
+from bridge.front.errors import COMPOSITION_ERRORS, translated
+from bridge.front.origin import COMMAND_LINE, Origins, leaves
 from bridge.front.plain import refuse_targets
+from bridge.front.precision import PRECISION
 from bridge.front.problems import Problems
 from bridge.front.sections import KEYS, OWNERS, SECTIONS
 from bridge.precision.auto import is_auto
@@ -19,24 +21,38 @@ from bridge.registry.registry import REGISTRY
 from bridge.registry.sources import load_recipes_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hydra.core.override_parser.types import Override
 
-__all__ = ["read_config_file"]
+    from bridge.registry.config import MixedPrecisionConfig
 
-PRECISION = "mixed_precision"
+__all__ = ["ConfigFile", "read_config_file"]
+
 RECIPES = "recipes_from"
-KNOWN = tuple(dict.fromkeys((*KEYS, "target")))
 MAPPINGS = (*OWNERS, *SECTIONS)
 
 
-def read_config_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Origins, str | None]:
-    """Return the file's sections, who set their keys, and the recipe chosen for `mixed_precision`, if one is.
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile:
+    """A file's sections after the overrides."""
+
+    whole: dict[str, Any]
+    """Section -> values."""
+    origins: Origins
+    """Who set their keys."""
+    choice: str | None
+    """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
+    recipe: MixedPrecisionConfig | None
+    """That recipe as the registry made it."""
+
+
+def read_config_file(path: Path, overrides: Sequence[str] = ()) -> ConfigFile:
+    """Read a file of sections and write overrides over it.
 
     `mixed_precision` is a recipe's name or a mapping of fields. In a YAML that Megatron Bridge wrote, ``_target_``
-    names what a mapping would be built as; only the data is read, and sections that mean nothing here are left out.
+    names the class that a mapping would be built as; only the data is read, and sections unknown here are left out.
 
     Args:
         path: The file.
@@ -44,20 +60,22 @@ def read_config_file(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[st
 
     Raises:
         RunConfigError: A file, section or override that cannot be used.
-        RecipeSourceError: What `recipes_from` names cannot be loaded.
+        RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
         UnknownRecipeError: No such recipe.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
     except COMPOSITION_ERRORS as error:
-        raise told(error, overrides) from error
+        raise translated(error, overrides) from error
     reading = _Reading(_sections(path), path.name)
-    problems = Problems(Origins(dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))
+    origins = Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE))
+    problems = Problems(origins)
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
         reading.write(override, problems)
     problems.raise_any()
-    layers = [*(f"recipe {name}" for name in REGISTRY.names()), path.name]
-    return reading.whole, Origins(reading.by_key, layers), reading.choice
+    named = f"recipe {reading.recipe.recipe}" if reading.recipe is not None else ""
+    found = Origins(by_key=reading.by_key, order=(named, path.name), of_recipe=frozenset([named] if named else []))
+    return ConfigFile(whole=reading.whole, origins=found, choice=reading.choice, recipe=reading.recipe)
 
 
 class _Reading:
@@ -65,8 +83,9 @@ class _Reading:
 
     def __init__(self, whole: dict[str, Any], name: str) -> None:
         self.whole = whole
-        self.by_key = dict.fromkeys(_leaves(whole, ""), name)
+        self.by_key = dict.fromkeys(leaves(whole, ""), name)
         self.choice: str | None = None
+        self.recipe: MixedPrecisionConfig | None = None
         self._load_recipes()
         self._choose_recipe()
 
@@ -75,21 +94,21 @@ class _Reading:
         key = override.key_or_group
         section, _, field = key.partition(".")
         shown = (override.input_line or "").partition("=")[2]
-        if section not in KNOWN:
-            problems.unknown(key, shown, "no such section", KNOWN, word=section)
+        if section not in KEYS:
+            problems.unknown(key, shown, "no such section", KEYS, word=section)
             return
         if override.is_sweep_override():
-            problems.add(key, f"takes one value, got {shown!r}. Give one.", shown)
+            problems.add(key, "takes one value", shown)
             return
         value = None if override.is_delete() else override.value()
-        if not field and section not in (PRECISION, RECIPES) and not isinstance(value, dict | None):
-            problems.add(key, f"a file has no options to choose from, got {value!r}. Write {key}.FIELD=VALUE.", value)
+        if not field and section in MAPPINGS and not isinstance(value, dict | None):
+            problems.add(key, "a file has no options to choose from", value, f"Write {key}.FIELD=VALUE.")
             return
         self._set(key, value, delete=override.is_delete())
         if section == RECIPES:
             self._load_recipes()
         if key == PRECISION:
-            self.choice = None
+            self.choice = self.recipe = None
             self._choose_recipe()
 
     def _set(self, key: str, value: Any, *, delete: bool) -> None:
@@ -105,14 +124,14 @@ class _Reading:
             holder.pop(last, None)
             return
         holder[last] = value
-        self.by_key.update(dict.fromkeys(_leaves(value, key), COMMAND_LINE))
+        self.by_key.update(dict.fromkeys(leaves(value, key), COMMAND_LINE))
 
     def _load_recipes(self) -> None:
         named = self.whole.pop(RECIPES, None)
         names = [named] if isinstance(named, str) else named or ()
         if not all(isinstance(name, str) for name in names):
-            what = f"must be a module or file, or a list of them, got {named!r}"
-            raise RunConfigError(f"{RECIPES}: {what}. Write {RECIPES}: acme.recipes, say.")
+            rule = "must be a module or file, or a list of them"
+            raise RunConfigError.of(RECIPES, rule, named, f"Write {RECIPES}: acme.recipes, say.")
         load_recipes_from(names)
 
     def _choose_recipe(self) -> None:
@@ -123,11 +142,10 @@ class _Reading:
         if is_auto(name):
             self.whole[PRECISION], self.choice = {}, name
             return
-        self.whole[PRECISION] = REGISTRY.get(name).to_dict()
-        self.choice = name
+        self.recipe, self.choice = REGISTRY.get(name), name
+        self.whole[PRECISION] = self.recipe.to_dict()
         self.by_key.pop(PRECISION, None)
-        origin = f"recipe {REGISTRY.recipe(name).name}"
-        self.by_key.update(dict.fromkeys(_leaves(self.whole[PRECISION], PRECISION), origin))
+        self.by_key.update(dict.fromkeys(leaves(self.whole[PRECISION], PRECISION), f"recipe {self.recipe.recipe}"))
 
 
 def _sections(path: Path) -> dict[str, Any]:
@@ -141,19 +159,19 @@ def _sections(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RunConfigError(f"--config: is no text in UTF-8, got {str(path)!r}. Give a YAML file.") from error
     except yaml.YAMLError as error:
-        raise told(error) from error
+        raise translated(error) from error
     if not isinstance(whole, dict):
-        what = f"must hold sections such as model and mixed_precision, got {type(whole).__name__}"
-        raise RunConfigError(f"--config: {what} ({path}). Give a file of such sections.")
+        rule = "must hold sections such as model and mixed_precision"
+        raise RunConfigError(f"--config: {rule}, got {type(whole).__name__} ({path}). Give a file of such sections.")
     if "_target_" in whole:
-        return {key: value for key, value in _data(whole).items() if key in KNOWN}
-    problems = Problems(Origins(dict.fromkeys(map(str, whole), path.name)))
+        return {key: value for key, value in _data(whole).items() if key in KEYS}
+    problems = Problems(Origins(by_key=dict.fromkeys(map(str, whole), path.name)))
     refuse_targets(whole, "", problems)
     for key, value in whole.items():
-        if key not in KNOWN:
-            problems.unknown(str(key), value, "no such section", KNOWN)
+        if key not in KEYS:
+            problems.unknown(str(key), value, "no such section", KEYS)
         elif key in MAPPINGS and not isinstance(value, dict | None):
-            problems.add(key, f"must be a mapping of fields, got {value!r}. Write {key}.FIELD=VALUE.", value)
+            problems.add(key, "must be a mapping of fields", value, f"Write {key}.FIELD=VALUE.")
     problems.raise_any()
     return whole
 
@@ -169,11 +187,3 @@ def _data(value: Any) -> Any:
     if "_target_" in value and value.get("_args_"):
         return _data(value["_args_"][-1])  # an enum's value; the attribute that getattr reads
     return {str(key): _data(item) for key, item in value.items() if key not in ("_target_", "_call_", "_args_")}
-
-
-def _leaves(value: Any, prefix: str) -> Iterator[str]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif prefix:
-        yield prefix

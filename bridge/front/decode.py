@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from bridge.errors import close_matches, did_you_mean, listed
+from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
 from bridge.precision.dtypes import torch_dtype
 from bridge.precision.fields import coerce
 
@@ -25,7 +25,7 @@ __all__ = ["decode", "decode_fields"]
 SCALARS = {bool: "bool", int: "int", float: "float"}
 
 
-class _NotDataError(ValueError):
+class _NotDataError(WrongValueError):
     """The annotation is of something that plain data cannot describe."""
 
 
@@ -62,10 +62,8 @@ def decode_fields(
                 decoded[name] = functions[name][_choice(value, tuple(functions[name]))]
             else:
                 decoded[name] = decode(value, hints[name])
-        except _NotDataError as error:
-            problems.add(path, f"{error}, got {value!r}. Set it in Python.", value)
-        except ValueError as error:
-            problems.add(path, str(error), value)
+        except WrongValueError as error:
+            problems.add(path, error.rule, value, error.remedy)
     return decoded
 
 
@@ -78,7 +76,7 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
         optional: None is legal; an unquoted ``off`` or ``no`` then means None where a name is expected.
 
     Raises:
-        ValueError: Says what was expected and what was given, as a clause.
+        WrongValueError: It cannot be read as that.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -97,7 +95,8 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
         return torch_dtype(coerce(value, "dtype", text=True))
     if annotation is Any:
         return value
-    raise _NotDataError(f"holds {_spelled(annotation)}, which a configuration cannot describe")
+    rule = f"holds {_spelled(annotation)}, which a configuration cannot describe"
+    raise _NotDataError(rule, value, "Set it in Python.")
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:
@@ -107,14 +106,14 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
         return None
     candidates = [member for member in members if member is not type(None)]
     own = [member for member in candidates if (typing.get_origin(member) or member) is type(value)]
-    refusals: list[ValueError] = []
+    refusals: list[WrongValueError] = []
     for member in [*own, *candidates]:
         try:
             return decode(value, member, optional=optional)
-        except ValueError as error:
+        except WrongValueError as error:
             refusals.append(error)
-    told = [error for error in refusals if not isinstance(error, _NotDataError)]
-    raise (told or refusals)[0]
+    of_data = [error for error in refusals if not isinstance(error, _NotDataError)]
+    raise (of_data or refusals)[0]
 
 
 def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> Any:
@@ -127,7 +126,7 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
     if str(value) in names and not isinstance(value, bool):  # "2" for 2
         return known[names.index(str(value))]
     hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
-    raise ValueError(f"must be one of {', '.join(names)}, got {value!r}. {hint}")
+    raise WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 
 
 def _text(value: Any, *, optional: bool) -> str | None:
@@ -137,15 +136,15 @@ def _text(value: Any, *, optional: bool) -> str | None:
     remedy = "Quote it" if isinstance(value, int | float) else "Give a single value"
     if isinstance(value, bool):
         remedy = "YAML reads an unquoted yes, no, on or off as a switch; quote it"
-    raise ValueError(f"must be text, got {value!r}. {remedy}.")
+    raise WrongValueError("must be text", value, f"{remedy}.")
 
 
 def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"must be a list, got {value!r}. Write [a, b].")  # noqa: TRY004  callers tell ValueErrors
+        raise WrongValueError("must be a list", value, "Write [a, b].")
     if kind is tuple and arguments and Ellipsis not in arguments:
         if len(value) != len(arguments):
-            raise ValueError(f"must have {len(arguments)} items, got {list(value)!r}. Give all of them.")
+            raise WrongValueError(f"must have {len(arguments)} items", list(value), "Give all of them.")
         return tuple(_item(item, annotation, value) for item, annotation in zip(value, arguments, strict=True))
     return kind(_item(item, arguments[0] if arguments else Any, value) for item in value)
 
@@ -153,8 +152,8 @@ def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
 def _item(item: Any, annotation: Any, whole: Any) -> Any:
     try:
         return decode(item, annotation)
-    except ValueError as error:
-        raise ValueError("each item " + str(error).replace(f"got {item!r}", f"got {list(whole)!r}", 1)) from None
+    except WrongValueError as error:
+        raise WrongValueError(f"each item {error.rule}", list(whole), error.remedy) from None
 
 
 def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
@@ -164,7 +163,7 @@ def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
                 return member
     names = [member.name for member in kind]
     hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
-    raise ValueError(f"must be one of {', '.join(names)}, got {value!r}. {hint}")
+    raise WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 
 
 def _spelled(annotation: Any) -> str:

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors, said as this package says things: what, got what, from where, and what to do.
+"""Hydra's and OmegaConf's errors in this package's words: the key, the rule, the value, its origin and the remedy.
 
 Hydra answers a key it does not know with the advice to put a plus sign before it, which here would only turn one wrong
 key into another.
@@ -20,7 +20,7 @@ from bridge.registry.registry import REGISTRY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COMPOSITION_ERRORS", "told"]
+__all__ = ["COMPOSITION_ERRORS", "translated"]
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """What Hydra raises for its user's mistakes."""
@@ -68,15 +68,15 @@ SENTENCES = (
         "The name of an option must be a string. Quote it: GROUP='NAME'.",
     ),
 )
-"""Pattern in Hydra's message -> what is said instead."""
+"""Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than their text."""
 
 
-def told(error: Exception, overrides: Sequence[str] = ()) -> BridgeError:
+def translated(error: Exception, overrides: Sequence[str] = ()) -> BridgeError:
     """Return the error to show instead of `error`; one of our own is returned as it is.
 
     Args:
         error: What Hydra, OmegaConf or the YAML parser raised.
-        overrides: The command line, to tell what was set there.
+        overrides: The command line, to name it as the origin of what was set there.
     """
     if isinstance(error, BridgeError):
         return error

@@ -1,31 +1,36 @@
 """A script's command line: Hydra's flags and overrides, our answers to mistakes, and exit codes.
 
-The config is composed and checked before Hydra starts the job, so that a mistake is told before a run folder is made.
+The config is composed once, and its container is built once, before Hydra starts the job, so that a mistake is reported
+before a run folder is made. Hydra gets the composed config and adds the run folder and the log; a sweep is Hydra's, and
+each of its jobs builds the container of the config that Hydra composed for it.
+
 Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 for a crash, with its traceback. With
 ``HYDRA_FULL_ERROR=1`` every error comes with its traceback.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from hydra._internal.utils import compute_search_path_dir, get_args_parser
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from bridge.errors import BridgeError
-from bridge.front.compose import VERSION_BASE, Composition, as_hydra_reads, composed, prepared
-from bridge.front.errors import COMPOSITION_ERRORS, told
-from bridge.front.search import Search
+from bridge.front.compose import JOB, VERSION_BASE, Search, as_hydra_reads, composed, prepared, retraced
+from bridge.front.container import container
+from bridge.front.errors import COMPOSITION_ERRORS, translated
+from bridge.front.loader import config_folder, decoded_sections, run_of
+from bridge.front.sections import SECTIONS
 from bridge.front.source import register
 
 if TYPE_CHECKING:
@@ -33,12 +38,13 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
+    from bridge.front.compose import Composition
     from bridge.training.config import ConfigContainer
 
 __all__ = ["Job", "main"]
 
 Job = Callable[["ConfigContainer", Path], None]
-"""What a script does with a run and its folder."""
+"""A script's work on a run and its folder."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASH = "Run folder: "
@@ -46,84 +52,120 @@ CRASH = "Run folder: "
 log = logging.getLogger(__name__)
 
 
-def main(job: Job, *, config_path: Path, config_name: str = "config") -> None:
+def main(
+    job: Job,
+    *,
+    config_path: Path,
+    config_name: str = "config",
+    name: str = JOB,
+    words: Sequence[str] | None = None,
+) -> None:
     """Run `job` as the command line says, and end the process with an exit code where that fails.
 
     Args:
         job: Called once per run with its config and its folder.
         config_path: Folder of the primary config.
         config_name: The primary config, without ``.yaml``.
+        name: Hydra's name of the job, and of its log.
+        words: The command line; None: that of the process.
     """
-    sys.argv[1:] = as_hydra_reads(sys.argv[1:])
-    arguments = get_args_parser().parse_args()
-    script = Path(sys.argv[0]).resolve()
-    search = Search(
-        main=compute_search_path_dir(str(script), None, arguments.config_path or str(config_path)) or str(config_path),
-        extra=Path(arguments.config_dir) if arguments.config_dir else None,
-        config_name=arguments.config_name or config_name,
-    )
-    if os.environ.get(FULL_ERROR) == "1":
-        _run(job, arguments, search)
-        return
+    arguments = get_args_parser().parse_intermixed_args(words)
+    arguments.overrides = as_hydra_reads(arguments.overrides)
     try:
-        with _errors_raised():
-            _run(job, arguments, search)
+        search = Search(
+            main=_config_path(arguments.config_path) or str(config_path),
+            extra=Path(arguments.config_dir) if arguments.config_dir else None,
+            config_name=arguments.config_name or config_name,
+        )
+        try:
+            _run(job, arguments, search, name)
+        except COMPOSITION_ERRORS as error:
+            if isinstance(error, BridgeError) or any(
+                note.startswith(CRASH) for note in getattr(error, "__notes__", ())
+            ):
+                raise
+            raise translated(error, arguments.overrides) from error
     except BridgeError as error:
+        if os.environ.get(FULL_ERROR) == "1":
+            raise
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
 
 
-def _run(job: Job, arguments: argparse.Namespace, search: Search) -> None:
-    """Check what was asked for, then let Hydra do it."""
-    if arguments.shell_completion or arguments.experimental_rerun:
+def _config_path(given: str | None) -> str | None:
+    """Return the folder that ``--config-path`` names: here, or else beside the script, as Hydra reads it."""
+    if given is None or "://" in given:
+        return given
+    by_script = Path(sys.argv[0]).resolve().parent / given
+    return str(by_script if by_script.is_dir() and not Path(given).is_dir() else config_folder(given))
+
+
+def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> None:
+    """Do what the flags ask for."""
+    overrides: list[str] = arguments.overrides
+    if arguments.experimental_rerun:
         register()
+        hydra.main(version_base=VERSION_BASE)(_sweep_task(job))()
+    elif arguments.shell_completion or arguments.help or arguments.hydra_help or arguments.info:
+        if arguments.shell_completion:
+            register()
+        else:
+            prepared(search, overrides)
+        arguments.config_path = None  # Hydra would look for it beside this module
+        _run_hydra(arguments, get_args_parser(), _sweep_task(job), search.main, search.config_name)
+    elif arguments.cfg:
+        with composed(search, overrides, job_name=name) as composition:
+            _check(composition)
+            with _started(composition, name) as app:
+                app.show_cfg(search.config_name, overrides, arguments.cfg, arguments.package, arguments.resolve)
+    elif arguments.multirun or _is_multirun(search, overrides):
+        overrides = [*overrides, "hydra.mode=MULTIRUN"]
+        with composed(search, overrides, sweep=True, job_name=name) as composition:
+            _check(composition)
+        with _started(composition, name) as app:
+            app.multirun(search.config_name, _sweep_task(job), overrides)
     else:
-        _check(arguments, search)
-    start = hydra.main(config_path=search.main, config_name=search.config_name, version_base=VERSION_BASE)
+        overrides = [*overrides, "hydra.mode=RUN"]
+        with composed(search, overrides, job_name=name) as composition:
+            _run_once(job, composition, search, overrides, name)
+
+
+def _run_once(job: Job, composition: Composition, search: Search, overrides: list[str], name: str) -> None:
+    """Build the container, then have Hydra make the run folder and the log, and run the job in it."""
+    made = container(run_of(composition, name=search.config_name, missing=False))
     refused: list[BridgeError] = []
-    try:
-        start(_task(job, refused))()
-    except COMPOSITION_ERRORS as error:
-        if any(note.startswith(CRASH) for note in getattr(error, "__notes__", ())):
+
+    def task(_: DictConfig) -> None:
+        run_dir = Path(HydraConfig.get().runtime.output_dir)
+        try:
+            with _own_environment():
+                job(made, Path(made.logging.run_dir or run_dir))
+        except BridgeError as error:
+            refused.append(error)  # raised after Hydra's end, which would add a line of its own
+        except Exception as error:
+            error.add_note(f"{CRASH}{run_dir}")
             raise
-        raise told(error, arguments.overrides) from error
+
+    with _started(composition, name) as app:
+        app.run(search.config_name, task, overrides)
     if refused:
         raise refused[0]
 
 
-def _check(arguments: argparse.Namespace, search: Search) -> None:
-    """Refuse what the run would refuse, without Megatron where nothing is run; only prepare what is listed."""
-    sweep = arguments.multirun or any(word.lower() == "hydra.mode=multirun" for word in arguments.overrides)
-    if arguments.help or arguments.hydra_help or arguments.info:
-        prepared(search, arguments.overrides)
-        return
-    with composed(search, arguments.overrides, sweep=sweep) as composition:
-        if sweep or arguments.cfg:
-            composition.check()
-        else:
-            composition.container()
+def _sweep_task(job: Job) -> Callable[[DictConfig], None]:
+    """Return `job` as Hydra calls it with a config that it composed itself."""
 
-
-def _task(job: Job, refused: list[BridgeError]) -> Callable[[DictConfig], None]:
-    """Return `job` as Hydra calls it; what a single job refuses is put into `refused`."""
-
-    @functools.wraps(job)  # Hydra names the job after the script that defines it
     def task(config: DictConfig) -> None:
         settings: Any = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
         try:
-            composition = Composition.of(config, settings, GlobalHydra.instance().config_loader())
-            container = composition.container()
-            job(container, Path(container.logging.run_dir or run_dir))
+            with _own_environment():
+                made = container(run_of(retraced(config, settings), missing=False))
+                job(made, Path(made.logging.run_dir or run_dir))
         except Exception as error:
             crashed = not isinstance(error, BridgeError)
             if crashed:
                 error.add_note(f"{CRASH}{run_dir}")
-            if settings.mode != RunMode.MULTIRUN and isinstance(
-                error, BridgeError
-            ):  # said after Hydra's end, without a line of its own
-                refused.append(error)
-                return
             if settings.mode == RunMode.MULTIRUN:  # Hydra shows the first failure only, and after the last job
                 log.log(logging.ERROR, "This job failed. %s", error, exc_info=crashed)
             raise
@@ -131,15 +173,40 @@ def _task(job: Job, refused: list[BridgeError]) -> Callable[[DictConfig], None]:
     return task
 
 
+def _check(composition: Composition) -> None:
+    """Refuse what can be refused without Megatron Core: everything but the fields of its classes."""
+    run = run_of(composition, resolve=False)
+    decoded_sections(run, SECTIONS)
+    run.problems.raise_any()
+    if run.precision is not None:
+        run.precision.finalize()
+
+
+def _is_multirun(search: Search, overrides: Sequence[str]) -> bool:
+    """Return whether the command line or the primary config asks for a sweep without the flag."""
+    if any(word.lower().startswith("hydra.mode=") for word in overrides):
+        return any(word.lower() == "hydra.mode=multirun" for word in overrides)
+    return str(search.primary("hydra.mode")).upper() == RunMode.MULTIRUN.name
+
+
 @contextmanager
-def _errors_raised() -> Iterator[None]:
-    """Let errors through that Hydra would print and exit upon; its only switch for that is an environment variable."""
-    before = os.environ.get(FULL_ERROR)
-    os.environ[FULL_ERROR] = "1"
+def _started(composition: Composition, name: str) -> Iterator[Hydra]:
+    """Start Hydra over the loader that composed, which hands it the same config."""
+    app = Hydra(task_name=name, config_loader=composition.loader)
+    GlobalHydra.instance().initialize(app)
+    try:
+        yield app
+    finally:
+        GlobalHydra.instance().clear()
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    """Give a job an environment of its own: the next job of a sweep does not see what it sets."""
+    before = dict(os.environ)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[FULL_ERROR]
-        else:
-            os.environ[FULL_ERROR] = before
+        for key in [key for key in os.environ if key not in before]:
+            del os.environ[key]
+        os.environ.update(before)

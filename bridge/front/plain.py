@@ -37,8 +37,8 @@ def plain(config: DictConfig | Mapping[str, Any], origins: Origins, *, missing: 
         resolved: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         path = error.full_key or "the configuration"
-        what = str(error.msg or error).partition("\n")[0].rstrip(".")
-        text = f"{path}: cannot be resolved: {what} ({origins.of(path)}). Correct the reference."
+        why = str(error.msg or error).partition("\n")[0].rstrip(".")
+        text = f"{path}: cannot be resolved: {why} ({origins.of(path)}). Correct the reference."
         raise RunConfigError(text) from error
     values = {str(key): _without_missing(value) for key, value in resolved.items()}
     problems = Problems(origins)
@@ -53,8 +53,8 @@ def plain(config: DictConfig | Mapping[str, Any], origins: Origins, *, missing: 
 def refuse_targets(value: Any, path: str, problems: Problems) -> None:
     """Add every `_target_` in plain data to the problems."""
     for where, target in _targets(value, path):
-        rule = f"configurations are data, and nothing in them is instantiated, got {target!r}"
-        problems.add(where, f"{rule}. Register a recipe with recipes_from, or set the field's value.", target)
+        rule = "configurations are data, and nothing in them is instantiated"
+        problems.add(where, rule, target, "Register a recipe with recipes_from, or set the field's value.")
 
 
 def _refuse_missing(config: DictConfig, origins: Origins) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a run's configuration, collected so that it is told all at once."""
+"""`Problems`: the faults of a run's configuration, collected so that one error reports all of them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ __all__ = ["Problems"]
 
 
 class Problems:
-    """Collects sentences; each is told with who set the value."""
+    """Collects sentences; each names who set the value."""
 
     def __init__(self, origins: Origins) -> None:
-        self._origins = origins
+        self.origins = origins
         self._sentences: list[str] = []
         self._matches: list[str] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._sentences)
+    def add(self, path: str, rule: str, value: Any, remedy: str = "", matches: Iterable[str] = ()) -> None:
+        """Add one fault.
 
-    def add(self, path: str, clause: str, value: Any, matches: Iterable[str] = ()) -> None:
-        """Add a clause such as ``must be a whole number, got 'abc'`` about the key `path`."""
-        got = f"got {value!r}"
-        fact, _, remedy = clause.partition(got)
-        remedy = remedy.removeprefix(".").strip() or "Give one."
-        remedy += "" if remedy.endswith((".", "?")) else "."
-        self._sentences.append(f"{path}: {fact}{got} ({self._origins.of(path)}). {remedy}")
+        Args:
+            path: The key.
+            rule: A clause: "must be a whole number".
+            value: The value that was found.
+            remedy: One sentence; empty: "Give one."
+            matches: The nearest names that exist.
+        """
+        remedy = remedy or "Give one."
+        end = "" if remedy.endswith((".", "?")) else "."
+        self._sentences.append(f"{path}: {rule}, got {value!r} ({self.origins.of(path)}). {remedy}{end}")
         self._matches.extend(matches)
 
     def unknown(self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None) -> None:
@@ -39,7 +42,7 @@ class Problems:
         known = list(known)
         matches = close_matches(word or path.rpartition(".")[2], known)
         hint = did_you_mean(matches) or (f"There are {', '.join(known)}." if len(known) < 15 else "Remove it.")
-        self.add(path, f"{rule}, got {value!r}. {hint}", value, matches)
+        self.add(path, rule, value, hint, matches)
 
     def raise_any(self) -> None:
         """Raise RunConfigError with everything collected so far, or do nothing."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
     from bridge.training.config import ConfigContainer
 
-__all__ = ["plain_container", "record"]
+__all__ = ["plain_container", "plain_value", "record"]
 
 
 def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) -> None:
@@ -49,10 +49,11 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     precision = sections.pop("mixed_precision")
     sections.pop("precision_choice")  # how it was chosen is in findings.json; this file says what to run
     stated = precision.to_dict() if hasattr(precision, "to_dict") else precision
-    return {"mixed_precision": stated, **{name: _plain(section) for name, section in sections.items()}}
+    return {"mixed_precision": stated, **{name: plain_value(section) for name, section in sections.items()}}
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return a value of a config as plain data."""
     if isinstance(value, enum.Enum):
         return value.value if isinstance(value, str) else value.name
     if value is None or isinstance(value, bool | int | float | str):
@@ -60,10 +61,10 @@ def _plain(value: Any) -> Any:
     if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
         return dtype_token(value)
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain_value(inner) for inner in value]
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value) if not field.name.startswith("_"))
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: plain_value(getattr(value, name)) for name in names}
     return getattr(value, "__name__", None) or repr(value)

@@ -14,15 +14,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, TrainConfig
 
-__all__ = ["BESIDE", "KEYS", "OWNERS", "SECTIONS", "store_sections"]
+__all__ = ["KEYS", "OWNERS", "RUN_KEYS", "SECTIONS", "store_sections"]
 
 SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointConfig, "logging": LoggingConfig}
 """Sections with classes of our own: shown with their defaults."""
 OWNERS = ("model", "optimizer", "ddp")
 """Sections with classes of Megatron Core, which are imported only when a run needs them."""
-BESIDE = ("precision_backend", "target", "silence")
-"""Keys beside the sections that a run takes as they are."""
-KEYS = ("mixed_precision", *BESIDE, *OWNERS, *SECTIONS, "recipes_from")
+RUN_KEYS = ("precision_backend", "target", "silence")
+"""Keys of a run that are no sections."""
+KEYS = ("mixed_precision", *RUN_KEYS, *OWNERS, *SECTIONS, "recipes_from")
 """Every top-level key of a run's config."""
 
 

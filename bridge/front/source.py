@@ -24,6 +24,8 @@ from bridge.registry.sources import load_recipes_from
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
+    from bridge.registry.config import MixedPrecisionConfig
+
 __all__ = ["GROUP", "SCHEME", "RecipeSource", "recipe_name", "register"]
 
 GROUP = "mixed_precision"
@@ -50,15 +52,14 @@ def register(recipes_from: tuple[str, ...] = ()) -> None:
 
 def recipe_name(config_path: str) -> str | None:
     """Return the canonical name of the registered recipe that a config path stands for, or None."""
-    group, _, option = config_path.rpartition("/")
-    name = option.removesuffix(".yaml")
-    return REGISTRY.recipe(name).name if group == GROUP and name in REGISTRY else None
+    name = _option(config_path)
+    return REGISTRY.recipe(name).name if name in REGISTRY else None
 
 
-def _asks_for_a_choice(config_path: str) -> bool:
-    """Return whether a config path stands for ``mixed_precision=auto`` or one of its kinds."""
+def _option(config_path: str) -> str:
+    """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
     group, _, option = config_path.rpartition("/")
-    return group == GROUP and is_auto(option.removesuffix(".yaml"))
+    return option.removesuffix(".yaml") if group == GROUP else ""
 
 
 class RecipeSource(ConfigSource):
@@ -70,6 +71,8 @@ class RecipeSource(ConfigSource):
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
         load_recipes_from(filter(None, self.path.split(os.pathsep)))
+        self.made: dict[str, MixedPrecisionConfig] = {}
+        """Canonical name -> the config that the registry made for this composition."""
 
     def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
         return RecipeSource, (self.provider, self.full_path())
@@ -89,17 +92,16 @@ class RecipeSource(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Return whether the path names a registered recipe, in any of its spellings, or asks for a choice."""
-        return recipe_name(config_path) is not None or _asks_for_a_choice(config_path)
+        return recipe_name(config_path) is not None or is_auto(_option(config_path))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the fields that the recipe states, as plain data."""
+        """Return the fields that the recipe states, as plain data; none for a choice, which is made later."""
         name = recipe_name(config_path)
-        if name is None and _asks_for_a_choice(config_path):  # made where the run is built, on its own machine
-            node = OmegaConf.create({})
-            return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
-        if name is None:
+        if name is None and not is_auto(_option(config_path)):
             raise ConfigLoadError(f"Config not found: {config_path}")
-        node = OmegaConf.create(REGISTRY.get(name).to_dict())
+        if name is not None and name not in self.made:
+            self.made[name] = REGISTRY.get(name)
+        node = OmegaConf.create(self.made[name].to_dict() if name is not None else {})
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:

@@ -105,12 +105,12 @@ class PrecisionConfig(Dumpable):
 
     @property
     def label(self) -> str:
-        """The recipe's name and what was stated beside it: "bf16_mixed, grad_reduce_in_fp32=False"."""
-        beside = [name for name in self.field_names() if not self._sources.get(name, "").startswith("recipe ")]
-        if self.recipe is None:  # a switch that is off says nothing where no recipe turned it on
-            beside = [name for name in beside if name not in MODE_SWITCHES or self._values.get(name)]
-        said = [f"{name}={self._values[name]}" for name in beside if name in self._values]
-        return ", ".join([self.recipe, *said] if self.recipe else said) or "fp32"
+        """The recipe's name and the fields stated over it: "bf16_mixed, grad_reduce_in_fp32=False"."""
+        fields = self.stated_over_recipe
+        if self.recipe is None:  # without a recipe a switch that is off changes nothing
+            fields = tuple(name for name in fields if name not in MODE_SWITCHES or self.stated_values[name])
+        stated = [f"{name}={self.stated_values[name]}" for name in fields]
+        return ", ".join([self.recipe, *stated] if self.recipe else stated) or "fp32"
 
     @property
     def mode(self) -> str:

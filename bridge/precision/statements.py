@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ORIGIN", "Statements"]
 
+_KEPT = ("_values", "_sources", "_aside", "_of_recipe")
+
 
 class _Origin:
     """Read by `dataclasses.replace` on an object: the object itself. On the class: None, the InitVar's default."""
@@ -70,7 +72,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             named = list(given)
             changed = named if origin is None else named[: named.index("_origin")]
             own = vars(self)
-            for kept in ("_values", "_sources", "_aside"):
+            for kept in _KEPT:
                 own[kept] = dict(vars(origin)[kept]) if origin is not None else {}
             own["_recipe"] = origin._recipe if origin is not None else None
             changes = {name: given[name] for name in changed}
@@ -244,11 +246,22 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 self._sources.pop(known, None)
                 self._aside.pop(known, None)
 
-    def _made_by(self, recipe: str) -> None:
-        """Remember the recipe this config came from; what it has stated so far is the recipe's."""
+    def made_by(self, recipe: str) -> None:
+        """Remember the recipe this config came from; every statement so far is the recipe's."""
         vars(self)["_recipe"] = recipe
         for name in self._values:
             self._sources.setdefault(name, f"recipe {recipe}")
+        vars(self)["_of_recipe"] = dict(self._sources)
+
+    @property
+    def stated_over_recipe(self) -> tuple[str, ...]:
+        """Names of the fields that were stated after the recipe, in order of declaration."""
+        own: dict[str, str] = vars(self)["_of_recipe"]
+        return tuple(
+            name
+            for name in self.field_names()
+            if name in self._values and (name not in own or self._sources.get(name) != own[name])
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         if name.startswith("_") or hasattr(type(self), name) or name in type(self).__dataclass_fields__:
@@ -257,10 +270,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         raise UnknownFieldError(_unknown_field(name, type(self)), close_matches(name, self.field_names()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), **{kept: dict(vars(self)[kept]) for kept in ("_values", "_sources", "_aside")}}
+        return {**vars(self), **{kept: dict(vars(self)[kept]) for kept in _KEPT}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({"_aside": {}, **state})
+        vars(self).update({"_aside": {}, "_of_recipe": {}, **state})
 
     def __eq__(self, other: object) -> bool:
         """Compare as Megatron Bridge's dataclass does: by what every field reads as, stated or not."""

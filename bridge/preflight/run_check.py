@@ -10,7 +10,6 @@ from bridge.errors import RunConfigError
 from bridge.preflight.check import Report, check
 from bridge.preflight.setup import ROLES, Setup
 from bridge.preflight.target import Target, parse_target
-from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.versions import installed
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def check_run(
     silenced: Mapping[str, str] | None = None,
     backend: str | None = None,
     origins: Callable[[str], str] | None = None,
-    stated: Mapping[str, Any] | None = None,
+    choice: Choice | None = None,
 ) -> Report:
     """Check a run before anything of it is built.
 
@@ -44,7 +43,7 @@ def check_run(
         silenced: Id of a rule -> why it is silenced.
         backend: te or emulated: what will run low-precision GEMMs.
         origins: Path of a setting -> who set it.
-        stated: Fields stated beside a request for a choice, over those of the chosen recipe.
+        choice: The choice that `auto` was resolved to, where the caller resolved it.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -52,9 +51,7 @@ def check_run(
     """
     sections = {name: _section(run, name) for name in (*ROLES, *_BESIDE)}
     place = target_of(target if target is not None else sections["target"])
-    precision, choice = resolve_precision(sections["mixed_precision"], sections["model"], place)
-    if choice is not None and stated:
-        precision = get_mixed_precision_config(precision).state("command line", **stated)
+    precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
     setup = Setup(
         precision,
         **{role: sections[role] for role in ROLES},
@@ -62,7 +59,7 @@ def check_run(
         environment=os.environ if place.is_detected else None,
         backend=backend or _backend(sections["precision_backend"]),
         origins=origins,
-        choice=choice,
+        choice=choice or made,
     )
     return check(setup, {**_reasons(sections["silence"]), **(silenced or {})})
 

@@ -158,7 +158,7 @@ class Registry:
                 "Return one from the decorated function."
             )
         config = copy.copy(config)  # fresh even where the function hands out one object
-        config._made_by(recipe.name)
+        config.made_by(recipe.name)
         return config
 
     def recipes(self) -> list[Recipe]:

@@ -47,7 +47,8 @@ def test_a_file_that_extends_a_recipe_is_named_for_what_it_states_itself(tmp_pat
     assert config.source_of("fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
     assert config.source_of("fp8_param") == "mixed_precision/mine.yaml"
     assert (config.fp8_param, config.fp8_param_gather) == (False, False)
-    assert config.recipe is None
+    assert config.recipe == "mine"
+    assert config.label == "mine"
 
 
 def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:

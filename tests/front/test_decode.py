@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, WrongValueError
 from bridge.front.container import container
 from bridge.front.decode import decode, decode_fields
 from bridge.front.origin import Origins
@@ -74,7 +74,7 @@ def test_a_value_is_decoded_by_its_annotation(value: Any, annotation: Any, expec
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(value: Any, annotation: Any, clause: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is compared whole
+    with pytest.raises(WrongValueError) as caught:
         decode(value, annotation)
     assert str(caught.value) == clause
 
@@ -88,7 +88,7 @@ def _megatron_classes() -> dict[str, Any]:
 
 @pytest.mark.parametrize("section", ["model", "optimizer", "ddp"])
 def test_every_default_of_megatrons_classes_survives_a_trip_through_plain_data(section: str) -> None:
-    from bridge.front.record import _plain
+    from bridge.front.record import plain_value
 
     owner = _megatron_classes()[section]
     defaults = {
@@ -97,7 +97,7 @@ def test_every_default_of_megatrons_classes_survives_a_trip_through_plain_data(s
         if field.default is not dataclasses.MISSING and field.name[0] != "_" and not callable(field.default)
     }
     problems = Problems(Origins())
-    plain = {name: _plain(value) for name, value in defaults.items()}
+    plain = {name: plain_value(value) for name, value in defaults.items()}
     decoded = decode_fields(plain, owner, section=section, problems=problems)
     problems.raise_any()
     assert decoded == defaults

@@ -94,7 +94,7 @@ def test_an_error_of_the_job_is_one_message_with_its_exit_code(train) -> None:
 
 
 def test_what_megatron_refuses_is_told_with_its_section(refused) -> None:
-    message = refused(*TINY, "model.num_query_groups=3", "model.tensor_model_parallel_size=2")
+    message = refused(*TINY, "model.recompute_granularity=full")
     assert message.startswith("model: Megatron Core refuses these settings (ValueError: ")
     assert message.endswith("). Correct the fields it is about.")
 

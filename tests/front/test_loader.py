@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import BridgeError
-from bridge.front.values import Values, load_values
+from bridge.front.loader import RunValues, load_run
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -36,7 +36,7 @@ def file(tmp_path):
 
 
 def test_the_tree_of_the_training_script_is_composed_as_it_composes_it():
-    values = load_values(["model=gpt_tiny", "mixed_precision=fp16_mixed", "mixed_precision.loss_scale=128"], CONF)
+    values = load_run(["model=gpt_tiny", "mixed_precision=fp16_mixed", "mixed_precision.loss_scale=128"], CONF)
     assert values.model["hidden_size"] == 64
     assert values.ddp["use_distributed_optimizer"] is True  # a reference, resolved
     assert values.precision is not None
@@ -48,7 +48,7 @@ def test_the_tree_of_the_training_script_is_composed_as_it_composes_it():
 
 def test_a_file_takes_the_same_overrides(file):
     words = ["mixed_precision.fp8=e4m3", "model.num_layers=8", "~model.num_attention_heads", "target=b200x64"]
-    values = load_values(words, config_file=file)
+    values = load_run(words, config_file=file)
     assert values.model == {"num_layers": 8, "hidden_size": 64}
     assert values.precision is not None
     assert (values.precision.fp8, values.precision.recipe) == ("e4m3", "bf16_with_fp8_current_scaling_mixed")
@@ -61,15 +61,15 @@ def test_a_file_takes_the_same_overrides(file):
 
 
 def test_a_recipe_on_the_command_line_replaces_the_files(file):
-    values = load_values(["mixed_precision=bf16_mixed"], config_file=file)
+    values = load_run(["mixed_precision=bf16_mixed"], config_file=file)
     assert values.precision is not None
-    assert values.precision.to_dict() == load_values(["mixed_precision=bf16_mixed"], CONF).precision.to_dict()
-    assert load_values(["mixed_precision=null"], config_file=file).precision is None
+    assert values.precision.to_dict() == load_run(["mixed_precision=bf16_mixed"], CONF).precision.to_dict()
+    assert load_run(["mixed_precision=null"], config_file=file).precision is None
 
 
 def test_a_precision_without_a_recipe_is_a_mapping(tmp_path):
     path = written(tmp_path, "mixed_precision: {bf16: true, fp8: hybrid}\nmodel: {num_layers: 2}\n")
-    precision = load_values(config_file=path).precision
+    precision = load_run(config_file=path).precision
     assert precision is not None
     assert (precision.recipe, precision.scheme) == (None, "tensorwise")
     assert precision.source_of("fp8") == "run.yaml"
@@ -80,16 +80,19 @@ def test_auto_is_what_it_comes_to_on_the_declared_target(tmp_path):
     path = written(tmp_path, text)
     large = ("model.num_layers=80", "model.hidden_size=8192", "model.num_attention_heads=64")
     for values in (
-        load_values(["target=v100x8"], config_file=path),
-        load_values(["mixed_precision=auto", "target=v100x8", *large], CONF),
+        load_run(["target=v100x8"], config_file=path),
+        load_run(["mixed_precision=auto", "target=v100x8", *large], CONF),
     ):
         assert values.precision is not None
         assert values.precision.recipe == "fp16_mixed"
-    stated = load_values(["target=v100x8", "mixed_precision.loss_scale=64"], config_file=path).precision
+    stated = load_run(["target=v100x8", "mixed_precision.loss_scale=64"], config_file=path).precision
     assert stated is not None
     assert (stated.recipe, stated.loss_scale) == ("fp16_mixed", 64)
-    with pytest.raises(BridgeError, match="the GPU decides what it is, got 'auto' and no target"):
-        load_values(config_file=path)
+    with pytest.raises(
+        BridgeError,
+        match="no GPU is visible here, got 'auto'. Resolve it on the worker, or declare the target: target=h100x8",
+    ):
+        load_run(config_file=path)
 
 
 def test_what_megatron_bridge_writes_is_read_as_data(tmp_path):
@@ -110,7 +113,7 @@ def test_what_megatron_bridge_writes_is_read_as_data(tmp_path):
         scheduler: {_target_: anything.at.all, lr_decay_style: cosine}
         """,
     )
-    values = load_values(config_file=path)
+    values = load_run(config_file=path)
     assert values.model == {
         "num_layers": 2,
         "activation_func": "torch.nn.functional.silu",
@@ -144,16 +147,16 @@ def test_what_cannot_be_used_is_one_sentence(text, words, message, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(BridgeError) as raised:
-        load_values(words, config_file=path)
+        load_run(words, config_file=path)
     assert message in str(raised.value)
 
 
 def test_values_are_read_without_torch_and_megatron(file):
     code = (
-        "import sys\nfrom bridge.front.values import load_values\n"
-        f"load_values([], config_file={str(file)!r}); load_values(['model=gpt_tiny'], {str(CONF)!r})\n"
+        "import sys\nfrom bridge.front.loader import load_run\n"
+        f"load_run([], config_file={str(file)!r}); load_run(['model=gpt_tiny'], {str(CONF)!r})\n"
         "print([m for m in ('torch', 'megatron', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-    assert Values(precision=None).origin_of("model.x") == "configuration"
+    assert RunValues(precision=None).origin_of("model.x") == "configuration"
