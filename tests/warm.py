@@ -77,7 +77,9 @@ def _all(
         assert server.stdout is not None
         server.stdin.write(json.dumps(requests) + "\n")
         server.stdin.flush()
-        answer = json.loads(server.stdout.readline())
+        line = server.stdout.readline()
+        assert line, f"the warm process ended with exit code {server.wait()}"
+        answer = json.loads(line)
         found = []
         for request, (code, seconds) in zip(requests, answer, strict=True):
             out, err = (Path(request[name]).read_text(encoding="utf-8") for name in ("out", "err"))
@@ -93,7 +95,7 @@ def _server() -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, __file__], cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    atexit.register(process.kill)
+    atexit.register(process.communicate)  # the end of its input ends it
     return process
 
 
