@@ -1,7 +1,7 @@
-"""Measure what Precision Bridge costs: `python scripts/benchmark.py [startup|sync|step|numerics|all] [--json]`.
+"""Measure the cost of Precision Bridge: `python scripts/benchmark.py [startup|sync|step|numerics|all] [--json]`.
 
-Each record says what was measured, how often, and beside what. Machines are noisy: ratios were measured in one run with
-both sides in turn, and medians are quoted.
+Each record names the measurement, its repetitions and its reference. Machines are noisy: ratios were measured in one
+run with both sides in turn, and medians are quoted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 COMMAND = Path(sys.executable).parent / "precision-bridge"
+RECIPES = ("fp8_current", "fp8_delayed", "blockwise", "mxfp8", "nvfp4")
+STEP_GOAL = 1.25
 
 
 def record(name: str, value: float, unit: str, *, goal: str, met: bool, how: str) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def record(name: str, value: float, unit: str, *, goal: str, met: bool, how: str
 
 
 def startup(repeats: int = 9) -> list[dict[str, Any]]:
-    """Measure the cost of importing the compatible module beside that of torch, and of `precision-bridge recipes`."""
+    """Measure the cost of importing the compatible module against that of torch, and of `precision-bridge recipes`."""
     torch_us, bridge_us = [], []
     for _ in range(repeats):
         torch_us.append(_import_microseconds("torch", "torch"))
@@ -68,7 +70,7 @@ def _import_microseconds(modules: str, counted: str) -> int:
     rows = (re.match(r"import time:\s+\d+ \|\s+(\d+) \| (\S+)", line) for line in done.stderr.splitlines())
     microseconds = sum(int(row[1]) for row in rows if row and row[2].partition(".")[0] == counted)
     if not microseconds:
-        raise RuntimeError(f"-X importtime said nothing of {counted}")
+        raise RuntimeError(f"-X importtime has no line on {counted}")
     return microseconds
 
 
@@ -101,7 +103,7 @@ def sync(repeats: int = 300) -> list[dict[str, Any]]:
 
 
 def step(rounds: int = 12, warmup: int = 3) -> list[dict[str, Any]]:
-    """Measure the default run's training step beside a plain PyTorch loop of the same model, data and BF16, in turn."""
+    """Measure the default run's training step against a plain PyTorch loop of the same model and data, in turn."""
     from plain_gpt import PlainStep
 
     seconds: dict[str, list[float]] = {"megatron": [], "plain": []}
@@ -199,11 +201,59 @@ def _take_five_steps(kind: str) -> None:
     print(int(high_water[1]) / 1024 if high_water else "nan")
 
 
-def low_precision() -> list[dict[str, Any]]:
-    """Measure the step in FP8 and FP4 beside BF16."""
-    from benchmark_low_precision import low_precision as measured
+def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
+    """Measure the default run's step for each recipe and return a record each, and one for the telemetry."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    from bridge.front import compose
+    from bridge.megatron.backend import Backend, running
+    from bridge.megatron.process import training_process
+    from bridge.training.config import runtime_config_update
+    from bridge.training.run import build_run
 
-    return measured()
+    def built(recipe: str, process: Any) -> Any:
+        config = compose([f"mixed_precision={recipe}", "precision_backend=emulated"], config_path=HERE.parent / "conf")
+        runtime_config_update(config)
+        run = build_run(config, process)
+        return run, run.batches_of(run.splits.train, start=0)
+
+    first = compose(config_path=HERE.parent / "conf")
+    seconds: dict[str, list[float]] = {name: [] for name in ("bf16_mixed", *RECIPES, "measured")}
+    with ExitStack() as stack:
+        process = stack.enter_context(training_process(first.model, seed=first.train.seed))
+        stack.enter_context(running(Backend(name="emulated")))
+        runs = {name: built(name, process) for name in ("bf16_mixed", *RECIPES)}
+        for index in range(rounds + warmup):
+            for name, (run, source) in runs.items():
+                taken = _timed(run, source)
+                if index >= warmup:
+                    seconds[name].append(taken)
+            run, source = runs["fp8_current"]
+            with run.telemetry.measuring(index + 1):
+                taken = _timed(run, source)
+            if index >= warmup:
+                seconds["measured"].append(taken)
+        interval = first.logging.quantisation_interval
+    how = f"gpt_5m, {rounds} rounds in turn in one process"
+    records = []
+    for name in RECIPES:
+        ratio = _ratio(seconds[name], seconds["bf16_mixed"])
+        title, met = f"training step, {name} / bf16_mixed", ratio <= STEP_GOAL
+        records.append(record(title, ratio, "ratio", goal=f"<= {STEP_GOAL}", met=met, how=how))
+    extra = (_ratio(seconds["measured"], seconds["fp8_current"]) - 1) / interval
+    how = f"{how}, one step of {interval} measured"
+    share = "measuring quantisation, share of the step"
+    return [*records, record(share, extra, "ratio", goal="<= 0.05", met=extra <= 0.05, how=how)]
+
+
+def _timed(run: Any, source: Any) -> float:
+    began = time.perf_counter()
+    run.trainer.step(source)
+    return time.perf_counter() - began
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 SUITES: dict[str, Callable[[], list[dict[str, Any]]]] = {

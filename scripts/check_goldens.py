@@ -69,14 +69,14 @@ def spec_of(record: Record) -> QuantSpec:
 
 
 def from_torch(x: torch.Tensor, spec: QuantSpec) -> Arrays:
-    """Return what `quantise` gives, under the names of the golden file."""
+    """Return the arrays of `quantise`, under the names of the golden file."""
     made = quantise(x, spec)
     found = dict(zip(ARRAYS, (made.codes, made.scale_inv, made.codes_t, made.scale_inv_t), strict=True))
     return {name: tensor.numpy() for name, tensor in found.items() if tensor is not None}
 
 
 def from_reference(x: torch.Tensor, spec: QuantSpec) -> Arrays:
-    """Return what the slow reference gives, brought to the layout of the golden file."""
+    """Return the slow reference's arrays, brought to the layout of the golden file."""
     dtype = str(x.dtype).removeprefix("torch.")
     x_mk = x.reshape(-1, x.shape[-1]).float().numpy()
     found: Arrays = {}
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check(records: list[Record], file: Any, path: str) -> bool:
-    """Check all records with one implementation, print matched / total per recipe, and say whether all matched."""
+    """Check all records with one implementation, print matched / total per recipe, and return whether all matched."""
     total: Counter[str] = Counter()
     matched: Counter[str] = Counter()
     for record in records:

@@ -1,10 +1,10 @@
-"""Train the same model on the same data with several recipes and compare what becomes of it.
+"""Train the same model on the same data with several recipes and compare the losses.
 
     python scripts/compare.py bf16_mixed fp8_current mxfp8
     python scripts/compare.py bf16_mixed "fp8_delayed mixed_precision.fp8_margin=8" --out comparison -- train=smoke
 
 Each recipe is one run of scripts/train.py, with the overrides after it in the same word and those after ``--``. The
-first is the reference. Prints a table, and writes it as ``comparison.json`` and ``comparison.md`` beside a plot.
+first is the reference. Prints a table, and writes it as ``comparison.json`` and ``comparison.md``, with a plot.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def points(folder: Path, kind: str) -> list[tuple[int, float]]:
 
 def table(rows: list[dict[str, object]]) -> str:
     """Return the comparison as Markdown."""
-    lines = ["| recipe | validation loss | beside the first | tokens/s |", "|---|---|---|---|"]
+    lines = ["| recipe | validation loss | against the first | tokens/s |", "|---|---|---|---|"]
     lines += [
         "| {recipe} | {validation_loss:.4f} | {percent:+.2f} % | {tokens_per_second:,.0f} |".format(**row)
         for row in rows

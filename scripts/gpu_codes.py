@@ -1,8 +1,8 @@
 """Codes and scales of Transformer Engine's kernels against `bridge.numerics`: the same bits, for what this GPU runs.
 
 The quantizers are made as Transformer Engine's own modules make them, from the recipe that `te_recipe` gives: so the
-comparison covers the way from a config to the kernel. Scales are compared where they belong to a tile; what
-Transformer Engine pads them with is not looked at. Stochastic rounding has no bits to compare and is switched off.
+comparison covers the path from a config to the kernel. Scales are compared where they belong to a tile; Transformer
+Engine's padding is left out. Stochastic rounding has no bits to compare and is switched off.
 """
 
 from __future__ import annotations

@@ -51,13 +51,13 @@ def linear_records(
 
 
 def compare_results(scheme: str, mine: Results, theirs: Results, plain: Results) -> list[Record]:
-    """Return one record per result: its distance, and that of BF16 beside it."""
+    """Return one record per result: its distance, and that of BF16."""
     records = []
     for name, result in theirs.items():
         distance = relative_distance(mine[name], result)
         about = {"part": "linear", "scheme": scheme, "quantity": name, "distance": distance, "tolerance": TOLERANCE}
-        beside = relative_distance(plain[name], result)
-        records.append({**about, "bf16_distance": beside, "ok": distance <= TOLERANCE})
+        bf16_distance = relative_distance(plain[name], result)
+        records.append({**about, "bf16_distance": bf16_distance, "ok": distance <= TOLERANCE})
     return records
 
 

@@ -1,11 +1,12 @@
-"""Prove on a GPU what the emulation claims on any machine: ``python scripts/gpu_proof.py [PART ...] --out FOLDER``.
+"""Proof on a GPU of the emulation's claims: ``python scripts/gpu_proof.py [PART ...] --out FOLDER``.
 
     codes    Transformer Engine's codes and scales against bridge.numerics, bit for bit, for every scheme this GPU runs
     linear   one linear layer: output and both gradients
     block    a GPT block: loss and gradients, within a stated tolerance
-    steps    training steps of a Llama-3-8B-shaped block beside a hand-written loop: time, overhead, peak memory
+    steps    training steps of a Llama-3-8B-shaped block against a hand-written loop: time, overhead, peak memory
 
-Needs a CUDA GPU, Transformer Engine and Megatron Core. Without them it says so, measures nothing and exits 0.
+Needs a CUDA GPU, Transformer Engine and Megatron Core. Without them it prints what is missing, measures nothing and
+exits 0.
 Exit code 1: something was measured that is not as claimed. 2: arguments that make no sense.
 """
 

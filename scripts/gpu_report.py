@@ -1,4 +1,4 @@
-"""What `gpu_proof.py` measured, as records and as a page of Markdown. It renders values made elsewhere."""
+"""Report of `gpu_proof.py`: its records, and a page of Markdown. It renders values made elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_OVERHEAD = 0.01
 
 
 def failed(record: Record) -> bool:
-    """Return whether a record shows something else than what is claimed."""
+    """Return whether a record contradicts the claim."""
     return not record["ok"]
 
 
@@ -51,7 +51,7 @@ def skipped_record(part: str, scheme: str, missing: list[str]) -> Record:
 
 
 def markdown(about: dict[str, str], records: list[Record]) -> str:
-    """Return a page: where and when it was measured, one table per part, and what it comes to."""
+    """Return a page: where and when it was measured, one table per part, and the verdict."""
     lines = ["# Proof on a GPU", "", *(f"- {name}: {value}" for name, value in about.items())]
     for part, title in PARTS.items():
         mine = [record for record in records if record["part"] == part]

@@ -1,4 +1,4 @@
-"""Training steps of a Llama-3-8B-shaped block: Megatron's through the bridge, beside a loop written by hand.
+"""Training steps of a Llama-3-8B-shaped block: Megatron's through the bridge, against a loop written by hand.
 
 Both run Transformer Engine's layers in the same order under the same recipe, with the same loss and the same optimizer;
 the hand-written loop has nothing else. They take turns within one run, and medians count. What the first takes longer

@@ -1,8 +1,8 @@
-"""The GPT of `conf/model` in plain PyTorch: what a training step costs without Megatron.
+"""The GPT of `conf/model` in plain PyTorch: a training step without Megatron.
 
 Same parameters and the same arithmetic as `bridge.megatron.gpt` builds on one device (RMSNorm, rotary positions, no
 biases, GELU, softmax in FP32, untied output head), trained in BF16 "O2": BF16 weights, FP32 master weights and Adam,
-gradients clipped by their norm, no weight decay for norms. A benchmark times it beside the Megatron step.
+gradients clipped by their norm, no weight decay for norms. A benchmark times it against the Megatron step.
 """
 
 # ruff: noqa: N803, N806 tensors carry their shape in capitals
@@ -33,7 +33,7 @@ class PlainConfig:
     attention: str = "sdpa"
     """sdpa: `F.scaled_dot_product_attention`; explicit: scores, mask, FP32 softmax and values one after the other."""
     sdpa_dtype: torch.dtype = torch.bfloat16
-    """What `sdpa` computes in; float32 is many times faster on a CPU without BF16 instructions."""
+    """Dtype of `sdpa`; float32 is many times faster on a CPU without BF16 instructions."""
 
 
 def rotary_angles(config: PlainConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The only room that imports megatron.core or transformer_engine at run time.
 
-Importing it imports `megatron.core` once, without the warnings it raises about optional packages (Apex, Transformer
-Engine, a CUDA tool chain): what is missing and matters is said by the module that would have used it.
+Importing it imports `megatron.core` once, without its warnings about optional packages (Apex, Transformer Engine, a
+CUDA tool chain). The module that would have used a missing package reports it where it matters.
 """
 
 from __future__ import annotations

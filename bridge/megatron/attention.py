@@ -4,7 +4,7 @@ Megatron's local attention writes the scores to memory and passes over them for 
 the softmax and the cast back; on a CPU that is a third of a small model's step. The fused operator keeps them in cache.
 Its arithmetic is the same where it takes over: causal self-attention with the softmax in FP32, products of 16-bit
 operands accumulated in FP32. One thing differs: where this CPU has no 16-bit GEMM (`bridge.megatron.wide_gemm`), the
-probabilities stay in FP32 on their way into the second product instead of being rounded to 16 bits.
+probabilities enter the second product in FP32 instead of being rounded to 16 bits.
 
 Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to Megatron's implementation.
 """
@@ -59,7 +59,7 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> bool:
-        """Return whether this is the case that the fused operator computes in the same way."""
+        """Return whether the fused operator computes the same result for this call."""
         config, softmax = self.config, self.scale_mask_softmax
         return (
             attention_mask is None

@@ -1,4 +1,4 @@
-"""Who multiplies: Transformer Engine where it works, the emulation where FP8 has no hardware, else Megatron itself."""
+"""Backend of a run's GEMMs: Transformer Engine where it works, the emulation without FP8 hardware, else Megatron."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ BACKENDS = ("auto", "te", "emulated")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """What the linear layers of a run are made of."""
+    """Implementation of a run's linear layers."""
 
     name: str
     """te, emulated, or local: Megatron's own layers in the weights' dtype."""
     notes: tuple[str, ...] = ()
-    """What the run says about the choice, once."""
+    """Sentences about the choice, for the log."""
 
 
 def choose_backend(requested: str, config: Any, environment: Environment | None = None) -> Backend:
@@ -44,14 +44,14 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     Args:
         requested: One of `BACKENDS`; auto is Transformer Engine where it works, else the emulation.
         config: A `TransformerConfig`.
-        environment: What `read_environment` returned: the variables that change what Transformer Engine does.
+        environment: Result of `read_environment`: the variables that change Transformer Engine's arithmetic.
 
     Raises:
         RunConfigError: There is no such backend, or every layer is to stay in BF16.
         BackendUnavailableError: `te` was asked for and something is missing, or the emulation cannot do what the
             config asks for.
         PrecisionConfigError: A scaling scheme or format that does not exist, or a variable of the environment that
-            makes the run something else than the config says.
+            contradicts the config.
     """
     if requested not in BACKENDS:
         hint = did_you_mean(close_matches(str(requested), BACKENDS)) or "Choose one of them."
@@ -80,14 +80,14 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
 
 
 def _te_notes(config: Any, environment: Environment) -> list[str]:
-    """Return the recipe Transformer Engine gets and what the environment adds; refuse what contradicts the config."""
+    """Return sentences on Transformer Engine's recipe and variables; refuse a variable that contradicts the config."""
     recipe = te_recipe(config, environment)
     if recipe is None:
         return []
     findings = environment_findings(recipe, environment)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
-        raise PrecisionConfigError("The environment makes this run something else than its config says:", errors)
+        raise PrecisionConfigError("The environment contradicts the config of this run:", errors)
     return [f"Recipe: {recipe}.", *recipe.notes, *set_lines(environment), *map(str, findings)]
 
 

@@ -1,4 +1,4 @@
-"""What each kind of tensor of a run really is, read from the live objects and not from any config."""
+"""Census of a run's tensors: the dtype and size of each kind, read from the live objects and not from any config."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
 
 
 def take_census(model: list[Any], optimizer: Any, activations: Activations) -> tuple[CensusRow, ...]:
-    """Return what every kind of tensor is after a training step.
+    """Return the dtypes and sizes of every kind of tensor after a training step.
 
     Args:
-        model: What `build_gpt` returned.
-        optimizer: What `build_optimizer` returned.
-        activations: What `watch_activations` saw during the step.
+        model: The result of `build_gpt`.
+        optimizer: The result of `build_optimizer`.
+        activations: The record of `watch_activations` during the step.
     """
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
     rows = [
@@ -136,7 +136,7 @@ def _reduction(model: list[Any]) -> list[CensusRow]:
 
 
 def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
-    """Return what the optimizer steps on: copies (or shards of copies), or the parameters' own memory."""
+    """Return the tensors that the optimizer steps on: copies (or shards of copies), or the parameters' own memory."""
     own_memory = {p.untyped_storage().data_ptr() for p in parameters if not isinstance(p, StoredWeight)}
     themselves: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 LATEST = "latest_checkpointed_iteration.txt"
 """File with the number of the newest complete checkpoint, Megatron's name."""
 SHARDING: dict[str, Any] = {
-    "distrib_optim_sharding_type": "fully_reshardable",  # the default cannot be loaded, dp_reshardable loses the step
+    "distrib_optim_sharding_type": "fully_reshardable",  # the default cannot be loaded, dp_reshardable drops the step
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
 }
@@ -56,7 +56,7 @@ class Position:
     iteration: int = 0
     consumed_samples: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the caller had stored with the checkpoint."""
+    """Values that the caller stored with the checkpoint."""
 
 
 def latest_iteration(folder: Path) -> int | None:
@@ -101,7 +101,7 @@ def _layout() -> dict[str, int | None]:
 
 
 def _identity(trainer: Trainer) -> dict[str, Any]:
-    """Return what must be equal between a checkpoint and the run that resumes it."""
+    """Return the settings that must be equal between a checkpoint and the run that resumes it."""
     config = trainer.config
     return {
         **{f"model.{name}": getattr(config, name) for name in _SHAPE},
@@ -147,7 +147,7 @@ def _chunks(trainer: Trainer) -> dict[str, Any]:
 
 
 def _sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: bool) -> dict[str, Any]:
-    """Return the run's state, with tensors marked by where they belong in the whole."""
+    """Return the run's state, with tensors marked by their place in the whole."""
     metadata = {**SHARDING, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
     for updates in delayed_updates(trainer.model):
         updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
@@ -219,7 +219,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
 
     Args:
         trainer: Gets the checkpoint's state.
-        folder: What an earlier run saved to.
+        folder: The folder that an earlier run saved to.
 
     Returns:
         How far that run had come.
@@ -251,7 +251,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
         loaded = dist_checkpointing.load(state, str(source))
     except (CheckpointingException, KeyError, OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({error}). Is it complete?") from error
-    with unrecorded(trainer.model):  # what a checkpoint holds is no new weight
+    with unrecorded(trainer.model):  # the weights of a checkpoint are no new ones
         for name, chunk in _chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
     _with_step(loaded["optimizer"])
@@ -269,7 +269,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
-    """Leave delayed scaling's state out of what is loaded where a checkpoint of another precision has none.
+    """Leave delayed scaling's state out of the load where a checkpoint of another precision has none.
 
     Returns:
         Whether it was left out: scales then begin at 1, as in a fresh run.

@@ -35,13 +35,13 @@ SCAN_TOKENS = 2**28
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
-    """A ``.bin``/``.idx`` pair on disk and what its ids mean."""
+    """A ``.bin``/``.idx`` pair on disk and its vocabulary."""
 
     prefix: str
     """Path without the suffix."""
     vocab_size: int
     name: str
-    """What it is, for people."""
+    """Name for people."""
     index_dir: Path
     """Where Megatron keeps the sample indices it builds for it."""
 
@@ -111,7 +111,7 @@ def _existing_prefix(path: str | None) -> Path | None:
 
 
 def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
-    """Check an existing pair against the vocabulary it is said to have."""
+    """Check an existing pair against its stated vocabulary."""
     if vocab_size is None:
         raise DataError(
             f"data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer has, got None "

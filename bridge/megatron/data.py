@@ -27,7 +27,7 @@ COUNT_TOKENS = 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What `GPTDataset` asks a tokenizer for, without a tokenizer: the text is ids already."""
+    """Vocabulary in place of the tokenizer that `GPTDataset` asks for: the text is ids already."""
 
     vocab_size: int
     eod: int = END_OF_DOCUMENT
@@ -61,7 +61,7 @@ def build_splits(
     """Build (or read back from the cache) the sample indices; a collective call.
 
     Args:
-        corpus: What `open_corpus` returned.
+        corpus: The result of `open_corpus`.
         seq_length: Tokens per sample.
         split: Parts of the documents for training, validation and test, "90,5,5".
         seed: Seed of the sample order.
@@ -177,7 +177,7 @@ def unigram_entropy(splits: Splits, vocab_size: int) -> float:
     """Return the loss of the best model without context, in nats per token of the validation split.
 
     It is the cross-entropy of the validation tokens under the token frequencies of the training split (each count plus
-    one, so that an unseen token costs a finite amount): what a model reaches that has learnt how often each token
+    one, so that an unseen token costs a finite amount): the loss of a model that has learnt how often each token
     occurs and nothing else. Without validation, the training split's own entropy. At most `COUNT_TOKENS` of each split
     are counted.
     """

@@ -1,4 +1,4 @@
-"""The CPU device shim: lets Megatron Core, which says "cuda" in many places, run on a machine without one.
+"""CPU device shim: runs Megatron Core, which asks for "cuda" in many places, on a machine without it.
 
 Megatron creates tensors with ``device="cuda"``, asks ``tensor.type()`` for ``torch.cuda.FloatTensor``, keeps its random
 number states in CUDA generators and opens ``torch.autocast("cuda")``. Each row of `patches()` replaces one callable in
@@ -30,7 +30,7 @@ _undo: list[Callable[[], None]] = []
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:
-    """One callable of torch or Megatron and what takes its place."""
+    """One callable of torch or Megatron and its replacement."""
 
     owner: Any
     name: str
@@ -39,7 +39,7 @@ class Patch:
     needed_by: str
     """A place in megatron/core that would not work (0.16.1 line numbers)."""
     without: str
-    """What happens if this row is left out."""
+    """The failure without this row."""
 
 
 def has_cuda() -> bool:
@@ -232,7 +232,7 @@ def patches() -> tuple[Patch, ...]:
 
 
 def _apply(patch: Patch) -> Callable[[], None]:
-    """Make one replacement; return what takes it back."""
+    """Make one replacement; return the function that takes it back."""
     own = vars(patch.owner).get(patch.name, _ABSENT)
     setattr(patch.owner, patch.name, patch.replace(getattr(patch.owner, patch.name)))
     if own is _ABSENT:

@@ -27,12 +27,12 @@ __all__ = ["GPTConfig", "build_gpt", "padded_vocab_size", "parameter_count", "ru
 logger = logging.getLogger(__name__)
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
-"""Names that `activation_func` accepts besides a function."""
+"""Names that `activation_func` accepts as well as a function."""
 
 
 @dataclass
 class GPTConfig(TransformerConfig):  # type: ignore[misc]  # Megatron is untyped
-    """`TransformerConfig` with what `GPTModel` takes besides it, under Megatron's names."""
+    """`TransformerConfig` with the further arguments of `GPTModel`, under Megatron's names."""
 
     vocab_size: int | None = None
     """Tokens of the vocabulary before padding; None: the data's."""
@@ -146,10 +146,10 @@ def build_gpt(config: Any, ddp: Any, where: torch.device, *, backend: str = "loc
     """Build this rank's part of the model.
 
     Args:
-        config: What `run_config` returned. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
+        config: The result of `run_config`. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
         ddp: A `DistributedDataParallelConfig`.
         where: Device of the parameters.
-        backend: te, emulated or local: what the linear layers are made of.
+        backend: te, emulated or local: the implementation of the linear layers.
 
     Returns:
         One `DistributedDataParallel` module per model chunk, as Megatron's schedules take them: several under

@@ -1,4 +1,4 @@
-"""Which modules a layer is made of: Transformer Engine's where they work, Megatron's local ones elsewhere."""
+"""Layer specs: Transformer Engine's modules where they work, Megatron's local ones elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron's optimizer and learning-rate schedule, with what exact resuming and a CPU need on top."""
+"""Megatron's optimizer and learning-rate schedule, with additions for exact resuming and for a CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
 
     Args:
         config: An `OptimizerConfig`, already synchronised with the precision recipe.
-        model: What `build_gpt` returned.
+        model: The result of `build_gpt`.
     """
     with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
         warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")
@@ -114,7 +114,7 @@ def build_scheduler(
 
     Args:
         config: The `OptimizerConfig` with lr, min_lr and weight_decay.
-        optimizer: What `build_optimizer` returned.
+        optimizer: The result of `build_optimizer`.
         warmup_iters: Steps of linear warm-up from zero.
         decay_iters: Steps after which the rate is min_lr.
         decay_style: Megatron's name of the schedule.

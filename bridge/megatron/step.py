@@ -27,7 +27,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     loss: float
     """Mean over the global batch, in nats per token; the same on every rank."""

@@ -1,6 +1,6 @@
-"""What quantisation does to the operands of a run: measured in the layers, every so many steps.
+"""Quantisation error of a run's operands, measured in the layers every so many steps.
 
-Of each emulated layer the row-wise copies of input, weight and grad_output are compared with what they were made from,
+Of each emulated layer the row-wise copies of input, weight and grad_output are compared with their sources,
 in the first micro-batch of a measured step; the numbers are of this rank's shard. A stored weight is compared with its
 master where this rank holds all of it. Nothing is drawn or changed: a measured step trains as any other.
 """
@@ -92,7 +92,7 @@ class Telemetry:
 
     @contextmanager
     def measuring(self, step: int) -> Iterator[None]:
-        """Measure what is quantised in a ``with`` block, and with it the stored weights as they are before it."""
+        """Measure the operands that are quantised in a ``with`` block, and the stored weights as they are before it."""
         for layer, where in self._layers:
             layer.observer = _Observer(step, where, self.rows)
             if isinstance(layer.weight, StoredWeight):

@@ -1,9 +1,9 @@
 """16-bit matrix multiplication on a CPU that has no fast one.
 
 Without AVX-512 (or an Arm core with BF16) PyTorch multiplies 16-bit matrices with a scalar loop, thirty to fifty times
-slower than FP32. There is an exact way round it, and it is what the hardware units do:
+slower than FP32. There is an exact alternative, and the hardware units do the same:
 
-1. widen both operands to FP32; every BF16 and FP16 value is an FP32 value, so nothing is lost;
+1. widen both operands to FP32; every BF16 and FP16 value is an FP32 value, so this is exact;
 2. multiply in FP32. The product of two BF16 values has at most 16 significant bits and of two FP16 values 22, so each
    product is exact in FP32 (24 bits) and only the sum rounds, as in a 16-bit GEMM with FP32 accumulation;
 3. round the result once to the 16-bit type. Above its range it becomes infinite, so FP16 loss scaling sees overflows.

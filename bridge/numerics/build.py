@@ -35,11 +35,11 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-t
 """No -ffast-math: it reorders additions and flushes subnormals to zero for the whole process."""
 
 THREADS = (("-fopenmp",), ())
-"""What to try for threads, best first."""
+"""Compiler flags for threads, best first."""
 
 
 class Build:
-    """The library's way from source to loaded, shared by all threads of a process."""
+    """Compilation and loading of the library, shared by all threads of a process."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
@@ -77,21 +77,21 @@ class Build:
         self._thread.start()
 
     def _compile(self, compiler: str, target: Path) -> None:
-        said = ""
+        fault = ""
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 for threads in THREADS:
                     made = Path(folder) / f"kernel{len(threads)}.so"
-                    said = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", f"{made}.o"])
-                    said = said or _run([compiler, "-shared", f"{made}.o", "-o", str(made), *_runtime(threads)])
-                    if not said:
+                    fault = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", f"{made}.o"])
+                    fault = fault or _run([compiler, "-shared", f"{made}.o", "-o", str(made), *_runtime(threads)])
+                    if not fault:
                         made.replace(target)
                         break
         except OSError as error:
-            said = str(error)
-        if said:
-            self._fail(f"{compiler} failed: {said}")
+            fault = str(error)
+        if fault:
+            self._fail(f"{compiler} failed: {fault}")
         elif self._load(target):
             _log.info("The quantisation kernel is ready: %s", target)
 
@@ -109,7 +109,7 @@ class Build:
 
 
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept: the user's cache folder, or a temporary one where that is read-only."""
+    """Return the folder of compiled kernels: the user's cache folder, or a temporary one where that is read-only."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "precision-bridge"
     try:
@@ -134,7 +134,7 @@ def _runtime(threads: tuple[str, ...]) -> list[str]:
 
 
 def _run(command: list[str]) -> str:
-    """Run a compiler; return what it complained about, an empty string where it succeeded."""
+    """Run a compiler; return its complaint, an empty string where it succeeded."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (a fixed command line)
     if done.returncode == 0:
         return ""

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""What quantisation did to one tensor: how much was lost, and where.
+"""Quantisation error of one tensor: noise, underflow and saturation.
 
     noise     x - dequantised(x)
     SQNR      10 log10(sum x^2 / sum noise^2), in dB: 6 dB are one bit
@@ -28,7 +28,7 @@ __all__ = ["QuantisationError", "quantisation_error"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantisationError:
-    """What quantisation did to one tensor."""
+    """Quantisation error of one tensor."""
 
     amax: float
     """Largest magnitude before quantisation; NaN does not count."""
@@ -46,8 +46,8 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> Quantis
     """Compare an operand with the matrix it was made from.
 
     Args:
-        source_MK: What was quantised.
-        operand: What became of it, not Hadamard-transformed.
+        source_MK: The matrix before quantisation.
+        operand: The matrix after quantisation, not Hadamard-transformed.
     """
     factor = operand_factor(operand)
     most = math.inf if operand.scale is None else operand.spec.element.max / operand.scale
@@ -55,7 +55,7 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> Quantis
     for start, end in chunk_rows(source_MK, 1):
         x = source_MK[start:end].float()
         values = operand.values[start:end]
-        lost = values == 0
+        vanished = values == 0
         noise = x - values.float().mul_(factor)
         magnitude = x.abs()
         sums += torch.stack(
@@ -63,7 +63,7 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> Quantis
                 x.square_().sum(dtype=torch.float64),
                 noise.square_().sum(dtype=torch.float64),
                 (magnitude != 0).sum().double(),
-                ((magnitude != 0) & lost).sum().double(),
+                ((magnitude != 0) & vanished).sum().double(),
                 ((magnitude > most) | magnitude.isinf()).sum().double(),
             ]
         ).cpu()

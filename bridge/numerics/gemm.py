@@ -16,12 +16,12 @@ Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446, common
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from bridge.numerics.scaling import fp32
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import GEMMS
 
@@ -32,31 +32,27 @@ __all__ = ["multiply", "operand_factor", "output_factor"]
 
 _LARGEST = FORMATS["e2m1"].max * FORMATS["e4m3"].max
 """Largest code of NVFP4 times its largest block scale."""
-_NVFP4 = ctypes.c_float(1.0 / _LARGEST**2).value
+_NVFP4 = fp32(1.0 / _LARGEST**2)
 
 
 def output_factor(left: GemmOperand, right: GemmOperand) -> float:
-    """Return what the FP32 sums are multiplied by, an FP32 number."""
-    factor = _fp32(left.factor * right.factor)
+    """Return the factor of the FP32 sums, an FP32 number."""
+    factor = fp32(left.factor * right.factor)
     if left.spec.scheme == "nvfp4":
-        factor = _fp32(factor * _NVFP4)
+        factor = fp32(factor * _NVFP4)
     return factor
 
 
 def operand_factor(operand: GemmOperand) -> float:
-    """Return what one operand's values are multiplied by to be the dequantised tensor."""
-    return _fp32(operand.factor / _LARGEST) if operand.spec.scheme == "nvfp4" else operand.factor
-
-
-def _fp32(x: float) -> float:
-    return ctypes.c_float(x).value
+    """Return the factor that makes an operand's values the dequantised tensor."""
+    return fp32(operand.factor / _LARGEST) if operand.spec.scheme == "nvfp4" else operand.factor
 
 
 def multiply(gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
     """Run fprop, dgrad or wgrad and return its result in BF16.
 
     Args:
-        gemm: a row of `GEMMS`, which says what is transposed.
+        gemm: a row of `GEMMS`, which names the transposed operands.
         left: the operand with the result's first axis.
         right: the operand with the result's last axis.
 

@@ -7,7 +7,7 @@ on, FP32 has the step 2^(k-23), so with k = E - m + 23
     rounded = (|x| + 2^k) - 2^k
 
 is |x| rounded to nearest, ties to even, because 2^k is an even multiple of q. The addition must not be simplified away,
-which is why the C kernel is never compiled with -ffast-math. On the way:
+which is why the C kernel is never compiled with -ffast-math. The steps:
 
 1. saturate first: |x| = min(|x|, max). Values above the maximum and infinity become it, as `cvt.satfinite` has it;
 2. work on magnitudes and put the sign back, or -0.0 and small negatives would come out as +0.0;
@@ -104,7 +104,7 @@ def encode(x: torch.Tensor, element: Format) -> torch.Tensor:
 
 @lru_cache
 def code_values(element: Format) -> tuple[float, ...]:
-    """Return what each code of a format stands for, code 0 first."""
+    """Return the value of each code of a format, code 0 first."""
     sign_bit = 1 << (element.bits - 1) if element.signed else 0
     top = (1 << element.exponent_bits) - 1
     values = []

@@ -37,13 +37,13 @@ __all__ = ["LinearCall", "Observer", "ScaledLinearFunction", "WeightCache", "sca
 
 
 class Observer(Protocol):
-    """Sees every operand and every GEMM; for telemetry and for the audit of what ran."""
+    """Observer of every operand and every GEMM, for telemetry and for the audit."""
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Take note of an operand and the high-precision matrix it was made from. Keep neither."""
+        """Observe an operand and the high-precision matrix it was made from. Keep neither."""
 
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
-        """Take note of a GEMM (fprop, dgrad, wgrad) about to run."""
+        """Observe a GEMM (fprop, dgrad, wgrad) about to run."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -146,7 +146,7 @@ class ScaledLinearFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: LinearCall
     ) -> torch.Tensor:
-        """Compute y = x w^T + bias and keep what the backward pass needs."""
+        """Compute y = x w^T + bias and keep the operands of the backward pass."""
         x_MK = as_matrix(x)
         spec = call.precision.spec("input")
         x_row = call.operand(x_MK, "input")
@@ -230,11 +230,11 @@ def scaled_linear(
         reduce_input_amax: maxes the input's amax over the ranks that hold parts of it.
         reduce_grad_amax: the same for the gradient of the output.
         generator: where stochastic rounding draws its seeds; None is torch's default generator.
-        observer: is shown every operand and GEMM.
+        observer: gets every operand and GEMM.
         after_backward: called once the backward pass of this call is done.
 
     Returns:
-        (..., N) in the dtype of x. What becomes of NaN and infinity is in `quantise`'s table: NaN reaches the result in
+        (..., N) in the dtype of x. `quantise` has a table of NaN and infinity: NaN reaches the result in
         all FP8 schemes, infinity saturates as it does in Transformer Engine.
 
     Raises:

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""The C kernel: what it is asked to do, and which tensors it takes.
+"""The C kernel: its calls, and the tensors it takes.
 
 `BRIDGE_NUMERICS` chooses: `auto` (default) uses the C kernel as soon as it is compiled, `native` waits for it and fails
 without it, `torch` never uses it. All give the same bits; only the speed differs.
@@ -134,12 +134,12 @@ def _arguments(todo: TilePass, tile: tuple[int, int], dtype: torch.dtype) -> _Pa
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which implementation runs, and who chose it; for reports."""
+    """The implementation that runs, and the source of the choice; for reports."""
 
     choice: str
     """auto, native or torch."""
     where: str
-    """Who chose."""
+    """Source of the choice."""
 
 
 _build = Build()
@@ -198,7 +198,7 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
 
 
 def load(*, wait: bool) -> Kernel | None:
-    """Return the kernel, compiling it first where it has to be; None while that is under way, or impossible."""
+    """Return the kernel, compiling it first where necessary; None during compilation, or where it is impossible."""
     global _kernel  # noqa: PLW0603  (one library per process)
     if _kernel is None and (library := _build.library(wait=wait)) is not None:
         _kernel = Kernel(library)

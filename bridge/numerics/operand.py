@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and one factor for the result.
 
-Everything a low-precision tensor can hold is a BF16 number, so nothing is lost by multiplying in BF16:
+Everything a low-precision tensor can hold is a BF16 number, so multiplying in BF16 is exact:
 
 | scheme               | operand value        | significant bits | factor on the result                    |
 |----------------------|----------------------|------------------|-----------------------------------------|
@@ -9,27 +9,27 @@ Everything a low-precision tensor can hold is a BF16 number, so nothing is lost 
 | blockwise, mxfp8     | code * 2^e           | at most 4        | 1 (or a power of two, see below)        |
 | nvfp4                | code * S_dec (E4M3)  | at most 2 + 4    | amax, and 1 / (6 * 448)^2 for both      |
 
-BF16 ends at 2^128 and loses precision below 2^-126. Block scales reach from 2^-127 to 2^127 and would leave it at both
+BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127 and would leave it at both
 ends, so a tensor with scales out there is multiplied by a power of two (`shift_for`) that is taken out again on the
-result. A tensor that lives at *both* ends, more than 2^200 apart, keeps its large values and loses the tiny ones.
+result. A tensor that lives at *both* ends, more than 2^200 apart, keeps its large values and drops the tiny ones.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from bridge.numerics import backend
-from bridge.numerics.quantise import AmaxReduction, draw_seed, measured_amax, tensor_scale, tile_rule
+from bridge.numerics.quantise import AmaxReduction, draw_seed, measured_amax, tensor_scale, tile_pass
 from bridge.numerics.scaling import reciprocal
-from bridge.numerics.tiles import TilePass, TileResult
 
 if TYPE_CHECKING:
     from bridge.numerics.quantised import Quantised
     from bridge.numerics.spec import QuantSpec
+    from bridge.numerics.tiles import TileResult
     from bridge.precision.formats import Format
 
 __all__ = ["GemmOperand", "make_operand", "shift_for", "stored_operand"]
@@ -46,9 +46,9 @@ class GemmOperand:
     values: torch.Tensor
     """(M, K) BF16, in the axes of the tensor itself."""
     factor: float
-    """What the result is multiplied by, an FP32 number."""
+    """Factor of the result, an FP32 number."""
     amax: float | None
-    """Largest magnitude of what was quantised; None for stored codes."""
+    """Largest magnitude before quantisation; None for stored codes."""
     scale: float | None = None
     """The factor the whole tensor went in with; None where tiles have their own, or codes were stored."""
 
@@ -110,25 +110,12 @@ def _run(
     *,
     measure: bool,
 ) -> tuple[TileResult, float]:
-    def attempt(shift: float) -> TileResult:
-        todo = TilePass(
-            element=spec.element,
-            tile=spec.tile(columnwise),
-            rule=tile_rule(spec),
-            scale=scale,
-            power_of_two_scale=spec.power_of_two_scale,
-            eps=spec.eps,
-            seed=seed,
-            shift=shift,
-            measure=measure,
-        )
-        return backend.run(x_MK, todo)
-
-    result = attempt(1.0)
+    todo = replace(tile_pass(spec, columnwise, scale, seed), measure=measure)
+    result = backend.run(x_MK, todo)
     if spec.whole_tensor or spec.scheme == "nvfp4":
         return result, 1.0
     shift = shift_for(result.smallest, result.largest, spec.element)
-    return (result, shift) if shift == 1.0 else (attempt(shift), shift)
+    return (result, shift) if shift == 1.0 else (backend.run(x_MK, replace(todo, shift=shift)), shift)
 
 
 def shift_for(smallest: float, largest: float, element: Format) -> float:

@@ -20,6 +20,7 @@ Shapes: M rows (all leading axes together), K columns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,7 @@ from bridge.numerics.tiles import TilePass, TileResult
 if TYPE_CHECKING:
     from bridge.numerics.spec import QuantSpec
 
-__all__ = ["AmaxReduction", "as_matrix", "draw_seed", "measured_amax", "quantise", "tensor_scale", "tile_rule"]
+__all__ = ["AmaxReduction", "as_matrix", "draw_seed", "measured_amax", "quantise", "tensor_scale", "tile_pass"]
 
 AmaxReduction = Callable[[torch.Tensor], None]
 """Replaces a (1,) FP32 amax in place by the largest over a group of ranks."""
@@ -73,11 +74,25 @@ def measured_amax(x_MK: torch.Tensor, reduce_amax: AmaxReduction | None) -> floa
     return shared.item()
 
 
-def tile_rule(spec: QuantSpec) -> str:
-    """Return the rule of `TilePass` that a scheme follows."""
-    if spec.whole_tensor:
-        return "given"
-    return {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(spec.scheme, "fp32")
+def tile_pass(spec: QuantSpec, columnwise: bool, scale: float, seed: int | None) -> TilePass:
+    """Return the pass that makes one copy's operand values.
+
+    Args:
+        spec: format, scale rule and tiles.
+        columnwise: which copy.
+        scale: the factor of the whole tensor, where the scheme takes one.
+        seed: of stochastic rounding; None rounds to nearest.
+    """
+    rule = {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(spec.scheme, "fp32")
+    return TilePass(
+        element=spec.element,
+        tile=spec.tile(columnwise),
+        rule="given" if spec.whole_tensor else rule,
+        scale=scale,
+        power_of_two_scale=spec.power_of_two_scale,
+        eps=spec.eps,
+        seed=seed,
+    )
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -152,17 +167,8 @@ def _codes(
     scale: float,
     generator: torch.Generator | None,
 ) -> TileResult:
-    todo = TilePass(
-        element=spec.element,
-        tile=spec.tile(columnwise),
-        rule=tile_rule(spec),
-        scale=scale,
-        power_of_two_scale=spec.power_of_two_scale,
-        eps=spec.eps,
-        codes=True,
-        seed=draw_seed(generator) if spec.stochastic else None,
-    )
-    return backend.run(x_MK, todo)
+    todo = tile_pass(spec, columnwise, scale, draw_seed(generator) if spec.stochastic else None)
+    return backend.run(x_MK, replace(todo, codes=True))
 
 
 def _layout(codes_MK: torch.Tensor, spec: QuantSpec, columnwise: bool) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # ruff: noqa: N806  (shape suffixes are capitals)
-"""A quantised tensor: codes and scales in Transformer Engine's layout, and the way back.
+"""A quantised tensor: codes and scales in Transformer Engine's layout, and their dequantisation.
 
 Shapes: M rows (all leading axes together), K columns, B and C numbers of tiles.
 
@@ -144,7 +144,7 @@ def unpack_nibbles(packed: torch.Tensor, count: int) -> torch.Tensor:
 def padded_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tensor:
     """Return the scales padded with zeros, and for 1x128 tiles transposed, as Transformer Engine's GEMMs read them.
 
-    Swizzling, which cuBLAS asks for besides, is a matter of the GEMM call and not done here.
+    Swizzling, which cuBLAS asks for as well, is a matter of the GEMM call and not done here.
 
     Source: Transformer Engine 2.20 pytorch/csrc/quantizer.cpp:1441-1493 (blockwise), :1852-1881 (MXFP8);
     pytorch/tensor/float8_blockwise_tensor.py:162-211.

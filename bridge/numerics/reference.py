@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""The slow, obvious quantisers: what the fast ones are compared with, bit for bit.
+"""Slow, obvious quantisers, which the fast ones are compared with bit for bit.
 
 Written in NumPy, tile by tile and with nothing shared with `grid.py`, `tiles.py` or the C kernel but the rows of the
 format table. Rounding looks a value up in the list of all values of the format. Scales are FP32 scalars.
@@ -79,7 +79,7 @@ def round_codes(scaled: Floats, element: Format) -> Bytes:
 
 
 def code_floats(codes: Bytes, element: Format) -> Floats:
-    """Return what codes stand for."""
+    """Return the values of codes."""
     table = np.array(value_table(element), dtype=F32)
     sign, magnitude = codes >> (element.bits - 1), codes & ((1 << (element.bits - 1)) - 1)
     values = np.where(magnitude < len(table), table[np.minimum(magnitude, len(table) - 1)], F32(np.nan))

@@ -46,6 +46,7 @@ __all__ = [
     "e8m0_from_amax",
     "e8m0_multiplier",
     "e8m0_value",
+    "fp32",
     "nvfp4_block_scale",
     "reciprocal",
     "scale_from_amax",
@@ -107,10 +108,10 @@ def e8m0_multiplier(exponent: torch.Tensor) -> torch.Tensor:
 
 def whole_scale(amax: float, maximum: float, *, power_of_two: bool, eps: float = 0.0) -> float:
     """Return `scale_from_amax` of one amax, with FP32's maximum where the division overflows."""
-    amax = max(amax, _fp32(eps))
+    amax = max(amax, fp32(eps))
     if amax == 0 or math.isinf(amax):
         return 1.0
-    scale = min(_fp32(maximum / amax), FP32_MAX)
+    scale = min(fp32(maximum / amax), FP32_MAX)
     return 2.0 ** (math.frexp(scale)[1] - 1) if power_of_two else scale
 
 
@@ -118,16 +119,16 @@ def whole_nvfp4_scale(amax: float) -> float:
     """Return S_enc, the FP32 factor of a whole NVFP4 tensor; 1 where its amax is 0 or infinite."""
     if amax == 0 or math.isinf(amax):
         return 1.0
-    return min(_fp32(FORMATS["e4m3"].max * FORMATS["e2m1"].max / amax), FP32_MAX)
+    return min(fp32(FORMATS["e4m3"].max * FORMATS["e2m1"].max / amax), FP32_MAX)
 
 
 def reciprocal(scale: float) -> float:
     """Return 1 / scale, correctly rounded to FP32."""
-    return _fp32(1.0 / scale)
+    return fp32(1.0 / scale)
 
 
-def _fp32(x: float) -> float:
-    """Round to FP32; infinity where it overflows."""
+def fp32(x: float) -> float:
+    """Return a number rounded to FP32; infinity where it overflows."""
     return ctypes.c_float(x).value
 
 
@@ -135,7 +136,7 @@ def nvfp4_block_scale(amax: torch.Tensor, whole: float) -> tuple[torch.Tensor, t
     """Return S_dec, on E4M3's grid but in FP32, and the factor that goes into E2M1, for each tile.
 
     A tile of zeros has S_dec 0 and the factor FP32's maximum, which leaves its zeros zeros. So has a tile that is tiny
-    beside the tensor's largest value; its elements saturate at 6 and come back as 6 * 0.
+    relative to the tensor's largest value; its elements saturate at 6 and come back as 6 * 0.
     """
     e4m3: Format = FORMATS["e4m3"]
     tensor_scale = torch.full((1,), whole, dtype=torch.float32, device=amax.device)

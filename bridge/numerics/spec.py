@@ -1,4 +1,4 @@
-"""What a GEMM is to run in, as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
+"""Precision of GEMMs as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ CHUNK_BYTES_ELSEWHERE = 1 << 26
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TilePass:
-    """What one pass does."""
+    """Parameters of one pass."""
 
     element: Format
     """The element format."""
@@ -70,7 +70,7 @@ class TilePass:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TileResult:
-    """What one pass found."""
+    """Result of one pass."""
 
     values: torch.Tensor
     """(M, K): codes in uint8, or operand values in BF16."""

@@ -1,1 +1,1 @@
-"""The plan of a run, layer by tensor to format, and what follows from it: memory, alignment, module selection."""
+"""The plan of a run, layer by tensor to format, and its consequences: memory, alignment, module selection."""

@@ -1,4 +1,4 @@
-"""Which sizes the GEMMs of a scaling scheme can take: tokens after padding, and the model's dimensions after TP and EP.
+"""Alignment of GEMMs under a scaling scheme: tokens after padding, and the model's dimensions after TP and EP.
 
 A linear layer with M tokens, N outputs and K inputs on a rank runs three GEMMs: fprop contracts over K, dgrad over N,
 wgrad over M. So all three must fit the scheme (`Scheme.alignment`), the number of tokens too.
@@ -37,7 +37,7 @@ SMALL_SOURCE = "torchao float8_linear_utils.py, automatic filters for tensorwise
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PadMultiple:
-    """What numbers of tokens have to be multiples of."""
+    """Multiples that numbers of tokens are padded to."""
 
     scheme: str | None
     per_sequence: int
@@ -57,7 +57,7 @@ class GemmShape:
     layers: str
     module: str
     tokens: float
-    """M; 0 where nothing says how many tokens there are."""
+    """M; 0 where the number of tokens is unknown."""
     outputs: int
     inputs: int
     low: bool
@@ -78,9 +78,9 @@ class Misfit:
     size: float
     """On a rank."""
     multiple: int
-    """What it must be a multiple of on a rank."""
+    """Its required multiple on a rank."""
     field: str
-    """The config field behind it, or what it is made of."""
+    """The config field behind it, or its factors."""
     value: int
     """Its value over all ranks."""
     below: int | None
@@ -136,14 +136,14 @@ def pad_multiple(
     *,
     family: str | None = None,
 ) -> PadMultiple:
-    """Return what sequences and packed slabs have to be padded to.
+    """Return the multiples that sequences and packed slabs have to be padded to.
 
     Args:
         scheme: A value of `fp8_recipe` or `fp4_recipe`; None: no FP8 or FP4.
         tp: Tensor-parallel ranks.
         sp: Sequence parallelism, which splits a slab's tokens over those ranks between the GEMMs.
         cp: Context-parallel ranks; each takes two chunks of every sequence, so that causal work is even.
-        family: fp8 or fp4, where a scheme's name (custom) does not say.
+        family: fp8 or fp4, where a scheme's name (custom) has both.
 
     Raises:
         RunConfigError: No such scheme.
@@ -153,21 +153,21 @@ def pad_multiple(
     over_ranks = tp if sp else 1
     per_sequence = (2 * cp if cp > 1 else 1) * over_ranks
     per_slab = math.lcm(per_sequence, tokens * cp * over_ranks)
-    said = []
+    steps = []
     if cp > 1:
-        said.append(f"Context parallelism cuts each sequence into 2 x {cp} chunks.")
+        steps.append(f"Context parallelism cuts each sequence into 2 x {cp} chunks.")
     if over_ranks > 1:
-        said.append(f"Sequence parallelism shares tokens over {tp} ranks.")
-    said.append(f"Each sequence: {per_sequence}.")
+        steps.append(f"Sequence parallelism shares tokens over {tp} ranks.")
+    steps.append(f"Each sequence: {per_sequence}.")
     if row is not None:
-        said.append(f"The weight gradient contracts over tokens: {row.name} takes {tokens} at a time on each rank.")
+        steps.append(f"The weight gradient contracts over tokens: {row.name} takes {tokens} at a time on each rank.")
         product = f"{tokens} x {cp * over_ranks} ranks"
-        said.append(f"A slab: the least common multiple of {per_sequence} and {product} = {per_slab}.")
+        steps.append(f"A slab: the least common multiple of {per_sequence} and {product} = {per_slab}.")
     else:
-        said.append(f"A slab: {per_slab}; no FP8 or FP4 asks for more.")
+        steps.append(f"A slab: {per_slab}; no FP8 or FP4 asks for more.")
     expert = EXPERT_TOKENS.get(row.name, 16) if row is not None else 1
     return PadMultiple(
-        scheme=scheme, per_sequence=per_sequence, per_slab=per_slab, per_expert=expert, derivation=tuple(said)
+        scheme=scheme, per_sequence=per_sequence, per_slab=per_slab, per_expert=expert, derivation=tuple(steps)
     )
 
 

@@ -1,4 +1,4 @@
-"""Which config field a GEMM's dimension comes from, and how many times the field the dimension is."""
+"""Config fields behind a GEMM's dimensions, and how many times the field a dimension is."""
 
 from __future__ import annotations
 

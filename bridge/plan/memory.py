@@ -2,8 +2,8 @@
 
 Everything but the activations is counted parameter by parameter in the buffers that Megatron Core allocates, padding
 included, and equals the bytes of the live objects. Activations are what autograd keeps from the forward to the backward
-pass, by a table of the operators (`memory_activations`). What comes on top on a device (CUDA context, communication
-buffers, workspaces, fragmentation) is not in the total.
+pass, by a table of the operators (`memory_activations`). The total leaves out the rest of a device's memory
+(CUDA context, communication buffers, workspaces, fragmentation).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS = (
     "amax state",
     "activations",
 )
-"""What the bytes of a rank are for, in the order of the report."""
+"""Kinds of a rank's bytes, in the order of the report."""
 GIB = 2**30
 
 
@@ -107,11 +107,11 @@ def memory_report(
     """Return the bytes of a rank of each pipeline stage.
 
     Args:
-        plan: The precision plan, with the layout and what optimizer and DDP config say about precision.
+        plan: The precision plan, with the layout and the precision fields of optimizer and DDP config.
         workload: Sequence length, micro-batch and recomputation; None: no activations.
         ddp: `DistributedDataParallelConfig` fields, for the buckets.
         data_rank: Which data-parallel rank; shards differ by padding and by what lies on their borders.
-        capability: Compute capability of the GPU, (9, 0) say; None counts as Hopper.
+        capability: Compute capability of the GPU, (9, 0) for Hopper; None counts as Hopper.
     """
     places = plan.parallel.places(plan.shape.num_layers)
     load = workload if workload is not None else Workload()
@@ -206,7 +206,7 @@ def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:
 
 
 def _copies(plan: PrecisionPlan, parameters: Iterable[Parameter], capability: tuple[int, int] | None) -> int:
-    """Return what is kept of quantised weights besides their elements: scales and copies, over a whole step."""
+    """Return the bytes of scales and copies of quantised weights, over a whole step."""
     scheme = plan.settings.row
     column = has_column_copy(scheme, capability)
     total = 0
@@ -269,13 +269,13 @@ def _layout(plan: PrecisionPlan) -> str:
         ("ETP", parallel.expert_tensor if parallel.expert_tensor != parallel.tensor else 1),
         ("DP", parallel.data),
     )
-    said = " x ".join(f"{name} {size}" for name, size in sizes if size > 1 or name == "DP")
+    product = " x ".join(f"{name} {size}" for name, size in sizes if size > 1 or name == "DP")
     shards = ", distributed optimizer" if plan.settings.distributed else ""
-    return f"{parallel.world_size} rank{'s' * (parallel.world_size > 1)}: {said}{shards}"
+    return f"{parallel.world_size} rank{'s' * (parallel.world_size > 1)}: {product}{shards}"
 
 
 def _notes(plan: PrecisionPlan, workload: Workload, ddp: Any, capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """Return what a reader of the numbers has to know."""
+    """Return sentences that qualify the numbers."""
     notes = []
     if any(read_field(ddp, name, default=False) for name in ("use_megatron_fsdp", "use_custom_fsdp")):
         notes.append("Megatron-FSDP shards weights and gradients too; that is not counted here.")

@@ -1,4 +1,4 @@
-"""What autograd keeps of a micro-batch from its forward to its backward pass, counted operator by operator.
+"""Activation memory: the tensors that autograd keeps for the backward pass, counted operator by operator.
 
 Each operator keeps what its backward pass reads: a linear its input, an activation its input, a norm its input and
 statistics, attention its query, key, value, output and the log of its softmax sums. Under FP8 and FP4 a linear keeps
@@ -47,7 +47,7 @@ DROPS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What a rank works on at a time, and what it computes again instead of keeping it."""
+    """Tokens that a rank works on at a time, and the parts that it recomputes instead of keeping them."""
 
     seq_length: int = 0
     """Tokens per sample before context parallelism; 0: activations are not counted."""
@@ -57,7 +57,7 @@ class Workload:
     recompute: str = "none"
     """none, selective or full."""
     modules: tuple[str, ...] = ()
-    """What `selective` computes again."""
+    """Parts that `selective` recomputes."""
     method: str = "uniform"
     """How `full` groups layers: uniform, or block (the first layers of each chunk only)."""
     layers: int = 1
@@ -67,11 +67,11 @@ class Workload:
     operators: str = "te"
     """te or local."""
     widened_attention: bool = False
-    """local: the attention of 16-bit models runs in FP32, on CPUs that have no faster way."""
+    """local: the attention of 16-bit models runs in FP32, on CPUs without 16-bit GEMMs."""
 
     @classmethod
     def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1, **changes: Any) -> Workload:
-        """Return what model and training fields say; `changes` are fields of this class."""
+        """Return the workload of model and training fields; `changes` are fields of this class."""
         batch = _count(train or {}, "train.micro_batch_size", 1)
         whole = _count(train or {}, "train.global_batch_size", 0, least=0)
         given = read_field(model, "recompute_modules", ("core_attn",))
@@ -119,7 +119,7 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
 
 
 def kept_bytes(plan: PrecisionPlan, place: Place, workload: Workload) -> int:
-    """Return what one micro-batch keeps in one model chunk."""
+    """Return the bytes that one micro-batch keeps in one model chunk."""
     count = _Counting(plan, workload)
     layers = {layer.label: layer for layer in plan.layers}
     recomputed = _recomputed(place, workload)
@@ -148,7 +148,7 @@ def _recomputed(place: Place, workload: Workload) -> dict[int, int]:
 
 
 def _working_set(plan: PrecisionPlan, place: Place, workload: Workload) -> float:
-    """Return what comes back while one group of layers is computed again."""
+    """Return the activations of one group of layers while it is recomputed."""
     if not _recomputed(place, workload):
         return 0.0
     size = 1 if workload.method == "block" else workload.layers
@@ -221,7 +221,7 @@ class _Counting:
         return element_bytes(row.format) if row is not None and row.format in LOW and not self.local else self.element
 
     def _norm(self, width: int | None = None, tokens: float | None = None) -> float:
-        """Return what a norm keeps besides its output."""
+        """Return the bytes that a norm keeps in addition to its output."""
         width = width or self.shape.hidden_size
         tokens = self.outside if tokens is None else tokens
         if self.shape.layer_norm_bias:

@@ -1,4 +1,4 @@
-"""What a layer is made of, by Megatron's names: the modules with their full dimensions and how TP splits them.
+"""Modules of a layer, by Megatron's names, with their full dimensions and their split over TP.
 
 The names are those of Megatron's modules without the parts that never differ (``self_attention.``, ``mlp.``,
 ``mixer.``); `MTP` layers contain an ordinary layer, whose names are kept.
@@ -25,7 +25,7 @@ class Module:
 
     name: str
     kind: str
-    """linear, router, norm, embedding, head, attention, ssm, gate: what decides in which precision it runs."""
+    """linear, router, norm, embedding, head, attention, ssm, gate: decides the precision it runs in."""
     inputs: int = 0
     outputs: int = 0
     split: str = ""
@@ -82,7 +82,7 @@ def mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
 
 
 def embedding_modules(shape: ModelShape) -> tuple[Module, ...]:
-    """Return what turns tokens into the first layer's input."""
+    """Return the modules that turn tokens into the first layer's input."""
     word = Module(
         name="word_embeddings",
         kind="embedding",
@@ -103,7 +103,7 @@ def embedding_modules(shape: ModelShape) -> tuple[Module, ...]:
 
 
 def output_modules(shape: ModelShape) -> tuple[Module, ...]:
-    """Return what turns the last layer's output into logits."""
+    """Return the modules that turn the last layer's output into logits."""
     head = Module(
         name="output_layer",
         kind="head",

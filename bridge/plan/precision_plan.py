@@ -1,15 +1,14 @@
-"""The precision plan: which layer computes, keeps, reduces and saves what, in which format.
+"""The precision plan: the formats in which each layer computes, keeps, reduces and saves its tensors.
 
     plan = precision_plan(get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"), model)
     plan.format_of(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
     plan.low_precision_layers()                   # (2, 3, 4, 5) of 6
 
-It is computed from config values alone, for what Megatron Core does with them (0.16.1; where versions differ, the
-module that decides says so). Rules:
+It is computed from config values alone, as Megatron Core 0.16.1 reads them. Rules:
 
 - Layers are numbered over the whole model, whatever pipeline stage holds them, and a layer stays in the mode's dtype
   if its number is among the first or last N (fp8_utils.is_first_last_bf16_layer). In a hybrid model every block counts.
-- What runs inside the low-precision context of a layer and is a linear of its own class is quantised: attention and MLP
+- Linears inside the low-precision context of a layer are quantised: attention and MLP
   projections, experts, shared experts, Mamba's in and out projection. Norms, the router, the embedding and the output
   layer are not.
 - Multi-token-prediction layers enter the FP8 context without a layer number, so that first/last does not apply to
@@ -58,12 +57,12 @@ class PlanModule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanLayer:
-    """A layer, or what comes before and after the layers."""
+    """A layer, or the embedding or output around the layers."""
 
     label: str
     """The number, "embedding", "mtp 1" or "output"."""
     number: int | None
-    """From 1, over the whole model; None for what is no transformer layer."""
+    """From 1, over the whole model; None for embedding, MTP and output."""
     stage: int
     chunk: int
     kind: str
@@ -89,7 +88,7 @@ class PrecisionPlan:
     """The plan of a model in a precision."""
 
     label: str
-    """The precision: a recipe's name and what was stated beside it."""
+    """The precision: a recipe's name and the fields stated over it."""
     settings: Settings
     shape: ModelShape
     parallel: Parallel
@@ -97,7 +96,7 @@ class PrecisionPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was asked for and has no effect."""
+        """Settings that were asked for and have no effect, as sentences."""
         return self.settings.notes
 
     def low_precision_layers(self) -> tuple[int, ...]:
@@ -114,7 +113,7 @@ class PrecisionPlan:
         return sum(_is_low(module) for module in found), len(found)
 
     def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
-        """Return what a GEMM multiplies or a tensor is rounded to: "bf16", "e4m3", "e5m2 x e4m3", ...
+        """Return the formats that a GEMM multiplies or a tensor is rounded to: "bf16", "e4m3", "e5m2 x e4m3", ...
 
         Args:
             layer: A layer's number from 1, or its label ("mtp 1", "output").
@@ -218,12 +217,12 @@ def precision_plan(
     optimizer: Any = None,
     ddp: Any = None,
 ) -> PrecisionPlan:
-    """Return what a model will compute, keep and send in which format.
+    """Return the formats in which a model will compute, keep and send its tensors.
 
     Args:
-        precision: What is to be written into the configs; None: the model's own settings.
-        model: Megatron's model fields, as a mapping or an object; what is missing is Megatron's default.
-        parallel: The layout; None: what the model's fields say.
+        precision: The precision that is written into the configs; None: the model's own settings.
+        model: Megatron's model fields, as a mapping or an object; a missing one has Megatron's default.
+        parallel: The layout; None: that of the model's fields.
         optimizer: `OptimizerConfig` fields, for masters and states.
         ddp: `DistributedDataParallelConfig` fields, for gradients.
 

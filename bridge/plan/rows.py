@@ -22,11 +22,11 @@ class PlanRow:
     item: str
     """fprop, dgrad, wgrad, qk, pv, forward, ... or input, weight, grad_output, output."""
     format: str = ""
-    """What is multiplied, or what the tensor is rounded to: "e4m3", "e5m2 x e4m3", "bf16", ..."""
+    """Formats that are multiplied, or that the tensor is rounded to: "e4m3", "e5m2 x e4m3", "bf16", ..."""
     scale: str = ""
-    """What shares one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy."""
+    """Elements that share one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy."""
     accumulate: str = ""
-    """What the products are summed in; "fp32 fast" is Hopper's short accumulator."""
+    """Accumulator of the products; "fp32 fast" is Hopper's short accumulator."""
     storage: str = ""
     """A weight between steps."""
     master: str = ""
@@ -34,9 +34,9 @@ class PlanRow:
     gradient: str = ""
     """The buffer that gradients are accumulated in."""
     reduction: str = ""
-    """What data-parallel ranks send each other."""
+    """Dtype that data-parallel ranks send each other."""
     checkpoint: str = ""
-    """What is written to disk."""
+    """Dtype that is written to disk."""
 
 
 @lru_cache(maxsize=4096)
@@ -119,7 +119,7 @@ def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
 
 
 def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
-    """Return a parameter's row: what it is from step to step."""
+    """Return a parameter's row: its formats between steps."""
     mode = settings.mode
     storage = (OPERAND_FORMATS.get(settings.format or "", (settings.format or "",))[0]) if low else mode
     if low and settings.scheme == "custom":
@@ -141,7 +141,7 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
 
 
 def _tile(operand: Operand) -> str:
-    """Return what shares a scale: "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies."""
+    """Return the tile of a scale: "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies."""
     if operand.row == WHOLE:
         return "tensor"
     row, column = (f"{rows}x{columns}" for rows, columns in (operand.row, operand.column))

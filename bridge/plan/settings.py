@@ -1,4 +1,4 @@
-"""What a precision amounts to for a model: every setting the plan depends on, as Megatron Core would hold it.
+"""Settings that the plan depends on, as Megatron Core holds them after a precision was written into its configs.
 
 The rules are the synchroniser's: the mode switches come from the precision alone; a stated field wins; an unstated one
 keeps what the model's config says itself, and else reads as the precision's default. Without a precision the model's
@@ -53,7 +53,7 @@ class Settings:
     mode: str
     """fp32, fp16 or bf16: the dtype of weights and activations."""
     autocast: str | None = None
-    """What torch.autocast casts matrix multiplications to, None without it."""
+    """Dtype that torch.autocast casts matrix multiplications to, None without it."""
     family: str | None = None
     """fp8 or fp4 where one is on."""
     format: str | None = None
@@ -95,7 +95,7 @@ class Settings:
     amax_history: int = 0
     """Steps of amax history that delayed scaling keeps, 0 under other schemes."""
     notes: tuple[str, ...] = ()
-    """What was asked for and has no effect, as sentences."""
+    """Settings that were asked for and have no effect, as sentences."""
 
     @property
     def row(self) -> Scheme | None:

@@ -1,11 +1,11 @@
-"""What a model is made of, read from config values alone: no torch, no Megatron Core.
+"""Shape of a model, read from config values alone: no torch, no Megatron Core.
 
     shape = ModelShape.of({"num_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_query_groups": 8})
     shape.kinds          # ('transformer',) * 80
 
-Fields have the names and the defaults of Megatron Core's `TransformerConfig` (0.16.1), of `GPTConfig` for what
-`GPTModel` takes besides it, and of `MLATransformerConfig` where `multi_latent_attention` is on. What Megatron derives
-after construction (`ffn_hidden_size`, `kv_channels`, ...) is derived here in the same way.
+Fields have the names and the defaults of Megatron Core's `TransformerConfig` (0.16.1), of `GPTConfig` for the
+further arguments of `GPTModel`, and of `MLATransformerConfig` where `multi_latent_attention` is on. Values that
+Megatron derives after construction (`ffn_hidden_size`, `kv_channels`, ...) are derived here by the same formulas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["DENSE", "HYBRID_KINDS", "Experts", "Latent", "ModelShape", "StateSpa
 DENSE = "transformer"
 MOE = "transformer_moe"
 HYBRID_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-"""A letter of `hybrid_override_pattern` -> what that layer is; each letter is a layer of its own."""
+"""A letter of `hybrid_override_pattern` -> kind of that layer; each letter is a layer of its own."""
 
 
 MOST_LAYERS = 10_000
@@ -90,12 +90,12 @@ class ModelShape:
     num_query_groups: int
     kv_channels: int
     kinds: tuple[str, ...]
-    """What each layer is: transformer, transformer_moe, mamba, attention, mlp or moe."""
+    """Kind of each layer: transformer, transformer_moe, mamba, attention, mlp or moe."""
     vocab_size: int = 0
-    """Tokens before padding, 0 where nothing says."""
+    """Tokens before padding, 0 where it is unknown."""
     make_vocab_size_divisible_by: int = 128
     seq_length: int = 0
-    """Tokens per sample, 0 where nothing says."""
+    """Tokens per sample, 0 where it is unknown."""
     gated_linear_unit: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
@@ -141,7 +141,7 @@ def read_field(model: Any, name: str, default: Any = None) -> Any:
 
 
 class _Reader:
-    """Reads one model and collects what is impossible about it."""
+    """Reads one model and collects its impossible values."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -246,8 +246,8 @@ class _Reader:
         if isinstance(frequency, list | tuple) and len(frequency) == layers:
             return tuple(bool(flag) for flag in frequency)
         rule = f"must be a number, or a list with an item for each of the {layers} layers"
-        shown = len(frequency) if isinstance(frequency, list | tuple) else given
-        self._refuse("moe_layer_freq", rule, shown, "Correct it")
+        got = len(frequency) if isinstance(frequency, list | tuple) else given
+        self._refuse("moe_layer_freq", rule, got, "Correct it")
         return (True,) * layers
 
     def _experts(self, ffn: int) -> Experts | None:
@@ -300,7 +300,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def _list_of(expression: str) -> Any:
-    """Return what ``([0]*3+[1]*58)`` stands for, without evaluating anything else; None for another expression."""
+    """Return the list that ``([0]*3+[1]*58)`` stands for, evaluating nothing else; None for another expression."""
 
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):

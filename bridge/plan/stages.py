@@ -48,7 +48,7 @@ class Parallel:
     loss_counts: bool = False
     """So does the output layer."""
     layout: tuple[tuple[str, ...], ...] | None = None
-    """A custom split: chunk by chunk, in order of execution, what is in it."""
+    """A custom split: the content of each chunk, in order of execution."""
 
     @property
     def world_size(self) -> int:
@@ -113,7 +113,7 @@ class Parallel:
         )
 
     def places(self, num_layers: int) -> tuple[Place, ...]:
-        """Return what each chunk of each stage holds, in order of execution.
+        """Return the layers of each chunk of each stage, in order of execution.
 
         Raises:
             RunConfigError: The layers cannot be split over the stages.

@@ -23,7 +23,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def findings_text(report: Report, *, is_quiet: bool = False) -> RenderableType:
-    """Return the report as something rich can print: what was checked, every finding with its ways out, the verdict.
+    """Return the report as something rich can print: the subject of the check, every finding, the verdict.
 
     Args:
         report: The outcome of a check.
@@ -91,7 +91,9 @@ def _finding(finding: RuleFinding) -> list[Text]:
     head.append(f"{finding.severity} {finding.id}", style=_STYLES[finding.severity])
     head.append(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
     lines = [head]
-    lines += [Text(f"    - {way[:1].upper()}{way[1:]}{'' if way.endswith('?') else '.'}") for way in finding.ways_out]
+    lines += [
+        Text(f"    - {text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}") for text in finding.ways_out
+    ]
     note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
     lines.append(Text(f"    source: {finding.source}{note}", style="dim"))
     return lines

@@ -87,7 +87,7 @@ def _columns(plan: PrecisionPlan) -> list[Column]:
 
 
 def _merged(first: list[Column], second: list[Column]) -> list[Column]:
-    """Return both lists in one, each in its own order: what is new goes behind the known one before it."""
+    """Return both lists in one, each in its own order; a new column goes behind the known one before it."""
     merged = list(first)
     place = len(merged)
     for column in reversed(second):

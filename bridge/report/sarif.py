@@ -21,7 +21,7 @@ def sarif(report: Report, *, file: str, version: str) -> dict[str, Any]:
     """Return the report as a SARIF log.
 
     Args:
-        report: The outcome of a check; what was silenced is in it as suppressed, with the reason.
+        report: The outcome of a check; silenced findings are in it as suppressed, with the reason.
         file: The config that was checked, relative to the repository.
         version: Of this package.
     """

@@ -1,7 +1,7 @@
 """Tables and plain text: a report gives columns and rows, this module lays them out for a terminal or a file.
 
-No heading and no cell is cut: what stands on a narrow terminal is as wide as its columns need, and the terminal breaks
-the lines.
+No heading and no cell is cut: on a narrow terminal a table is as wide as its columns need, and the terminal breaks the
+lines.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from bridge.megatron.telemetry import QuantisationRow
 
-__all__ = ["Display", "LogLines", "ProgressBar", "Silent", "display", "show_summary"]
+__all__ = ["Display", "LogLines", "ProgressBar", "display", "show_summary"]
 
 logger = logging.getLogger("bridge.training")
 
 
-class Display(Protocol):
-    """Display of a run in progress."""
+class Display:
+    """Display of a run in progress; this one, of the ranks that show nothing, does nothing."""
 
     def note(self, sentence: str) -> None:
         """Show one sentence."""
@@ -36,19 +36,6 @@ class Display(Protocol):
 
     def logged(self, record: TrainRecord | ValidationRecord) -> None:
         """Show a record."""
-
-
-class Silent:
-    """Display of the ranks that show nothing."""
-
-    def note(self, sentence: str) -> None:
-        """Do nothing."""
-
-    def stepped(self, step: int) -> None:
-        """Do nothing."""
-
-    def logged(self, record: TrainRecord | ValidationRecord) -> None:
-        """Do nothing."""
 
 
 def _line(record: TrainRecord | ValidationRecord) -> str:
@@ -68,7 +55,7 @@ def _line(record: TrainRecord | ValidationRecord) -> str:
     return "  ".join(parts)
 
 
-class LogLines:
+class LogLines(Display):
     """One log line per record."""
 
     def __init__(self, total: int) -> None:
@@ -78,15 +65,12 @@ class LogLines:
         """Log one sentence."""
         logger.info(sentence)
 
-    def stepped(self, step: int) -> None:
-        """Nothing to show between records."""
-
     def logged(self, record: TrainRecord | ValidationRecord) -> None:
         """Log a record."""
         logger.info("step %*d/%d  %s", len(str(self._total)), record.step, self._total, _line(record))
 
 
-class ProgressBar:
+class ProgressBar(Display):
     """A bar with the last record next to it; skipped steps and validations stay above it."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:

@@ -22,8 +22,8 @@ from bridge.megatron.process import apply_tf32, return_free_memory, training_pro
 from bridge.megatron.te.environment import read_environment
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
-from bridge.training.console import Display, Silent, display, show_summary
-from bridge.training.metrics import Metrics, NoMetrics, ValidationRecord, metrics_log
+from bridge.training.console import Display, display, show_summary
+from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
 from bridge.training.run import Run, build_run, precision_label, require_sane_values, require_sections
 from bridge.training.stop import StopRequest, stop_on_signal
 from bridge.training.summary import RunSummary
@@ -82,8 +82,8 @@ def _train_and_report(run: Run, run_dir: Path) -> None:
     """Train with metrics, display and a stop request around it; draw the curves however it ends."""
     config, first = run.config, run.process.is_first
     with ExitStack() as stack:
-        metrics: Metrics = NoMetrics()
-        screen: Display = Silent()
+        metrics = Metrics()
+        screen = Display()
         if first:
             log = metrics_log(run_dir, resumed_at=run.start.iteration, tensorboard=config.logging.tensorboard)
             metrics = stack.enter_context(log)

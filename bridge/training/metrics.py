@@ -6,7 +6,7 @@ import json
 import math
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["METRICS", "MetricsLog", "NoMetrics", "TrainRecord", "ValidationRecord", "metrics_log"]
+__all__ = ["METRICS", "Metrics", "TrainRecord", "ValidationRecord", "metrics_log"]
 
 METRICS = "metrics.jsonl"
 
@@ -48,31 +48,10 @@ class ValidationRecord:
     """Mean over `train.eval_iters` global batches, in nats per token; the same batches every time."""
 
 
-class Metrics(Protocol):
-    """Where records go."""
+class Metrics:
+    """Writes records as they come and keeps the curves; without a file, on all ranks but the first, it does nothing."""
 
-    train: list[tuple[int, float]]
-    validation: list[tuple[int, float]]
-
-    def add(self, record: TrainRecord | ValidationRecord) -> None:
-        """Write one record."""
-
-
-class NoMetrics:
-    """Metrics of the ranks that write nothing."""
-
-    def __init__(self) -> None:
-        self.train: list[tuple[int, float]] = []
-        self.validation: list[tuple[int, float]] = []
-
-    def add(self, record: TrainRecord | ValidationRecord) -> None:
-        """Do nothing."""
-
-
-class MetricsLog:
-    """Writes records as they come and keeps the curves."""
-
-    def __init__(self, lines: IO[str], events: SummaryWriter | None) -> None:
+    def __init__(self, lines: IO[str] | None = None, events: SummaryWriter | None = None) -> None:
         """Take an open ``metrics.jsonl`` and, optionally, a TensorBoard writer."""
         self.train: list[tuple[int, float]] = []
         self.validation: list[tuple[int, float]] = []
@@ -81,6 +60,8 @@ class MetricsLog:
 
     def add(self, record: TrainRecord | ValidationRecord) -> None:
         """Write one record; numbers that are not finite become null in JSON and are left out of the curves."""
+        if self._lines is None:
+            return
         kind = "train" if isinstance(record, TrainRecord) else "validation"
         values = {"kind": kind, **{name: _finite(value) for name, value in asdict(record).items()}}
         self._lines.write(json.dumps(values) + "\n")
@@ -104,7 +85,7 @@ def _finite(value: Any) -> Any:
 
 
 @contextmanager
-def metrics_log(run_dir: Path, *, resumed_at: int, tensorboard: bool) -> Iterator[MetricsLog]:
+def metrics_log(run_dir: Path, *, resumed_at: int, tensorboard: bool) -> Iterator[Metrics]:
     """Open the run's metrics; a resumed run keeps the earlier records up to where it begins.
 
     Args:
@@ -123,7 +104,7 @@ def metrics_log(run_dir: Path, *, resumed_at: int, tensorboard: bool) -> Iterato
 
             events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
             stack.callback(events.close)
-        log = MetricsLog(lines, events)
+        log = Metrics(lines, events)
         for values in earlier:
             lines.write(json.dumps(values) + "\n")
             log.keep(values)

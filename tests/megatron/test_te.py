@@ -186,7 +186,7 @@ def test_all_faults_of_a_config_are_named():
         te_recipe(config)
     assert str(raised.value).splitlines() == [
         "No Transformer Engine recipe can be made of this config:",
-        "  fp4: must be None beside fp8='e5m2', got 'e2m1'. Choose one of the two.",
+        "  fp4: must be None together with fp8='e5m2', got 'e2m1'. Choose one of the two.",
         "  fp8: must be e4m3 or hybrid, got 'e5m2'. Use one of these, or None for no FP8.",
         "  fp8_recipe: must be one of delayed, tensorwise, blockwise, mxfp8, custom, got 'tensorwize'. "
         "Did you mean 'tensorwise'?",
@@ -271,7 +271,7 @@ class TestBuild:
         assert recipe.differences(recipe.build(recipes), recipes) == []
         other = recipes.DelayedScaling(margin=1, amax_history_len=16, amax_compute_algo="most_recent")
         assert [str(finding) for finding in recipe.differences(other, recipes)] == [
-            "DelayedScaling.margin: must be 2, as the config says, got 1. Find what changed it on the way."
+            "DelayedScaling.margin: must be 2, as the config says, got 1. Find where it was changed."
         ]
         assert len(recipe.differences(recipes.MXFP8BlockScaling(), recipes)) == 1
 

@@ -1,4 +1,4 @@
-"""When delayed scales are renewed, and over which ranks their amaxes are reduced.
+"""Updates of delayed scales: when they are renewed, and over which ranks their amaxes are reduced.
 
 - Input and weight: after each forward pass of this stage's transformer block, if gradients are enabled.
 - Gradient of the output: after the backward pass of the layer that ran first, which ends that of the block.
@@ -46,7 +46,7 @@ class DelayedUpdates:
         block.register_forward_hook(self._after_forward)
 
     def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
-        """Return what is to be called at the end of a layer's backward pass; the layer that asks first is the last."""
+        """Return the callback for the end of a layer's backward pass; the layer that asks first is the last."""
         if self._first is None:
             self._first = layer
         return self._after_backward if self._first is layer else None

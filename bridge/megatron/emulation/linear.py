@@ -1,7 +1,7 @@
 """Megatron's column- and row-parallel linear layers with emulated low-precision GEMMs.
 
 Communication, initialisation, sharding and checkpoints stay Megatron's: the two classes replace `_forward_impl`, the
-one place where those layers multiply. What a layer keeps besides:
+one place where those layers multiply. A layer also keeps:
 
 - `weight_cache`: the weight's operands from the first micro-batch of a step to the last, as Transformer Engine does
   with `is_first_microbatch`, which Megatron's schedules set;
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return what a `TransformerConfig` asks its linear layers to multiply in; None for high precision.
+    """Return the precision of the GEMMs that a `TransformerConfig` asks for; None for high precision.
 
     Raises:
         PrecisionConfigError: A value that no scheme knows.
@@ -106,7 +106,7 @@ def require_emulable(config: Any) -> None:
 
 
 class EmulatedLinear:
-    """What both layers share. Mixed in before Megatron's class, whose `_forward_impl` it replaces."""
+    """Common part of both layers. Mixed in before Megatron's class, whose `_forward_impl` it replaces."""
 
     config: Any
     fp8_state: DelayedScaling | None

@@ -1,4 +1,4 @@
-"""What a model with emulated layers needs once it is built: stored weights, and somebody to renew delayed scales."""
+"""Set-up of a model with emulated layers after it is built: stored weights, and updates of delayed scales."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
 
 
 def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
-    """Return who renews the delayed scales of this rank's model chunks."""
+    """Return the updates of the delayed scales of this rank's model chunks."""
     found: dict[int, DelayedUpdates] = {}
     for _, layer in emulated_linears(model):
         if layer.updates is not None:

@@ -1,10 +1,10 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""A weight that is held as codes and scales: what `fp8_param` means, without Transformer Engine.
+"""A weight that is held as codes and scales: `fp8_param` without Transformer Engine.
 
 `StoredWeight` is a tensor with the dtype and shape of the weight it stands for and none of its memory. GEMMs read the
 codes (`stored`); any other operation gets the weight dequantised; `copy_` quantises what is copied in. That is the
 interface that Megatron's DDP buffers and optimizers have with Transformer Engine's `QuantizedTensor`, so both work on
-it once they are told that it is one (`megatron_stores`).
+it once Megatron knows the class (`megatron_stores`).
 
 The optimizer's masters start from the weight before it was quantised, as Transformer Engine's do, and the weight is
 quantised from the master rounded to the weight's dtype.
@@ -78,7 +78,7 @@ class StoredWeight(torch.Tensor):
 
     @property
     def gathered_dtype(self) -> torch.dtype:
-        """What a master is rounded to before it is quantised."""
+        """Dtype that a master is rounded to before it is quantised."""
         return self._store.gathered_dtype
 
     @property
@@ -142,9 +142,9 @@ class StoredWeight(torch.Tensor):
 class GatheredAsIs(StoredWeight):
     """A stored weight that ranks gather in 16 bits, through the gradient buffer, and quantise afterwards.
 
-    What `reuse_grad_buf_for_mxfp8_param_ag` asks for: MXFP8 has two independently rounded copies, and gathering both
-    would cost as much. An FP32 gradient buffer is used as BF16 then, whatever the weights' dtype, so FP16 weights lose
-    three bits on the way (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
+    `reuse_grad_buf_for_mxfp8_param_ag` asks for it: MXFP8 has two independently rounded copies, and gathering both
+    would cost as much. An FP32 gradient buffer is used as BF16 then, whatever the weights' dtype, so FP16 weights
+    are rounded to three bits less (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
     """
 
 
@@ -190,10 +190,10 @@ def store_weight(
 
     Args:
         module: Has a parameter `weight`, (N, K).
-        spec: What to quantise it by.
+        spec: The format and scaling of the codes.
         state: Scales and histories, under delayed scaling.
         as_is: Make it a `GatheredAsIs`.
-        gathered_dtype: What masters are rounded to before they are quantised; None: the weight's dtype.
+        gathered_dtype: The dtype that masters are rounded to before they are quantised; None: the weight's dtype.
     """
     weight = module.weight
     x_NK = weight.detach()

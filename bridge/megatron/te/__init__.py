@@ -1,1 +1,1 @@
-"""Transformer Engine: what it needs of a machine, the recipe it gets for a config, its environment variables."""
+"""Transformer Engine: its requirements on a machine, its recipe for a config, its environment variables."""

@@ -1,7 +1,7 @@
-"""What the environment changes about a Transformer Engine recipe behind the config's back.
+"""Environment variables that change a Transformer Engine recipe without the config.
 
-`read_environment` takes note once, `set_lines` is for the run report, and `environment_findings` says which variables
-make a run something else than its config says. Nothing here reads the environment by itself.
+`read_environment` reads them once, `set_lines` describes them for the run report, and `environment_findings` names
+those that contradict the config. Nothing here reads the environment by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Environment", "environment_findings", "read_environment", "set_lines
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What was set when the environment was read."""
+    """Variables that were set when the environment was read."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     """Variables of `NVTE_VARIABLES` that are set, by name."""
@@ -32,7 +32,7 @@ class Environment:
 
 
 def read_environment(environ: Mapping[str, str]) -> Environment:
-    """Return what of `NVTE_VARIABLES` is set, and what looks like a misspelt one.
+    """Return the `NVTE_VARIABLES` that are set, and variables that look like a misspelt one.
 
     Args:
         environ: `os.environ`, as it was before `transformer_engine` was imported.
@@ -58,14 +58,14 @@ def set_lines(environment: Environment) -> list[str]:
 
 
 def environment_findings(recipe: TERecipe | None, environment: Environment) -> list[Finding]:
-    """Return what the environment changes about a recipe, in the order of the table.
+    """Return a finding for each variable that changes a recipe, in the order of the table.
 
     Args:
-        recipe: What `te_recipe` made of the config; None (no low precision) has no findings.
-        environment: What `read_environment` returned.
+        recipe: The result of `te_recipe`; None (no low precision) has no findings.
+        environment: The result of `read_environment`.
 
     Returns:
-        Errors for values that Transformer Engine refuses or that make the run something else than the config says,
+        Errors for values that Transformer Engine refuses or that contradict the config,
         warnings for other changes and for values without effect.
     """
     if recipe is None:

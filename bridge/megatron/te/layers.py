@@ -71,11 +71,11 @@ def layer_factory(
     Args:
         low_precision: makes the quantizers of all other layers, `te_quantizers` for one.
         bf16_layers: numbers of the layers to leave, counted from 0 over the whole model.
-        high_precision: makes what leaves a tensor as it is; None takes Transformer Engine's `IdentityQuantizer`.
+        high_precision: makes the quantizer of those layers; None takes Transformer Engine's `IdentityQuantizer`.
 
     Returns:
         A function from a `QuantizerRole` (or None) to a quantizer. It raises PrecisionConfigError for a linear
-        without a name: which layer that is in cannot be told.
+        without a name, because its layer is unknown.
     """
     chosen = frozenset(bf16_layers)
 

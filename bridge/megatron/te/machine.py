@@ -1,4 +1,4 @@
-"""What is missing here to run Transformer Engine: the GPU, the package, its CUDA parts, or a version of them."""
+"""Requirements of Transformer Engine that a machine lacks: the GPU, the package, its CUDA parts, or their versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMES = {**FP4_SCHEMES, **FP8_SCHEMES}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What of a machine decides whether Transformer Engine runs on it."""
+    """Properties of a machine that decide whether Transformer Engine runs on it."""
 
     device: str | None = None
     """Name of the CUDA device, None without one."""
@@ -37,7 +37,7 @@ class Machine:
 
 
 def read_machine() -> Machine:
-    """Return what this process sees. Imports Transformer Engine where there is a CUDA device for it."""
+    """Return the machine of this process. Imports Transformer Engine where there is a CUDA device for it."""
     present = torch.cuda.is_available()
     version = _installed_version()
     return Machine(
@@ -50,12 +50,12 @@ def read_machine() -> Machine:
 
 
 def missing_for_te(scheme: str | None = None, machine: Machine | None = None) -> list[str]:
-    """Return what is missing to run Transformer Engine, as nouns to be listed; empty where nothing is.
+    """Return the requirements of Transformer Engine that are missing, as nouns to be listed; empty where none is.
 
     Args:
         scheme: Megatron's name of a scheme (delayed, tensorwise, blockwise, mxfp8, nvfp4, custom), whose own floors
             are then checked too; None asks for Transformer Engine alone.
-        machine: what to judge; None reads this one.
+        machine: the machine; None reads this one.
     """
     machine = read_machine() if machine is None else machine
     missing = []
@@ -97,8 +97,8 @@ def _load_error() -> str | None:
     try:
         importlib.import_module("transformer_engine.pytorch")
     except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails in any of these ways
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return re.split(r"\. ", said)[0].rstrip(".")
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return re.split(r"\. ", reason)[0].rstrip(".")
     return None
 
 

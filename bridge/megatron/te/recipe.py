@@ -62,7 +62,7 @@ _MEGATRON_DEFAULTS: dict[str, object] = {
     "fp8_dot_product_attention": False,
     "fp8_multi_head_attention": False,
 }
-"""Defaults of `TransformerConfig`: another value was meant by somebody."""
+"""Defaults of `TransformerConfig`: another value was set by the user."""
 _POWER_OF_TWO = {"use_power_2_scales": True, "use_f32_scales": False}
 """Keyword -> the value under which scales are powers of two."""
 
@@ -80,7 +80,7 @@ class TERecipe:
     keywords: Mapping[str, object] = field(default_factory=dict)
     """Keyword -> value. Formats are names of members of `Format`; a factory may be a dotted path."""
     notes: tuple[str, ...] = ()
-    """Sentences: what of the config has no place in the recipe, and what the environment adds to it."""
+    """Sentences on settings of the config that the recipe has no keyword for, and on keywords from the environment."""
 
     def __str__(self) -> str:
         values = (f"{key}={value}" for key, value in self.keywords.items())
@@ -120,10 +120,10 @@ class TERecipe:
         return recipe
 
     def differences(self, recipe: Any, recipes: ModuleType | None = None) -> list[Finding]:
-        """Return what a recipe object has otherwise than this says; empty where they agree.
+        """Return the attributes in which a recipe object differs from this; empty where they agree.
 
         Args:
-            recipe: the recipe that Megatron made, say.
+            recipe: the recipe that Megatron made, for example.
             recipes: the module the recipe's class is from; None imports Transformer Engine's.
         """
         if type(recipe).__name__ != self.name:
@@ -135,7 +135,7 @@ class TERecipe:
             wanted, got = _resolved(recipes, keyword, value), getattr(recipe, keyword, None)
             if got != wanted or type(got) is not type(wanted):
                 rule = f"must be {wanted!r}, as the config says"
-                found.append(self._finding(keyword, rule, got, "Find what changed it on the way."))
+                found.append(self._finding(keyword, rule, got, "Find where it was changed."))
         for keyword, when in _POWER_OF_TWO.items():
             if keyword in self.keywords:
                 wanted = self.keywords[keyword] is when
@@ -219,8 +219,8 @@ def _reason(error: Exception) -> str:
     faults = getattr(error, "errors", None)
     if faults is None:
         return str(error).rstrip(".")
-    said = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ") for fault in faults())
-    return "; ".join(said).rstrip(".")
+    messages = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ") for fault in faults())
+    return "; ".join(messages).rstrip(".")
 
 
 def te_recipe(config: Any, environment: Environment | None = None) -> TERecipe | None:
@@ -228,7 +228,7 @@ def te_recipe(config: Any, environment: Environment | None = None) -> TERecipe |
 
     Args:
         config: Megatron's `TransformerConfig`, or anything with its precision fields.
-        environment: what `read_environment` returned. Variables that add to the recipe without contradicting the
+        environment: the result of `read_environment`. Variables that add to the recipe without contradicting the
             config become keywords of it; each is in the notes. `environment_findings` judges them.
 
     Raises:
@@ -258,7 +258,7 @@ def _scheme_of(config: Any, fp8: object, fp4: object) -> Scheme:
         findings.append(Finding(path=path, rule=rule, value=value, remedy=remedy))
 
     if fp8 and fp4:
-        fault("fp4", f"must be None beside fp8={fp8!r}", fp4, "Choose one of the two.")
+        fault("fp4", f"must be None together with fp8={fp8!r}", fp4, "Choose one of the two.")
     if fp8 and fp8 not in _FORMATS:
         fault("fp8", f"must be {' or '.join(_FORMATS)}", fp8, "Use one of these, or None for no FP8.")
     if fp4 and fp4 != "e2m1":
@@ -292,7 +292,7 @@ def _stated_by_scheme(scheme: Scheme) -> dict[str, object]:
 
 
 def _config_notes(config: Any, scheme: Scheme, fields: dict[str, str]) -> list[str]:
-    """Return what of a config does not reach Transformer Engine."""
+    """Return a sentence for each setting of a config that does not reach Transformer Engine."""
     notes = []
     for path, default in _MEGATRON_DEFAULTS.items():
         value = getattr(config, path, default)
@@ -313,7 +313,7 @@ def _config_notes(config: Any, scheme: Scheme, fields: dict[str, str]) -> list[s
 
 
 def _environment_notes(scheme: Scheme, keywords: dict[str, object], environment: Environment | None) -> list[str]:
-    """Add to the keywords what the environment adds to the recipe; return a sentence about each variable."""
+    """Add the keywords that the environment sets; return a sentence about each variable."""
     notes = []
     for name, text in () if environment is None else environment.values.items():
         row = NVTE_VARIABLES[name]

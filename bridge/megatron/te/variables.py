@@ -1,7 +1,7 @@
-"""The environment variables with which Transformer Engine changes what a recipe does, one row each.
+"""Transformer Engine's environment variables that change a recipe, one row each.
 
 Most of them become defaults of the recipe classes when `transformer_engine` is imported, so Megatron, which passes few
-keywords, gets them into its recipes without a word.
+keywords, gets them into its recipes without a message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Variable:
 
     name: str
     effect: str
-    """What a value other than the default changes, as a clause."""
+    """Effect of a value other than the default, as a clause."""
     schemes: tuple[str, ...] = ()
     """Schemes it concerns; empty for every low-precision scheme."""
     reads: str = "import"
@@ -34,7 +34,7 @@ class Variable:
     keyword: str | None = None
     """Keyword of the recipe class whose default it is."""
     contradicts: tuple[str, ...] = ()
-    """Values under which the run is not what the config says: an error. Any other change is a warning."""
+    """Values that contradict the config: an error. Any other change is a warning."""
     refused_by: tuple[str, ...] = ()
     """Schemes whose recipe cannot be made while it is set."""
     attention: bool = False
@@ -43,7 +43,7 @@ class Variable:
     """False: it picks a kernel or permits something; the recipe stays what it was."""
 
     def parse(self, text: str) -> object:
-        """Return what Transformer Engine makes of a value.
+        """Return a value as Transformer Engine reads it.
 
         Raises:
             ValueError: Transformer Engine would fail on it.
@@ -72,7 +72,7 @@ class Variable:
 
     @property
     def accepted(self) -> str:
-        """What Transformer Engine accepts, in words."""
+        """Values that Transformer Engine accepts, in words."""
         if self.kind == "number":
             return "a whole number"
         return f"one of {', '.join(filter(None, self.choices))}" if self.choices else "anything"
@@ -267,7 +267,7 @@ NVTE_VARIABLES = MappingProxyType(
             ),
             Variable(
                 name="NVTE_APPLY_QK_LAYER_SCALING",
-                effect="has to say the same as Megatron's apply_query_key_layer_scaling",
+                effect="has to equal Megatron's apply_query_key_layer_scaling",
                 reads="run",
                 kind="number",
                 changes_values=False,
