@@ -16,6 +16,7 @@ from bridge.interop import fsdp, pytorch
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from tests import warm
 from tests.interop.properties import check_return, configs, reasons
 
 RECIPES = [row.name for row in REGISTRY.recipes() if "misnamed" not in row.tags]
@@ -133,7 +134,8 @@ def test_tf32_is_set_after_either_interface_and_both_can_be_read(
         "read = torch.get_float32_matmul_precision() if answer else None\n"
         "print(answer, read, torch.backends.cuda.matmul.fp32_precision)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm.run(["python", "-c", code])
+    assert done.returncode == 0, done.stderr
     words = done.stdout.split()
     assert words[0] == str(answer)
     if answer is not None:
@@ -224,7 +226,7 @@ model(torch.randn(4, 8)).sum().backward()
 print(seen, next(model.parameters()).dtype, next(model.parameters()).grad.dtype)
 dist.destroy_process_group()
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    done = warm.run(["python", "-W", "ignore", "-c", code])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[(torch.bfloat16, torch.bfloat16)] torch.float32 torch.float32"
 

@@ -109,15 +109,14 @@ def test_operands_are_the_dequantised_values(name: str, x: torch.Tensor, both_pa
         assert torch.equal(bits(found)[representable], bits(values)[representable])
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 8), (8, 0), (3, 0, 4), (5,), (2, 3, 4, 33)])
-@pytest.mark.parametrize("name", SPECS)
-def test_any_leading_shape_and_empty_tensors(name: str, shape: tuple[int, ...], path: str) -> None:
-    x = torch.randn(shape).bfloat16()
-    made = quantise(x, SPECS[name])
-    back = made.dequantise()
-    assert back.shape == x.shape
-    assert back.dtype == x.dtype
-    assert made.amax.shape == (1,)
+def test_any_leading_shape_and_empty_tensors(path: str) -> None:
+    for shape in ((0,), (0, 8), (8, 0), (3, 0, 4), (5,), (2, 3, 4, 33)):
+        x = torch.randn(shape).bfloat16()
+        for name, spec in SPECS.items():
+            made = quantise(x, spec)
+            back = made.dequantise()
+            found = (back.shape, back.dtype, made.amax.shape)
+            assert found == (x.shape, x.dtype, (1,)), f"{name} of {shape}"
 
 
 def test_strides_do_not_matter(path: str) -> None:

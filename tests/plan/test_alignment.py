@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -60,17 +61,16 @@ def test_the_derivation_names_every_factor():
     )
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("sp", [False, True])
-@pytest.mark.parametrize("cp", [1, 2, 3])
-@pytest.mark.parametrize("scheme", [*(name for name in FP8_SCHEMES if name != "custom"), "nvfp4"])
-def test_a_padded_slab_fits_every_rank(scheme, cp, sp, tp):
-    pad = pad_multiple(scheme, tp, sp, cp)
-    rows = FP8_SCHEMES.get(scheme)
-    ranks = cp * (tp if sp else 1)
-    assert pad.per_slab % ranks == 0
-    assert pad.per_slab // ranks % (rows.alignment[0] if rows else 16) == 0
-    assert pad.per_slab % pad.per_sequence == 0
+def test_a_padded_slab_fits_every_rank():
+    schemes = [*(name for name in FP8_SCHEMES if name != "custom"), "nvfp4"]
+    for case in itertools.product(schemes, (1, 2, 4), (False, True), (1, 2, 3)):
+        scheme, tp, sp, cp = case
+        pad = pad_multiple(scheme, tp, sp, cp)
+        rows = FP8_SCHEMES.get(scheme)
+        ranks = cp * (tp if sp else 1)
+        assert pad.per_slab % ranks == 0, case
+        assert pad.per_slab // ranks % (rows.alignment[0] if rows else 16) == 0, case
+        assert pad.per_slab % pad.per_sequence == 0, case
 
 
 def test_an_unknown_scheme_is_answered_with_the_nearest():
