@@ -73,14 +73,14 @@ class StatedField:
     def __get__(self, holder: _Holder | None, owner: type) -> Any:
         if holder is None:
             return self.default
-        value = holder._read(self)
+        value = holder._read(self)  # noqa: SLF001  the holder's half of this descriptor
         return torch_dtype(value) if self.kind == "dtype" and value is not None else value
 
     def __set__(self, holder: _Holder, value: object) -> None:
-        holder._assign(self.name, value)
+        holder._assign(self.name, value)  # noqa: SLF001  as above
 
     def __delete__(self, holder: _Holder) -> None:
-        holder._unstate(self.name)
+        holder._unstate(self.name)  # noqa: SLF001  as above
 
     def with_default(self, default: object) -> StatedField:
         """Return the same field with another default."""

@@ -74,7 +74,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             own = vars(self)
             for kept in _KEPT:
                 own[kept] = dict(vars(origin)[kept]) if origin is not None else {}
-            own["_recipe"] = origin._recipe if origin is not None else None
+            own["_recipe"] = vars(origin)["_recipe"] if origin is not None else None
             changes = {name: given[name] for name in changed}
             known = self.__dataclass_fields__
             for name in changes:

@@ -58,7 +58,7 @@ class StoredWeight(torch.Tensor):
         """Make a tensor that stands for a store."""
         held = store.quantised
         device = _a_tensor_of(held).device
-        made = torch.Tensor._make_wrapper_subclass(
+        made: Self = torch.Tensor._make_wrapper_subclass(
             cls, held.shape, dtype=held.dtype, device=device, requires_grad=requires_grad
         )
         made._store = store
@@ -127,7 +127,8 @@ class StoredWeight(torch.Tensor):
         """Share the store on detach, quantise on copy_, and let everything else work on the dequantised weight."""
         kwargs = kwargs or {}
         if func is torch.ops.aten.detach.default:
-            return type(args[0])(args[0]._store)
+            detached: StoredWeight = args[0]
+            return type(detached)(detached._store)
         if func is torch.ops.aten.copy_.default and isinstance(args[0], StoredWeight):
             source = args[1].dequantize() if isinstance(args[1], StoredWeight) else args[1]
             return args[0].quantize_(source)
