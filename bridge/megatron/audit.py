@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bridge.numerics import GemmOperand
 
-__all__ = ["GemmRecord", "format_gemms", "global_layer_names", "of_all_stages", "watch_gemms"]
+__all__ = ["GemmRecord", "format_gemms", "gather_stages", "global_layer_names", "of_all_stages", "watch_gemms"]
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -95,10 +95,15 @@ def watch_gemms(model: Sequence[torch.nn.Module]) -> Iterator[set[GemmRecord]]:
 
 def of_all_stages(seen: set[GemmRecord]) -> tuple[GemmRecord, ...]:
     """Return the records of all pipeline stages; a collective call."""
+    return tuple(sorted(set[GemmRecord]().union(*gather_stages(seen))))
+
+
+def gather_stages(own: Any) -> list[Any]:
+    """Return an object of each pipeline stage, in order; a collective call."""
     group = parallel_state.get_pipeline_model_parallel_group()
     gathered: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(gathered, seen, group=group)
-    return tuple(sorted(set().union(*gathered)))
+    torch.distributed.all_gather_object(gathered, own, group=group)
+    return gathered
 
 
 def format_gemms(records: Sequence[GemmRecord]) -> str:

@@ -60,11 +60,6 @@ class Process:
         return self.rank == 0
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether this process holds the first pipeline stage, with the embedding."""
-        return self.pipeline_rank == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """Whether this process holds the last pipeline stage, with the loss."""
         return self.pipeline_rank == self.pipeline_size - 1

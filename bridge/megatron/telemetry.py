@@ -11,16 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-from megatron.core import parallel_state
-
-from bridge.megatron.audit import global_layer_names
+from bridge.megatron.audit import gather_stages, global_layer_names
 from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import QuantisationError, quantisation_error, stored_operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import torch
 
     from bridge.numerics import GemmOperand
 
@@ -116,9 +115,6 @@ class Telemetry:
 
     def of_all_stages(self) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order; a collective call."""
-        group = parallel_state.get_pipeline_model_parallel_group()
-        gathered: list[Any] = [None] * group.size()
-        torch.distributed.all_gather_object(gathered, self.rows, group=group)
         order = {"input": 0, "weight": 1, "grad_output": 2}
-        rows = [row for part in gathered for row in part]
+        rows = [row for part in gather_stages(self.rows) for row in part]
         return sorted(rows, key=lambda row: (row.step, row.layer, row.module, order[row.operand]))

@@ -159,9 +159,5 @@ class DelayedScaling(torch.nn.Module):
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def extra_repr(self) -> str:
-        """Say what this keeps."""
-        return f"amax_history_len={len(self.amax_history)}, algo={self.precision.amax_compute_algo}"
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lent": None}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.plan.alignment_fields import FIELDS
-from bridge.plan.modules import layer_modules, mtp_modules, output_modules
+from bridge.plan.modules import modules_of
 from bridge.plan.precision_plan import LOW, compact
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 
@@ -217,14 +217,7 @@ def _scheme(name: str | None, family: str | None) -> Scheme | None:
 
 
 def _linears(plan: PrecisionPlan, layer: PlanLayer) -> Iterator[Module]:
-    shape = plan.shape
-    modules: tuple[Module, ...] = ()
-    if layer.number is not None:
-        modules = layer_modules(shape, layer.kind)
-    elif layer.kind == "mtp":
-        modules = mtp_modules(shape)
-    elif layer.kind == "output":
-        modules = output_modules(shape)
+    modules = modules_of(plan.shape, layer.label, layer.kind)
     yield from (module for module in modules if module.kind in ("linear", "head"))
 
 
@@ -232,11 +225,7 @@ def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, is_
     """Return a linear layer's dimensions on a rank."""
     parallel = plan.parallel
     ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
-    outputs, inputs = module.outputs, module.inputs
-    if module.kind == "head":
-        outputs = plan.shape.padded_vocab_size(ranks)
-    outputs = outputs // ranks if module.split == "column" else outputs
-    inputs = inputs // ranks if module.split == "row" else inputs
+    outputs, inputs = module.on_rank(plan.shape, ranks)
     here = tokens / parallel.context
     experts = plan.shape.experts
     if module.is_expert and experts is not None:

@@ -22,13 +22,12 @@ from bridge.plan.memory_copies import (
     row_scale_bytes,
 )
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
-from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
+from bridge.plan.modules import modules_of
 from bridge.plan.shape import read_field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bridge.plan.modules import Module
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.stages import Place
 
@@ -44,7 +43,6 @@ KINDS = (
     "activations",
 )
 """Kinds of a rank's bytes, in the order of the report."""
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,17 +243,9 @@ def _moments(plan: PrecisionPlan) -> int:
 
 def _whole_model(plan: PrecisionPlan) -> int:
     """Return the parameters of the whole model, without padding of the vocabulary over ranks and without copies."""
-    modules = [module for layer in plan.layers for module in _modules_of(plan, layer.label, layer.kind)]
+    modules = [module for layer in plan.layers for module in modules_of(plan.shape, layer.label, layer.kind)]
     tied = plan.shape.share_embeddings_and_output_weights
     return sum(module.parameters for module in modules if not (tied and module.kind == "head"))
-
-
-def _modules_of(plan: PrecisionPlan, label: str, kind: str) -> tuple[Module, ...]:
-    if label == "embedding":
-        return embedding_modules(plan.shape)
-    if label == "output":
-        return output_modules(plan.shape)
-    return mtp_modules(plan.shape) if kind == "mtp" else layer_modules(plan.shape, kind)
 
 
 def _layout(plan: PrecisionPlan) -> str:

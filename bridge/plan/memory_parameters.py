@@ -108,7 +108,7 @@ class _Chunk:
         computes = weight.format if weight is not None and weight.format else storage
         computes = computes if fprop is not None and computes in LOW else storage
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
-        outputs, inputs = self._local(module, ranks)
+        outputs, inputs = module.on_rank(self.plan.shape, ranks)
         is_expert = module.is_expert and self.parallel.expert > 1
         place = {"layer": label, "module": module.name, "is_expert": is_expert}
         mode = self.plan.settings.mode
@@ -129,14 +129,3 @@ class _Chunk:
             )
         if module.bias:
             yield Parameter(name="bias", rows=1, columns=outputs, storage=mode, computes=mode, **place)  # type: ignore[arg-type]
-
-    def _local(self, module: Module, ranks: int) -> tuple[int, int]:
-        """Return the outputs and inputs that this rank holds."""
-        outputs, inputs = module.outputs, module.inputs
-        if module.kind in ("embedding", "head") and module.split == "column":
-            outputs = self.plan.shape.padded_vocab_size(ranks)
-        if module.split == "column":
-            outputs //= ranks
-        elif module.split == "row":
-            inputs //= ranks
-        return outputs, inputs

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bridge.plan.shape import ModelShape
 
-__all__ = ["EMBEDDING", "OUTPUT", "Module", "embedding_modules", "layer_modules", "mtp_modules", "output_modules"]
+__all__ = [
+    "EMBEDDING",
+    "OUTPUT",
+    "Module",
+    "embedding_modules",
+    "layer_modules",
+    "modules_of",
+    "mtp_modules",
+    "output_modules",
+]
 
 EMBEDDING = "embedding"
 OUTPUT = "output"
@@ -46,6 +55,26 @@ class Module:
             return 0
         matrix = self.inputs * self.outputs if self.kind != "norm" else self.outputs
         return self.count * (matrix + (self.outputs if self.bias else 0)) + sum(length for _, length in self.vectors)
+
+    def on_rank(self, shape: ModelShape, ranks: int) -> tuple[int, int]:
+        """Return the outputs and inputs that one of `ranks` tensor-parallel ranks holds."""
+        outputs, inputs = self.outputs, self.inputs
+        if self.kind in ("embedding", "head") and self.split == "column":
+            outputs = shape.padded_vocab_size(ranks)
+        if self.split == "column":
+            outputs //= ranks
+        elif self.split == "row":
+            inputs //= ranks
+        return outputs, inputs
+
+
+def modules_of(shape: ModelShape, label: str, kind: str) -> tuple[Module, ...]:
+    """Return the modules of a row of the plan: the embedding, a layer, an MTP layer or the output."""
+    if label == EMBEDDING:
+        return embedding_modules(shape)
+    if label == OUTPUT:
+        return output_modules(shape)
+    return mtp_modules(shape) if kind == "mtp" else layer_modules(shape, kind)
 
 
 @lru_cache(maxsize=256)

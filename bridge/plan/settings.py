@@ -80,7 +80,6 @@ class Settings:
     """Dtype of the router's GEMM where it is not the mode's."""
     distributed: bool = False
     """Masters and optimizer state are sharded over the data-parallel ranks."""
-    precision_aware: bool = False
     owns_masters: bool = False
     """Precision-aware optimizer: the fused Adam holds the masters itself."""
     master: str | None = "fp32"
@@ -142,7 +141,6 @@ class Settings:
             router=_dtype(router) if router is not None else None,
             offloaded=offload,
             distributed=read.is_distributed(),
-            precision_aware=pao,
             owns_masters=owns,
             master=None if mode == "fp32" else master if owns else "fp32",
             exp_avg=_dtype(read_field(optimizer or {}, "exp_avg_dtype", "fp32")) if pao else "fp32",

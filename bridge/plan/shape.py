@@ -39,12 +39,7 @@ class Experts:
     shared_ffn_hidden_size: int = 0
     """Width of the shared expert, 0 without one."""
     shared_gate: bool = False
-    router_dtype: str | None = None
-    """fp32 or fp64 where the router computes in it; None: in the weights' dtype."""
     router_bias: bool = False
-    grouped_gemm: bool = False
-    """The experts of a rank run as one grouped GEMM."""
-    capacity_factor: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,9 +254,7 @@ class _Reader:
             topk=self.whole("moe_router_topk", 2),
             shared_ffn_hidden_size=self.whole("moe_shared_expert_intermediate_size", 0, least=0),
             shared_gate=self.flag("moe_shared_expert_gate"),
-            router_dtype=self.text("moe_router_dtype", "") or None,
             router_bias=self.flag("moe_router_enable_expert_bias") and self.flag("add_bias_linear", default=True),
-            grouped_gemm=self.flag("moe_grouped_gemm"),
         )
 
     def _latent(self) -> Latent | None:
