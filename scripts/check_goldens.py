@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import reference_quantisers as reference
 import torch
 
-from bridge.numerics import QuantSpec, quantise, reference, update_scaling_factors, use
+from bridge.numerics import QuantSpec, quantise, update_scaling_factors, use
 from bridge.numerics.quantised import pack_nibbles
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE

@@ -6,7 +6,7 @@
     the linear layer     linear.scaled_linear, delayed.DelayedScaling   three GEMMs and their autograd
 
 Below them, `tiles` (plain torch) and `kernel.c` (the same bits, faster) do the passes over memory, `grid` and `scaling`
-hold the formulas, and `reference` is the slow, obvious version that both are compared with.
+hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious version that both are compared with.
 """
 
 from __future__ import annotations

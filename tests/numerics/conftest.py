@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from bridge.numerics import native, use
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))  # the reference quantisers
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

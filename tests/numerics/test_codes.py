@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import reference_quantisers as reference
 import torch
 
-from bridge.numerics import reference
 from bridge.numerics.grid import code_values, decode, encode, random_units, round_to_grid
 from bridge.precision.formats import FORMATS
 

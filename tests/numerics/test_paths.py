@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import reference_quantisers as reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.numerics import GemmPrecision, QuantSpec, make_operand, quantise, reference, use
+from bridge.numerics import GemmPrecision, QuantSpec, make_operand, quantise, use
 from bridge.numerics.quantised import pack_nibbles
 from bridge.precision.formats import FORMATS
 

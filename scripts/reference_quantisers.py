@@ -23,8 +23,6 @@ from bridge.precision.schemes import WHOLE, Tile
 if TYPE_CHECKING:
     from bridge.numerics.spec import QuantSpec
 
-__all__ = ["ReferenceCopy", "delayed_update", "hadamard", "quantise_copy", "round_codes", "value_table"]
-
 F32 = np.float32
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
