@@ -14,6 +14,7 @@ import yaml
 
 from tests import warm
 from tests.cli.test_commands import run
+from tests.contention import allowed
 
 ROOT = Path(__file__).parents[2]
 CONF = ("--config-path", str(ROOT / "conf"))
@@ -145,7 +146,7 @@ def test_a_large_model_is_answered_in_two_seconds(path, command):
     done = run(command, "--config", str(path), COLUMNS="130")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 5
-    assert done.cpu_seconds < 2  # wall time is the machine's business
+    assert done.cpu_seconds < allowed(2)
 
 
 def test_plans_are_made_without_torch_and_megatron():

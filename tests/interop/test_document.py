@@ -8,6 +8,7 @@ import pytest
 from bridge.errors import PayloadError
 from bridge.interop.conversion import runs_of
 from bridge.interop.document import MAX_BYTES, Document
+from tests.contention import allowed
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "\n".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 8)}]" for level in range(1, 12)
@@ -195,7 +196,7 @@ def test_a_large_file_is_done_in_less_than_two_seconds(text: str) -> None:
     begun = time.process_time()
     with contextlib.suppress(PayloadError):
         _ = Document.of_text(text, "x.yaml").content
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < allowed(2)
 
 
 def test_a_named_pipe_is_refused_and_a_process_substitution_is_read(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_a_key_of_toml_with_more_parts_than_anybody_writes_is_refused_at_once(ke
     begun = time.process_time()
     with pytest.raises(PayloadError, match=r"x\.toml, line 2: a key must not have more than 64 parts, got more\. "):
         runs_of(Document.of_text(f"[job]\n{key} = 1\n", "x.toml"))
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < allowed(2)
     assert Document.of_text(f"# {'.' * 200}\na = '{'.' * 200}'\n" + "a.b.c = 1\n" * 100, "x.toml").kind == "text"
 
 
@@ -225,4 +226,4 @@ def test_looking_for_such_a_key_takes_no_time(text: str) -> None:
     begun = time.process_time()
     with contextlib.suppress(PayloadError):
         Document.of_text(text, "x.toml")
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < allowed(2)

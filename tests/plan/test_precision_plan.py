@@ -22,6 +22,7 @@ from bridge.plan.stages import Parallel
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from tests.contention import allowed
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID
 
 SIX = {**DENSE, "num_layers": 6}
@@ -310,10 +311,10 @@ def test_an_unknown_row_is_answered_with_what_there_is(arguments, message):
 
 
 def test_the_plan_of_a_large_model_is_quick():
-    start = time.perf_counter()
+    begun = time.process_time()
     found = plan(REGISTRY.get("bf16_with_fp8_subchannel_scaling_mixed"), DEEPSEEK_V3)
     assert sum(1 for _ in found.rows()) > 4000
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - begun < allowed(1)
 
 
 class Asked(dict):

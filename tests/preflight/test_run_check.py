@@ -12,6 +12,7 @@ import yaml
 from bridge.errors import RunConfigError
 from bridge.preflight.run_check import check_run
 from bridge.training.config import ConfigContainer
+from tests.contention import allowed
 from tests.rules.cases import B200, CURRENT, DENSE, H100, OVERLAP
 
 SHOWCASE = sorted((Path(__file__).parents[2] / "docs" / "showcase").glob("*.yaml"))
@@ -47,7 +48,7 @@ def test_a_showcase_run_has_no_error_and_no_warning_and_takes_milliseconds(path:
     run = yaml.safe_load(path.read_text(encoding="utf-8"))
     begun = time.process_time()
     report = check_run(run, target=None)
-    assert time.process_time() - begun < 0.5
+    assert time.process_time() - begun < allowed(0.5)
     assert [str(one) for one in report.findings if one.severity != "info"] == []
     assert report.setup.target.count in (64, 512, 2048)
 
