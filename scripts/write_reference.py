@@ -23,9 +23,9 @@ from bridge.precision.schemes import SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, Recipe, Registry
 from bridge.rules.gpus import GPUS
-from bridge.rules.rule import EVIDENCE, Rule
+from bridge.rules.rule import EVIDENCE, NEEDS, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
-from bridge.rules.versions import shown
+from bridge.rules.versions import dotted
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"
@@ -105,8 +105,12 @@ def _home(home: dict[str, str | None]) -> str:
 
 def rules_page() -> str:
     """Return the page of rules: how to read it, a list, then every rule in full, by topic."""
-    lines = [NOTE, "# Rules of the check\n"]
-    lines.append(f"The {len(RULES)} rules behind `precision-bridge check`. `precision-bridge explain ID` prints one.")
+    lines = [NOTE, "# Rules\n"]
+    lines.append(f"The {len(RULES)} rules of a precision. `precision-bridge check` asks all of them, `finalize()`")
+    lines.append(
+        "raises the errors that need the precision alone, and a sync asks those whose line says so. The id and the"
+    )
+    lines.append("sentence are the same in each place. `precision-bridge explain ID` prints one.")
     lines.append("[Check before you submit](../howto/check-before-you-submit.md) tells how to use and silence them.\n")
     lines.append(
         "*Error*: the run will not start, or is another run than the one asked for. *Warning*: it may. *Info*:"
@@ -128,6 +132,8 @@ def _rule(rule: Rule) -> list[str]:
     if rule.explanation:
         lines.append(f"{rule.explanation}\n")
     lines.append(f"- Ways out: {_escaped(ways)}.")
+    asked = f"; {SYNC[rule.sync]}" if rule.sync is not None else ""
+    lines.append(f"- Needs {NEEDS[rule.needs]}{asked}.")
     lines.extend(f"- Holds for {versions}." for versions in told["holds_for"])
     lines.append(f"- Source ({rule.evidence}): {_escaped(rule.source)}.\n")
     return lines
@@ -153,7 +159,7 @@ def support_page() -> str:
     lines.append("\n## GPU generations\n\n| target | GPU | generation | compute capability | memory, GiB | formats |")
     lines.append("|---|---|---|---|---|---|")
     for gpu in GPUS.values():
-        capability = shown(gpu.capability) if gpu.capability else ""
+        capability = dotted(gpu.capability) if gpu.capability else ""
         cells = (f"`{gpu.name}`", gpu.title, gpu.generation, capability, gpu.memory_gib or "", ", ".join(gpu.formats))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
+from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.validity import legal_format_for_scheme
 
-__all__ = ["ExportBuilder", "ImportBuilder", "MegatronExportBuilder", "inert", "semantics_of"]
+__all__ = ["ExportBuilder", "ImportBuilder", "inert", "semantics_of"]
 
 MODES = ("fp32", "fp16", "bf16")
 OFF_SWITCHES = (
@@ -118,7 +117,7 @@ class ExportBuilder:
                 f"mixed_precision: must be a MixedPrecisionConfig, got {config!r:.80}. "
                 "get_mixed_precision_config makes one of a recipe's name."
             )
-        self.check(config)
+        config.finalize()
         self.config = config
         self.system = system
         self.values = config.to_dict(full=True)
@@ -126,10 +125,6 @@ class ExportBuilder:
         """The mode that the other system reads in the payload."""
         self.mapped: dict[str, tuple[str, ...]] = {}
         self.unmapped: dict[str, list[Unmapped]] = {}
-
-    def check(self, config: MixedPrecisionConfig) -> None:
-        """Raise PrecisionConfigError for a config that can never be right."""
-        config.finalize()
 
     def map(self, field: str, *settings: str) -> None:
         """Record that `field`, if it is stated, became these settings too; none: it holds there without one."""
@@ -171,22 +166,6 @@ class ExportBuilder:
         unmapped = tuple(entry for name in self.config.field_names() for entry in self.unmapped.get(name, ()))
         mapped = {name: settings for name, settings in self.mapped.items() if name not in self.unmapped}
         return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped)
-
-
-class MegatronExportBuilder(ExportBuilder):
-    """The report of an export to a system that runs on Megatron Core.
-
-    Megatron Core takes every format under every scheme: a format that a scheme does not train well with is no reason
-    to refuse, since it is what the next system runs too.
-    """
-
-    def check(self, config: MixedPrecisionConfig) -> None:
-        """Raise PrecisionConfigError for a config that Megatron Core cannot run."""
-        try:
-            config.finalize()
-        except PrecisionConfigError as error:
-            if set(error.findings) - set(legal_format_for_scheme(config)):
-                raise
 
 
 def inert(config: MixedPrecisionConfig, field: str) -> str | None:

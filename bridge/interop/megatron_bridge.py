@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning, PayloadError
-from bridge.interop.builders import ImportBuilder, MegatronExportBuilder
+from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
@@ -247,7 +247,7 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
             overrides) or "name" (the recipe's name, where there is one).
         bridge_version: 0.3 knows no fp4_param_gather.
     """
-    builder = MegatronExportBuilder(config, TITLE)
+    builder = ExportBuilder(config, TITLE)
     if shape not in ("fields", "strings", "name"):
         raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
     name = recipe_named(config) if shape == "name" else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.builders import ImportBuilder, MegatronExportBuilder
+from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, Program, program_of
@@ -354,7 +354,7 @@ def _defaults(mode: str, builder: ImportBuilder) -> None:
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the plugin's arguments, every one that decides written out."""
-    builder = MegatronExportBuilder(config, TITLE)
+    builder = ExportBuilder(config, TITLE)
     values, mode = builder.values, config.mode
     payload: dict[str, Any] = {
         "_target_": TARGET,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.interop.builders import ImportBuilder, MegatronExportBuilder
+from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _argument(row: RecipeClass, name: str, value: Any, builder: ImportBuilder) -
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the recipe's class and arguments; None where nothing runs below half precision."""
-    builder = MegatronExportBuilder(config, TITLE)
+    builder = ExportBuilder(config, TITLE)
     family = "fp8" if config.fp8 else "fp4" if config.fp4 else None
     row = next((row for row in CLASSES.values() if row.family == family and row.scheme == config.scheme), None)
     detail = "a recipe says how matrix multiplications are quantised and nothing else"

@@ -148,6 +148,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 return self._sources.get(known) or "stated"
         return "default"
 
+    def reading(self, name: str) -> Any:
+        """Return what `name` reads as, a dtype as its token."""
+        return self._read(self._field(name))
+
     def state(self, source: str | None = None, /, **values: object) -> Self:
         """Set fields and remember who did it; returns the config itself.
 
@@ -165,8 +169,8 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
         """Return the names of all precision fields, in order of declaration."""
-        fields = dataclasses.fields(cls)
-        return tuple(f.name for f in fields if isinstance(_descriptor(cls, f.name), StatedField))
+        own_class: Any = cls
+        return _field_names(own_class)
 
     # -- machinery ---------------------------------------------------------------------------------------------------
 
@@ -293,6 +297,12 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 def _descriptor(owner: type, name: str) -> object:
     """Return the class attribute itself, past any descriptor protocol."""
     return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
+
+
+@functools.cache
+def _field_names(owner: Any) -> tuple[str, ...]:
+    fields = dataclasses.fields(owner)
+    return tuple(field.name for field in fields if isinstance(_descriptor(owner, field.name), StatedField))
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from bridge.plan.shape import ModelShape
 from bridge.precision.auto import is_auto
 from bridge.preflight.support import support
 from bridge.preflight.target import EXAMPLE, Target, detect_target
-from bridge.rules.versions import at_least, shown
+from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
     from bridge.rules.gpus import Gpu
@@ -254,10 +254,10 @@ def _is_worse(name: str, verdict: str) -> bool:
 def _too_early(name: str, target: Target) -> str | None:
     """Return why a recipe that would run is not trained with yet, or None."""
     if name == _NVFP4:
-        floors = (("te", (2, 14), "Transformer Engine"), ("mcore", (0, 18), "megatron-core"))
+        floors = (("te", "2.14", "Transformer Engine"), ("mcore", "0.18", "megatron-core"))
         for product, least, title in floors:
             if at_least(getattr(target, product), least) is not True:
                 has = getattr(target, product)
-                known = f"this is {shown(has)}" if has else "the target does not say"
-                return f"its FP4 weights are right from {title} {shown(least)} on, and {known}"
+                known = f"this is {has}" if has else "the target does not say"
+                return f"its FP4 weights are right from {title} {least} on, and {known}"
     return None

@@ -1,11 +1,10 @@
-"""`Setup`: everything a rule may look at, after the recipe has been written into the owners.
+"""`Setup`: a whole run as rules see it, after the recipe has been written into the owners.
 
     setup = Setup("bf16_mixed", model={"num_layers": 80, "hidden_size": 8192}, target=parse_target("h100x8"))
     setup.scheme, setup.model.num_layers, setup.target.gpu
 
-Owners may be Megatron's own objects, subclasses of them, mappings from YAML, or nothing at all. A value that nobody
-gave is Megatron's class default; where Megatron has none (`seq_length`, `target.te`), None stands for "not known", and
-a rule that needs it stays silent. Nothing heavy is imported.
+Owners may be Megatron's own objects, subclasses of them, mappings from YAML, or nothing at all. Nothing heavy is
+imported.
 """
 
 from __future__ import annotations
@@ -13,27 +12,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.preflight.section import Malformed, Section, read_precision, read_section
-from bridge.preflight.settle import NAMES_OF, Replaced, mode_of, settle
-from bridge.preflight.target import Target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.fields import DEFAULTS
+from bridge.rules.context import RuleContext, View
+from bridge.rules.target import Target
 from bridge.rules.versions import at_least
+from bridge.sync.mapping import MappingOwner
+from bridge.sync.plan import plan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bridge.preflight.auto import Choice
+    from bridge.sync.report import SyncRow
 
 __all__ = ["ROLES", "Setup"]
 
 ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
+WRITTEN = ("model", "optimizer", "ddp", "train")
 Origins = Callable[[str], str]
 
 
-class Setup:
-    """A run as a rule sees it. Read-only by intent; made anew for each check.
+class Setup(RuleContext):
+    """A run before it is built. Read-only by intent; made anew for each check.
 
     Args:
         precision: A recipe's name, a config, a mapping of stated fields, or None: the owners keep their own settings.
@@ -68,60 +70,35 @@ class Setup:
         origins: Origins | None = None,
         choice: Choice | None = None,
     ) -> None:
-        self.precision, misread, self.unknown = _precision(precision)
-        self.said: Mapping[str, Any] = {} if self.precision is None else self.precision.stated_values
-        given = (model, optimizer, ddp, train, data, peft)
-        sections = {role: read_section(role, owner) for role, owner in zip(ROLES, given, strict=True)}
+        config, misread, self.unknown = _precision(precision)
+        owners = (model, optimizer, ddp, train, data, peft)
+        sections = {role: read_section(role, owner) for role, owner in zip(ROLES, owners, strict=True)}
         self.sections: Mapping[str, Section] = sections
+        self.malformed = misread + [one for section in sections.values() for one in section.malformed]
+        values = {role: section.values for role, section in sections.items()}
+        target = target or Target()
+        super().__init__(
+            config,
+            rows=() if config is None else _write(config, values, target),
+            views={role: View(held) for role, held in values.items()},
+            given=frozenset(role for role, section in sections.items() if section.is_given),
+            target=target,
+            origins=origins,
+        )
+        self.is_whole = True
         self.checkpoint = checkpoint
-        self.target = target or Target()
         self.environment: Mapping[str, str] = environment or {}
         self.has_environment = environment is not None
         self.backend = backend
         self.choice = choice
-        self._origins = origins
-        self.malformed = misread + [one for section in sections.values() for one in section.malformed]
-        values = {role: section.values for role, section in sections.items()}
-        self.replaced: list[Replaced] = settle(self.said, values) if self.precision is not None else []
-        self.model = _View(values["model"])
-        self.optimizer = _View(values["optimizer"])
-        self.ddp = _View(values["ddp"])
-        self.train = _View(values["train"])
-        self.data = _View(values["data"])
-        self.peft = _View(values["peft"])
-        self._read_precision()
-        self._read_layout()
-        self._read_situation()
+        self.read_owners()
+        self._read_shape()
+        self._read_target()
 
-    def _read_precision(self) -> None:
-        """Set what the run's precision comes down to."""
-        model, ddp = self.model, self.ddp
-        if self.precision is not None:
-            self.mode = mode_of(self.said)
-        else:
-            self.mode = "bf16" if model.bf16 is True else "fp16" if model.fp16 is True else "fp32"
-        self.is_bf16, self.is_fp16, self.is_fp32 = self.mode == "bf16", self.mode == "fp16", self.mode == "fp32"
-        self.is_half = not self.is_fp32
-        self.fp8: str | None = model.fp8 or None
-        self.fp4: str | None = model.fp4 or None
-        self.is_low = bool(self.fp8 or self.fp4)
-        self.scheme: str | None = model.fp8_recipe if self.fp8 else model.fp4_recipe if self.fp4 else None
-        self.row: Scheme | None = (FP8_SCHEMES if self.fp8 else FP4_SCHEMES).get(self.scheme or "")
-        self.is_delayed = self.scheme == "delayed"
-        self.is_blockwise = self.scheme == "blockwise"
-        self.is_mxfp8 = self.scheme == "mxfp8"
-        self.is_tensorwise = self.scheme == "tensorwise"
-        self.is_custom = self.scheme == "custom"
-        self.gathers_fp8: bool = bool(model.fp8_param or ddp.fp8_param_gather)
-        self.gathers_fp4: bool = bool(model.fp4_param or ddp.fp4_param_gather)
-        self.reuses_buffer: bool = bool(
-            ddp.reuse_grad_buf_for_mxfp8_param_ag or self.optimizer.reuse_grad_buf_for_mxfp8_param_ag
-        )
-        self.has_dynamic_scale = self.is_fp16 and not self.optimizer.loss_scale
-
-    def _read_layout(self) -> None:
+    def _read_shape(self) -> None:
         """Set sizes of the parallel groups (at least 1) and what kind of model it is."""
-        model, ddp = self.model, self.ddp
+        model = self.model
+        self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
         self.tp: int = max(1, model.tensor_model_parallel_size or 1)
         self.pp: int = max(1, model.pipeline_model_parallel_size or 1)
         self.cp: int = max(1, model.context_parallel_size or 1)
@@ -131,11 +108,6 @@ class Setup:
         self.is_moe = bool(model.num_moe_experts)
         self.is_hybrid = bool(model.is_hybrid_model or model.hybrid_override_pattern or model.hybrid_layer_pattern)
         self.has_mtp = bool(model.mtp_num_layers)
-        self.has_precision_aware: bool = bool(self.optimizer.use_precision_aware_optimizer)
-        self.has_megatron_fsdp = bool(ddp.use_megatron_fsdp or ddp.use_custom_fsdp)
-        self.has_torch_fsdp2: bool = bool(ddp.use_torch_fsdp2)
-        self.has_fsdp_v2 = self.has_megatron_fsdp and ddp.megatron_fsdp_version == 2
-        self.is_sharded = bool(self.optimizer.use_distributed_optimizer or ddp.use_distributed_optimizer)
         self.rank: int | None = self.peft.rank or self.peft.dim
         routes = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend)
         self.has_ncclep = routes == ("flex", "ncclep")
@@ -143,34 +115,29 @@ class Setup:
         self.recomputed: tuple[str, ...] = ()
         if model.recompute_granularity == "selective" and isinstance(modules, list | tuple):
             self.recomputed = tuple(map(str, modules))
+        self.has_peft = "peft" in self.given
+        self.is_resumed = self.checkpoint is not None
 
-    def _read_situation(self) -> None:
-        """Set what is known of the place the run happens in."""
-        target, sections = self.target, self.sections
-        self.mcore, self.te, self.cuda, self.cudnn = target.mcore, target.te, target.cuda, target.cudnn
-        self.capability = target.capability
+    def _read_target(self) -> None:
+        """Set what is known of the GPUs of the run and their libraries."""
+        target = self.target
+        self.cuda, self.cudnn, self.capability = target.cuda, target.cudnn, target.capability
         self.has_gpu = target.gpu is not None and target.gpu.is_gpu
         self.is_emulated = self.backend == "emulated" or (
             self.backend is None and target.gpu is not None and not target.gpu.is_gpu
         )
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
-        self.has_owners = any(sections[role].is_given for role in ("model", "optimizer", "ddp"))
-        self.has_optimizer, self.has_ddp = sections["optimizer"].is_given, sections["ddp"].is_given
-        self.has_model = sections["model"].is_given
-        self.has_peft = sections["peft"].is_given
-        self.is_plain_optimizer = self.has_optimizer and not self.has_precision_aware
-        self.is_resumed = self.checkpoint is not None
 
     @property
     def label(self) -> str:
-        """What is checked, in a few words."""
+        """The precision in a few words."""
         return self.precision.label if self.precision is not None else f"{self.mode}, without a recipe"
 
     @property
     def flow(self) -> str:
-        """The way of a gradient, from the weight gradient to the master weight."""
+        """The dtypes of a gradient, from the weight gradient to the master weight."""
         weights = self.mode
-        if self.has_megatron_fsdp and at_least(self.mcore, (0, 19)):
+        if self.has_megatron_fsdp and at_least(self.mcore, "0.19"):
             main = self.ddp.megatron_fsdp_main_grads_dtype or weights
             sent = self.ddp.megatron_fsdp_grad_comm_dtype or main
         else:
@@ -179,54 +146,14 @@ class Setup:
         wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
         return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
 
-    # -- what rules ask ----------------------------------------------------------------------------------------------
 
-    def stands_out(self, field: str) -> bool:
-        """Return whether a precision field was stated with another value than its default."""
-        return field in self.said and self.said[field] != FIELD_DEFAULTS[field]
-
-    def path(self, name: str) -> str:
-        """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
-        if name not in FIELD_DEFAULTS:
-            return name
-        return f"mixed_precision.{name}" if self.precision is not None else f"{_owner_of(name)}.{name}"
-
-    def value(self, path: str) -> Any:
-        """Return what a path holds; None for one that is no setting."""
-        section, _, name = path.partition(".")
-        if section == "mixed_precision":
-            for role in ("model", "optimizer", "ddp"):
-                if name in DEFAULTS[role]:
-                    return self.said.get(name, self.sections[role].values[name])
-            return self.said.get(name, FIELD_DEFAULTS.get(name))
-        if section in self.sections:
-            return self.sections[section].values.get(name)
-        return None
-
-    def where(self, path: str) -> str | None:
-        """Return who set a path, or None where nobody is known."""
-        section, _, name = path.partition(".")
-        if section == "mixed_precision" and self.precision is not None and name in FIELD_DEFAULTS:
-            for known in NAMES_OF.get(name, (name,)):
-                if known in self.said:
-                    return str(self.precision.sources.get(known) or "stated")
-            return None
-        return self._origins(path) if self._origins is not None and section in self.sections else None
-
-
-class _View:
-    """A section's values as attributes; the dictionary is shared, not copied."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.__dict__ = values
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-def _owner_of(name: str) -> str:
-    return next((role for role in ("model", "optimizer", "ddp") if name in DEFAULTS[role]), "model")
+def _write(config: MixedPrecisionConfig, values: Mapping[str, dict[str, Any]], target: Target) -> Sequence[SyncRow]:
+    """Write into `values` what a sync would write into the owners, and return its plan."""
+    rows = plan(config, [MappingOwner(role, values[role], target.mcore) for role in WRITTEN])
+    for row in rows:
+        if row.verdict != "absent":
+            values[row.owner][row.attribute] = row.new
+    return rows
 
 
 def _precision(given: Any) -> tuple[MixedPrecisionConfig | None, list[Malformed], tuple[str, ...]]:

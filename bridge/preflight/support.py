@@ -9,7 +9,7 @@ from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.preflight.target import Target
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.gpus import GPUS, Gpu
-from bridge.rules.versions import TITLES, at_least, parse_version, shown
+from bridge.rules.versions import TITLES, at_least, dotted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,22 +83,22 @@ def _scheme(row: Scheme, target: Target, gpu: Gpu) -> Support:
         return Support(verdict="emulated", reason="no GPU: the values are emulated, the speed is not")
     if gpu.capability is None:
         return Support(verdict="unknown", reason="the gates of ROCm's Transformer Engine are not known here")
-    has = shown(gpu.capability)
+    has = dotted(gpu.capability)
     if row.min_compute_capability and gpu.capability < row.min_compute_capability:
-        least = shown(row.min_compute_capability)
+        least = dotted(row.min_compute_capability)
         return Support(verdict="no", reason=f"{row.name} needs compute capability {least}, this is {has}")
     if row.below_compute_capability and gpu.capability >= row.below_compute_capability:
-        limit = shown(row.below_compute_capability)
+        limit = dotted(row.below_compute_capability)
         return Support(verdict="no", reason=f"{row.name} runs below compute capability {limit}, this is {has}")
     if target.has_te is False:
         return Support(verdict="no", reason="Transformer Engine is not installed")
     needs = _needs(row, gpu)
     for product, least in needs:
-        if at_least(getattr(target, product), parse_version(least)) is False:
+        if at_least(getattr(target, product), least) is False:
             version: Version = getattr(target, product)
             return Support(
                 verdict="no",
-                reason=f"{row.name} needs {TITLES[product]} {least}, this is {shown(version)}",
+                reason=f"{row.name} needs {TITLES[product]} {least}, this is {version}",
                 needs=needs,
             )
     return _with_limits(row, target, gpu, needs)
@@ -129,7 +129,7 @@ def generations() -> tuple[Generation, ...]:
     """Return the columns of the matrix: GPUs of one architecture and compute capability together."""
     found: dict[str, list[Gpu]] = {}
     for gpu in GPUS.values():
-        title = gpu.generation if gpu.capability is None else f"{gpu.generation} {shown(gpu.capability)}"
+        title = gpu.generation if gpu.capability is None else f"{gpu.generation} {dotted(gpu.capability)}"
         found.setdefault(title, []).append(gpu)
     return tuple(Generation(title=title, gpus=tuple(gpus)) for title, gpus in found.items())
 

@@ -10,64 +10,29 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.rules.gpus import CPU, GPUS, Gpu, gpu_of_capability
-from bridge.rules.versions import TITLES, Version, installed, parse_version, shown
+from bridge.rules.target import PRODUCTS, Target
+from bridge.rules.versions import TITLES, VersionRange, installed, parse_version
 
 __all__ = ["EXAMPLE", "Target", "detect_target", "parse_target"]
 
-PRODUCTS = tuple(TITLES)
+_RULE = "must be a GPU such as h100x8 or a version such as te2.8"
+KNOWN = {
+    "mcore": SpecifierSet("<3"),
+    "te": SpecifierSet("<6"),
+    "cuda": SpecifierSet(">=10,<16"),
+    "cudnn": SpecifierSet(">=7,<15"),
+    "torch": SpecifierSet(">=1,<6"),
+}
+"""Product -> versions that there are or may soon be; anything else is a slip of the pen."""
 EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
 """A target, for messages."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """What a run is going to find. None means unknown."""
-
-    gpu: Gpu | None = None
-    """The GPU; the row "cpu" where there is none."""
-    count: int | None = None
-    """GPUs of the whole run."""
-    mcore: Version | None = None
-    """megatron-core."""
-    te: Version | None = None
-    """Transformer Engine."""
-    cuda: Version | None = None
-    """CUDA."""
-    cudnn: Version | None = None
-    """cuDNN."""
-    torch: Version | None = None
-    """PyTorch."""
-    has_te: bool | None = None
-    """Whether Transformer Engine is there at all; None: unknown."""
-    is_detected: bool = False
-    """Read off this machine rather than declared."""
-
-    @property
-    def capability(self) -> tuple[int, int] | None:
-        """Compute capability of the GPU, or None."""
-        return self.gpu.capability if self.gpu is not None else None
-
-    def __str__(self) -> str:
-        parts = []
-        if self.gpu is not None:
-            parts.append(self.gpu.name + (f"x{self.count}" if self.count is not None else ""))
-        for product in PRODUCTS:
-            version: Version | None = getattr(self, product)
-            if version is not None:
-                parts.append(f"{product}{shown(version)}")
-        if self.has_te is False:
-            parts.append("te-none")
-        return ",".join(parts) or "nothing declared"
-
-    def with_installed(self) -> Target:
-        """Return the target with the versions installed here where it names none."""
-        found: dict[str, Any] = {name: installed(name) for name in ("mcore", "te") if getattr(self, name) is None}
-        return replace(self, **found)
 
 
 def parse_target(text: str) -> Target:
@@ -118,7 +83,7 @@ def detect_target() -> Target:
         gpu=gpu or _detected(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)),
         count=count,
         cuda=parse_version(torch.version.cuda) if torch.version.cuda else None,
-        cudnn=(cudnn // 10000, cudnn // 100 % 100, cudnn % 100) if cudnn else None,
+        cudnn=parse_version(f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}") if cudnn else None,
     )
 
 
@@ -141,7 +106,14 @@ def _meaning(word: str) -> dict[str, Any]:
         return {"has_te": False, "te": None}
     product = re.fullmatch(r"(mcore|te|cuda|cudnn|torch)[-=]?v?(\d[\d.]*\w*)", word)
     if product is not None:
-        found: dict[str, Any] = {product[1]: parse_version(product[2])}
+        version = parse_version(product[2])
+        if version not in KNOWN[product[1]]:
+            known = VersionRange(product=product[1], versions=KNOWN[product[1]])
+            limits = str(known).removeprefix(TITLES[product[1]])
+            raise RunConfigError.of(
+                "target", f"there is no such version of {TITLES[product[1]]}", word, f"Versions are{limits}."
+            )
+        found: dict[str, Any] = {product[1]: version}
         return found | {"has_te": True} if product[1] == "te" else found
     capability = re.fullmatch(r"sm_?(\d+)(\d)a?(?:x(\d+))?", word)
     if capability is not None:
@@ -156,11 +128,12 @@ def _gpu(word: str) -> dict[str, Any]:
     if squeezed in names:
         return {"gpu": names[squeezed]}
     name, _, number = squeezed.rpartition("x")
+    if re.search(r"x[-_]\d+$", word):  # h100x-8
+        near = re.sub(r"x[-_](\d+)$", r"x\1", word)
+        raise RunConfigError.of("target", _RULE, word, did_you_mean([near]), [near])
     if name in names and number.isdecimal() and int(number) > 0:
         return {"gpu": names[name], "count": int(number)}
     near = re.sub(r"x\d+$", "", squeezed) if number.isdecimal() else squeezed
     matches = close_matches(near, names) or close_matches(re.sub(r"[\d.]+$", "", near), PRODUCTS)
     remedy = did_you_mean(matches) or f"GPUs: {', '.join(GPUS)}; products: {', '.join(PRODUCTS)}."
-    raise RunConfigError(
-        f"target: must be a GPU such as h100x8 or a version such as te2.8, got {word!r}. {remedy}", matches
-    )
+    raise RunConfigError.of("target", _RULE, word, remedy, matches)

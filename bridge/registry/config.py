@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionConfigError
 from bridge.precision.config import PrecisionConfig
-from bridge.rules.validity import faults
+from bridge.rules.ask import ask, by_gate
+from bridge.rules.context import RuleContext
+from bridge.rules.rulebook import RULES
 from bridge.sync.owner import Owner
 from bridge.sync.synchroniser import refuse_wrong_objects, run
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
 
 __all__ = ["MixedPrecisionConfig"]
+
+
+_ALONE = by_gate(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -34,7 +39,8 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def faults(self) -> list[Finding]:
         """Return everything that can never be right about this config."""
-        return faults(self)
+        found = ask(_ALONE, RuleContext.of_precision(self))
+        return sorted(found, key=lambda fault: fault.id)
 
     def finalize(self) -> None:
         """Check the config against itself.

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 from bridge.rules.versions import VersionRange
 
 __all__ = ["DEFAULTS", "FIELDS", "OwnerField"]
@@ -139,7 +141,7 @@ def _rows(table: str) -> dict[str, OwnerField]:
         head, _, names = line.partition(" | ")
         kind, default, *more = head.split()
         note = more[0] if more else ""
-        has = VersionRange(product="mcore", since=tuple(map(int, note.split(".")))) if note[:1].isdecimal() else None
+        has = VersionRange(product="mcore", versions=SpecifierSet(f">={note}")) if note[:1].isdecimal() else None
         for name in names.split():
             rows[name] = OwnerField(
                 name=name,

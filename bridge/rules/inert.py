@@ -49,7 +49,7 @@ def inert_fields(
             found.update(dict.fromkeys(names, f"no {family.upper()} in this {run} run"))
     row = (FP8_SCHEMES if config.fp8 else FP4_SCHEMES).get(scheme or "")
     if scheme is None:
-        found.update(dict.fromkeys(SCHEME_SETTINGS, f"no FP8 or FP4 in this {run} run"))
+        found = dict.fromkeys(SCHEME_SETTINGS, f"no FP8 or FP4 in this {run} run") | found
         found.update(dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), f"every layer of this run is in {run}"))
     elif row is not None:
         for name in SCHEME_SETTINGS:

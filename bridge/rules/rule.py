@@ -1,8 +1,8 @@
 """A rule as a row: what it is about, when it speaks, what it says, the ways out, where it was read.
 
-A predicate is a plain function of a `Setup`. It returns something falsy for silence, True, a mapping of values for the
-message, or several mappings for several findings. `path`, `value` and `where` in a mapping take the place of the row's.
-The message and the ways out are format strings over these values and ``s``, the setup.
+A predicate is a plain function of a `RuleContext`. It returns something falsy for silence, True, a mapping of values
+for the message, or several mappings for several findings. `path`, `value`, `where` and `severity` in a mapping take the
+place of the row's. The message and the remedies are format strings over these values and ``s``, the context.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from packaging.specifiers import SpecifierSet
+
 from bridge.errors import Finding
 from bridge.rules.versions import VersionRange
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
-__all__ = ["EVIDENCE", "SEVERITIES", "Predicate", "Rule", "RuleFinding", "fires", "mcore", "te"]
+__all__ = ["EVIDENCE", "NEEDS", "SEVERITIES", "SYNC", "Predicate", "Rule", "RuleFinding", "fires", "mcore", "te"]
 
-Predicate = Callable[["Setup"], Any]
+Predicate = Callable[["RuleContext"], Any]
 
 SEVERITIES = ("error", "warning", "info")
 """Worst first. An error means that the run will not start, or will be another run than the one asked for."""
@@ -30,6 +32,22 @@ EVIDENCE = {
     "weak": "few or conflicting reports",
 }
 """What a rule rests on."""
+
+NEEDS = {
+    "precision": "the fields of the precision",
+    "owners": "the precision and the configs that a sync writes into",
+    "shape": "these and the run's other settings: sizes, layout, batches, data, adapters, checkpoint",
+    "target": "these and the GPUs of the run and their libraries",
+    "environment": "these and the environment variables of the run",
+}
+"""The least that a rule has to know. `finalize` asks the errors that need the precision alone, `check` asks all."""
+
+SYNC = {
+    "reported": "the sync reports it",
+    "strict": "the sync reports it, and refuses it where the run begins next",
+    "refused": "the sync refuses it",
+}
+"""What a sync does about a rule that needs the precision and the owners; a rule without an entry is not asked then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,13 +67,17 @@ class Rule:
     message: str
     """What holds, or would have to hold, as a clause without a full stop."""
     remedies: tuple[str, ...]
-    """The set of ways out, each an imperative clause without a full stop."""
+    """The remedies, each an imperative clause without a full stop."""
     source: str
     """File and version, or thread and date."""
     evidence: str = "verified"
     """A key of `EVIDENCE`."""
+    needs: str = "shape"
+    """A key of `NEEDS`."""
+    sync: str | None = None
+    """A key of `SYNC`; None: a sync does not ask it."""
     gate: str | None = None
-    """Attribute of `Setup` that has to be truthy for the rule to apply at all."""
+    """Attribute of `RuleContext` that has to be truthy for the rule to apply at all."""
     versions: tuple[VersionRange, ...] = ()
     """Versions it holds for. Where one is not known, the finding says so and is one step milder."""
     explanation: str = ""
@@ -64,7 +86,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleFinding(Finding):
-    """What a rule says about one setup."""
+    """The finding of a rule about one context."""
 
     title: str = ""
     """Of the rule."""
@@ -91,8 +113,8 @@ def te(*, since: str | None = None, until: str | None = None) -> VersionRange:
 
 
 def _range(product: str, since: str | None, until: str | None) -> VersionRange:
-    first, last = (tuple(map(int, text.split("."))) if text else None for text in (since, until))
-    return VersionRange(product=product, since=first, until=last)
+    limits = [f"{operator}{version}" for operator, version in ((">=", since), ("<", until)) if version is not None]
+    return VersionRange(product=product, versions=SpecifierSet(",".join(limits)))
 
 
 def fires(found: Any) -> tuple[Mapping[str, Any], ...]:

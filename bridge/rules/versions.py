@@ -1,4 +1,4 @@
-"""Versions that a rule may depend on, and the answer "unknown" where nobody has said which one it is."""
+"""Versions that a rule depends on, and the answer "unknown" where the version is not known well enough."""
 
 from __future__ import annotations
 
@@ -7,46 +7,62 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from bridge.errors import RunConfigError
 
-__all__ = ["Version", "VersionRange", "at_least", "installed", "parse_version", "shown"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-Version = tuple[int, ...]
-"""(2, 8) stands for every 2.8.x: where the part that decides is missing, the answer is unknown."""
+__all__ = ["Version", "VersionRange", "at_least", "dotted", "installed", "parse_version"]
 
 DISTRIBUTIONS = {"mcore": "megatron-core", "te": "transformer-engine"}
 """Product -> name of its installed distribution."""
 TITLES = {"mcore": "megatron-core", "te": "Transformer Engine", "cuda": "CUDA", "cudnn": "cuDNN", "torch": "torch"}
-"""Product -> what people call it."""
+"""Product -> its name in messages."""
+_WORDS = {">=": "from", "<": "before"}
 
 
 def parse_version(text: str) -> Version:
-    """Return the leading numbers of a version ("2.8.0.dev0" -> (2, 8, 0)).
+    """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0).
 
     Raises:
         RunConfigError: It begins with no number.
     """
     found = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
     if found is None:
-        raise RunConfigError(f"version: must begin with a number, got {text!r}. Write 2.8, say.")
-    return tuple(int(part) for part in found[1].split("."))
+        raise RunConfigError.of("version", "must begin with a number", text, "Write 2.8, say.")
+    return Version(found[1])
 
 
-def shown(version: Version) -> str:
-    """Return ``2.8`` of (2, 8)."""
-    return ".".join(map(str, version))
+def dotted(numbers: Iterable[int]) -> str:
+    """Return ``8.9`` of (8, 9), a compute capability."""
+    return ".".join(map(str, numbers))
 
 
-def at_least(version: Version | None, least: Version) -> bool | None:
-    """Return whether `version` is `least` or later; None where it is unknown, or not known well enough."""
+def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
+    """Return whether `version` is one of `versions`; None where it is unknown, or not known well enough.
+
+    0.17 may be 0.17.0 or 0.17.1: the first and the last version that it stands for have to agree.
+    """
     if version is None:
         return None
-    if version >= least:
-        return True
-    if version == least[: len(version)] and any(least[len(version) :]):
-        return None  # 0.17 may be 0.17.0 or 0.17.1
-    return version == least[: len(version)]
+    last = version if len(version.release) > 2 else Version(f"{version}.9999")
+    first, final = versions.contains(version), versions.contains(last)
+    return first if first == final else None
+
+
+@functools.cache
+def _from(least: str) -> SpecifierSet:
+    return SpecifierSet(f">={least}")
+
+
+def at_least(version: Version | None, least: str) -> bool | None:
+    """Return whether `version` is `least` or later; None where it is unknown, or not known well enough."""
+    return _is_in(version, _from(least))
 
 
 @functools.cache
@@ -64,20 +80,13 @@ class VersionRange:
 
     product: str
     """mcore, te, cuda, cudnn or torch."""
-    since: Version | None = None
-    """First version for which it holds; None: from the beginning."""
-    until: Version | None = None
-    """First version for which it no longer holds; None: to this day."""
+    versions: SpecifierSet
+    """As pip writes them: ``>=0.17.1,<0.20``."""
 
     def holds(self, version: Version | None) -> bool | None:
         """Return whether `version` is in the range; None where that is not known."""
-        begun = True if self.since is None else at_least(version, self.since)
-        ended = False if self.until is None else at_least(version, self.until)
-        if begun is False or ended is True:
-            return False
-        return None if begun is None or ended is None else True
+        return _is_in(version, self.versions)
 
     def __str__(self) -> str:
-        parts = [f"from {shown(self.since)}"] if self.since else []
-        parts += [f"before {shown(self.until)}"] if self.until else []
-        return f"{TITLES[self.product]} {' and '.join(parts)}"
+        parts = sorted(self.versions, key=lambda one: one.operator, reverse=True)
+        return f"{TITLES[self.product]} {' and '.join(f'{_WORDS[one.operator]} {one.version}' for one in parts)}"

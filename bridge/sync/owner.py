@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bridge.precision.config import PrecisionConfig
 
 __all__ = ["ABSENT", "Owner", "is_model_config", "same", "seen_through"]
 
@@ -36,8 +43,9 @@ class Owner:
         self.role = role
         self.target = seen_through(target)
         self.defining: Any = _defining_class(type(self.target))
-        self.defaults = _defaults(self.defining)
+        self.defaults: Mapping[str, Any] = _defaults(self.defining)
         self.is_megatron = self.defining.__module__.startswith("megatron.core")
+        self.class_name = type(self.target).__name__
 
     @property
     def is_deferred(self) -> bool:
@@ -67,6 +75,14 @@ class Owner:
             return False
         source = COMPUTED.get(attribute)  # what Megatron computed by itself is nobody's own
         return source is None or not same(self.own(attribute), self.own(source))
+
+    def dtype(self, token: str) -> Any:
+        """Return the dtype that `token` names, in the form that the owner holds."""
+        return torch_dtype(token)
+
+    def reading(self, config: PrecisionConfig, field: str) -> Any:
+        """Return what a field of `config` reads as, in the form that the owner holds."""
+        return getattr(config, field)
 
     def remember(self, written: dict[str, Any], own: dict[str, Any]) -> None:
         """Note what a sync wrote and what was there before: the next sync starts from the owner's own values."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.dtypes import torch_dtype
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.sync.agreement import one_answer, scheme_of
 from bridge.sync.owner import ABSENT, Owner, same
 from bridge.sync.report import SyncRow
-from bridge.sync.routes import CLASS_DEFAULT, OWNERS, ROUTES, Route
+from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
 from bridge.sync.sharding import sharding_rows, without_reuse_under_fsdp
 
 if TYPE_CHECKING:
@@ -21,6 +20,9 @@ __all__ = ["is_active", "plan"]
 
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 """Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
+
+
+_BY_ROLE = {role: tuple(r for r in ROUTES if r.owner == role and r.attribute is not None) for role in OWNERS}
 
 
 def plan(
@@ -54,7 +56,7 @@ def is_active(config: PrecisionConfig, route: Route, scheme: str | None) -> bool
 
 def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
     """Return the rows of the owner's role, and same-named fields that its class has beyond them."""
-    routes = [route for route in ROUTES if route.owner == owner.role and route.attribute is not None]
+    routes = list(_BY_ROLE.get(owner.role, ()))
     if owner.role not in OWNERS:
         renamed = [r for r in ROUTES if r.attribute not in (None, r.field) and r.owner == "model"]
         routes = [route for route in renamed if route.attribute is not None and owner.has(route.attribute)]
@@ -86,7 +88,8 @@ def _row(config: PrecisionConfig, owner: Owner, route: Route, *, scheme: str | N
             new=None,
             verdict="absent",
             by=config.source_of(route.field),
-            why=f"{type(owner.target).__name__} has no such attribute" + _since(route),
+            why=f"{owner.class_name} has no such attribute",
+            since=route.since if owner.is_megatron and route.since != FIRST else None,
         )
     if is_active(config, route, scheme):
         new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
@@ -115,10 +118,10 @@ def _decide(
 ) -> tuple[Any, str, str, str]:
     """Return (value, verdict, who decided, why)."""
     stated, source = config.is_stated(route.field), config.source_of(route.field)
-    reading, own = getattr(config, route.field), owner.own(attribute)
+    reading, own = owner.reading(config, route.field), owner.own(attribute)
     mode = f"the mode is {config.mode}"
     if route.rule == "dtype" and not stated:
-        return torch_dtype(config.mode), "derive", "mode", mode
+        return owner.dtype(config.mode), "derive", "mode", mode
     if route.rule == "autocast dtype" and not stated:
         return _autocast_dtype(config, owner)
     if route.rule == "switch":
@@ -144,7 +147,7 @@ def _put_out_of_action(
     why = f"no {what or (route.family or '').upper()} in this run"
     neutral = route.neutral
     if neutral is CLASS_DEFAULT:
-        neutral = owner.defaults.get(attribute, getattr(config, route.field))
+        neutral = owner.defaults.get(attribute, config.reading(route.field))
     return neutral, "neutralise", "mode", why
 
 
@@ -155,7 +158,7 @@ def _autocast_dtype(config: PrecisionConfig, owner: Owner) -> tuple[Any, str, st
     )
     if is_on and owner.is_own("autocast_dtype"):
         return owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on"
-    return config.params_dtype or torch_dtype(config.mode), "derive", "mode", "follows params_dtype"
+    return owner.reading(config, "params_dtype") or owner.dtype(config.mode), "derive", "mode", "follows params_dtype"
 
 
 def _nan_check(config: PrecisionConfig, owner: Owner) -> list[SyncRow]:
@@ -213,7 +216,3 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncR
                     why=why,
                 )
     return rows
-
-
-def _since(route: Route) -> str:
-    return f"; megatron-core has it from {route.since}" if route.since != "0.16.1" else ""

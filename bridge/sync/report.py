@@ -40,6 +40,8 @@ class SyncRow:
     """The reason, as a clause."""
     replaces_own: bool = False
     """Whether the value that is replaced is one that somebody had given the owner."""
+    since: str | None = None
+    """First megatron-core that has the attribute, where the installed one does not have it."""
 
     @property
     def changes(self) -> bool:

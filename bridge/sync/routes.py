@@ -19,6 +19,8 @@ OWNERS = {
 }
 """Role -> class that plays it."""
 
+FIRST = "0.16.1"
+"""The oldest megatron-core that was read."""
 CLASS_DEFAULT = "<Megatron's own default>"
 
 
@@ -41,7 +43,7 @@ class Route:
     """The row acts only under this scaling scheme, and is neutralised otherwise."""
     neutral: object = CLASS_DEFAULT
     """What the attribute holds while the row does not act."""
-    since: str = "0.16.1"
+    since: str = FIRST
     """First megatron-core known to have the attribute."""
     note: str = ""
     """What is worth knowing, for `explain`."""

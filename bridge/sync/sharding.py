@@ -1,6 +1,6 @@
 """Settings of sharding that a precision leans on: the reused gradient buffer, and the distributed optimizer's switches.
 
-The peer's runtime settles both before a run, not in `setup` (Megatron Bridge 0.6.2, training/config.py,
+Megatron Bridge's runtime resolves both before a run, not in `setup` (0.6.2, training/config.py,
 `_validate_and_apply_megatron_fsdp_configs` and `_validate_and_sync_distributed_optimizer_settings`): the buffer is not
 reused under Megatron-FSDP, and a switch that is on in one of optimizer and DDP is on in both.
 """
@@ -10,19 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bridge.errors import Finding
+from bridge.rules.inert import BUFFER
+from bridge.rules.pairs import off_switches
 from bridge.sync.report import SyncRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from bridge.sync.owner import Owner
 
-__all__ = ["BUFFER", "out_of_step", "sharding_rows", "under_fsdp", "without_reuse_under_fsdp"]
-
-BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
-SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
-"""What the optimizer and DDP both have to know; on in one owner is meant for both."""
+__all__ = ["BUFFER", "sharding_rows", "under_fsdp", "without_reuse_under_fsdp"]
 
 
 def under_fsdp(owners: Mapping[str, Owner]) -> bool:
@@ -46,6 +43,8 @@ def _off_under_fsdp(row: SyncRow, owner: Owner) -> SyncRow:
 
 def sharding_rows(owners: Mapping[str, Owner]) -> list[SyncRow]:
     """Return a row for each switch that is off in one of optimizer and DDP and on in the other, or needed by FSDP."""
+    if not {"optimizer", "ddp"} <= owners.keys():
+        return []
     return [
         SyncRow(
             owner=role,
@@ -57,33 +56,5 @@ def sharding_rows(owners: Mapping[str, Owner]) -> list[SyncRow]:
             by="ddp" if role == "optimizer" or under_fsdp(owners) else "optimizer",
             why=why,
         )
-        for role, name, why in _off(owners)
+        for role, name, why in off_switches(lambda role, name: owners[role].value(name))
     ]
-
-
-def out_of_step(owners: Mapping[str, Owner], *, settled: bool) -> list[Finding]:
-    """Return a finding for each switch that `sharding_rows` turns on, or would."""
-    where = "turned on before the run" if settled else None
-    return [
-        Finding(
-            path=f"{role}.{name}",
-            rule=f"has to be on: {why}",
-            value=False,
-            where=where,
-            remedy=f"Set {role}.{name}=True{'' if settled else ', as runtime_config_update does'}.",
-            severity="warning",
-        )
-        for role, name, why in _off(owners)
-    ]
-
-
-def _off(owners: Mapping[str, Owner]) -> Iterator[tuple[str, str, str]]:
-    pair = {role: owner for role, owner in owners.items() if role in ("optimizer", "ddp")}
-    if len(pair) < 2:
-        return
-    for name in SWITCHES:
-        on = [role for role, owner in pair.items() if owner.value(name) is True]
-        needed = name == SWITCHES[0] and under_fsdp(owners)
-        for role, owner in pair.items():
-            if owner.value(name) is False and (on or needed):
-                yield role, name, f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer"

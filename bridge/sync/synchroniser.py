@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
 from bridge.sync.agreement import scheme_of
 from bridge.sync.apply import apply
-from bridge.sync.effect import absent_findings, effect_findings
+from bridge.sync.context import is_refused, sync_findings
 from bridge.sync.owner import Owner, seen_through
 from bridge.sync.plan import plan
 from bridge.sync.report import SyncReport, SyncRow, plain
 from bridge.sync.routes import OWNERS
-from bridge.sync.situation import Situation
 from bridge.sync.trial import try_on_copies
 
 if TYPE_CHECKING:
@@ -31,29 +29,19 @@ def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, stric
     name = config.recipe or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
-    trial = try_on_copies(config, owners, rows, is_last=strict)
-    version = megatron_version()
+    trial = try_on_copies(owners, rows, is_last=strict)
     by_role = {owner.role: owner for owner in owners}
-    now = Situation(
-        config=config,
-        owners=by_role,
-        rows={(row.owner, row.attribute): row for row in trial.rows},
-        scheme=scheme_of(config, owners),
-        version=_numbers(version),
-        is_last=strict,
-    )
-    findings = [*trial.findings, *absent_findings(config, rows, version, by_role), *effect_findings(now)]
-    fatal = [f for f in trial.findings if f.severity == "error"]
-    if strict:
-        fatal += [f for f in findings if f.severity == "error" and f not in fatal]
+    asked = sync_findings(config, by_role, trial.rows, scheme=scheme_of(config, owners), is_last=strict)
+    fatal = [finding for finding in trial.findings if finding.severity == "error"]
+    fatal += [finding for finding in asked if is_refused(finding, is_last=strict)]
     if fatal:
         raise SyncCheckError(f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal)
     apply(owners, trial.values)
     return SyncReport(
         precision=config.label,
         rows=(*trial.rows, *_process_rows(config)),
-        findings=tuple(findings),
-        megatron_version=version,
+        findings=(*trial.findings, *asked),
+        megatron_version=megatron_version(),
     )
 
 
@@ -88,11 +76,6 @@ def megatron_version() -> str:
         return installed_version("megatron-core")
     except PackageNotFoundError:
         return "unknown"
-
-
-def _numbers(version: str) -> tuple[int, ...] | None:
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else None
 
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:

@@ -1,19 +1,15 @@
-"""The check before anything is written: the plan applied to copies, Megatron's own validation, our post-conditions."""
+"""The check before anything is written: the plan applied to copies, and Megatron's own validation."""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import Finding
-from bridge.sync.agreement import disagreements
 from bridge.sync.owner import Owner, same
 from bridge.sync.report import SyncRow
-
-if TYPE_CHECKING:
-    from bridge.precision.config import PrecisionConfig
 
 __all__ = ["NO_TRANSFORMER_ENGINE", "Trial", "reason_of", "try_on_copies"]
 
@@ -39,12 +35,11 @@ class Trial:
         self.values: dict[int, dict[str, Any]] = {}
 
 
-def try_on_copies(config: PrecisionConfig, owners: list[Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
-    """Apply `rows` to copies of the owners, let Megatron validate them, and check that they agree.
+def try_on_copies(owners: list[Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
+    """Apply `rows` to copies of the owners and let Megatron validate them.
 
     Args:
-        config: The precision.
-        owners: Where it is going to be written.
+        owners: Where the precision is going to be written.
         rows: The plan.
         is_last: The run begins after this sync, so that what waits for `finalize` is judged as what is made already.
 
@@ -53,7 +48,6 @@ def try_on_copies(config: PrecisionConfig, owners: list[Owner], rows: list[SyncR
         validation refuses the owner as it was, too, or that it would refuse a model that is not complete yet.
     """
     trial = Trial(list(rows))
-    ends: dict[str, Owner] = {}
     for owner in owners:
         wanted = {row.attribute: row.new for row in rows if row.owner == owner.role and row.verdict != "absent"}
         values = {name: value for name, value in wanted.items() if not same(owner.value(name), value)}
@@ -62,11 +56,9 @@ def try_on_copies(config: PrecisionConfig, owners: list[Owner], rows: list[SyncR
             derived = _difference(owner, twin, wanted)
             trial.rows = _with_derived(trial.rows, owner, derived)
             values.update(derived)
-            ends[owner.role] = Owner(owner.role, twin)
             if finding is not None:
                 trial.findings.append(finding)
         trial.values[id(owner)] = values
-    trial.findings.extend(disagreements(config, ends))
     return trial
 
 

@@ -16,8 +16,9 @@ from bridge.precision.auto import is_auto
 from bridge.preflight.run_check import resolve_precision, target_of
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.synchronize import synchronize
+from bridge.sync.context import sync_findings
 from bridge.sync.owner import Owner
-from bridge.sync.sharding import BUFFER, out_of_step, sharding_rows, under_fsdp
+from bridge.sync.sharding import BUFFER, sharding_rows, under_fsdp
 from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of
 
 if TYPE_CHECKING:
@@ -179,9 +180,10 @@ def _share_sharding(config: ConfigContainer) -> None:
     """Settle between optimizer and DDP what the last sync before a run settles."""
     given = {"optimizer": config.optimizer, "ddp": config.ddp}
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
-    for finding in out_of_step(owners, settled=True):
+    rows = sharding_rows(owners)
+    for finding in sync_findings(None, owners, rows, is_last=True):
         log.warning("%s", finding)
-    for row in sharding_rows(owners):
+    for row in rows:
         setattr(owners[row.owner].target, row.attribute, row.new)
     for role, owner in owners.items():
         if under_fsdp(owners) and owner.value(BUFFER) is True:

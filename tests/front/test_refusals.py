@@ -42,7 +42,7 @@ TINY = ("model=gpt_tiny", "train=smoke")
         (
             ["mixed_precision.fp8=hibrid"],
             "The mixed-precision config 'bf16_mixed' can never be right:\n"
-            "  mixed_precision.fp8: must be one of e4m3, hybrid, got 'hibrid' (command line). Did you mean 'hybrid'?",
+            "  mixed_precision.fp8: must be 'e4m3' or 'hybrid', got 'hibrid' (command line). Did you mean 'hybrid'?",
         ),
         (
             ["train.seed=[1"],

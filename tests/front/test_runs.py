@@ -80,7 +80,7 @@ def test_a_sweep_with_a_failing_job_runs_the_others_and_is_no_success(train, tmp
     assert "Traceback" not in done.stderr
     assert done.stderr.endswith(
         "The mixed-precision config 'bf16_mixed' can never be right:\n"
-        "  mixed_precision.fp8: must be one of e4m3, hybrid, got 'hibrid' (command line). Did you mean 'hybrid'?\n"
+        "  mixed_precision.fp8: must be 'e4m3' or 'hybrid', got 'hibrid' (command line). Did you mean 'hybrid'?\n"
     )
     assert "[ERROR] This job failed. The mixed-precision config 'bf16_mixed' can never be right:" in done.stdout
     assert len(list(tmp_path.glob("multirun/*/*/*/summary.json"))) == 1

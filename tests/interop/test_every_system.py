@@ -218,7 +218,7 @@ def test_what_is_no_config_is_refused(system: ModuleType, bad: Any) -> None:
 
 
 def test_a_config_that_can_never_be_right_is_refused(system: ModuleType) -> None:
-    with pytest.raises(PrecisionConfigError, match="only one mode can be on"):
+    with pytest.raises(PrecisionConfigError, match="only one of fp32, fp16 and bf16 can be on"):
         system.export(MixedPrecisionConfig(bf16=True, fp16=True))
 
 

@@ -102,8 +102,8 @@ def test_names_of_one_setting_that_differ_read_as_the_gathers_and_finalize_says_
         config.finalize()
     assert str(caught.value) == (
         "The mixed-precision config can never be right:\n"
-        "  mixed_precision.fp8_param: is another name of fp8_param_gather, which says False, got True. "
-        "Give one of the two names, or the same value to both; fp8_param_gather is what is read."
+        "  mixed_precision.fp8_param: is another name of fp8_param_gather, which says False and is the one that is "
+        "read, got True. Give one of the two names; or give both the same value."
     )
 
 

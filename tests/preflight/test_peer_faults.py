@@ -81,7 +81,6 @@ def test_v6_a_buffer_reused_for_weights_that_are_not_in_fp8_is_refused() -> None
         ({"bf16": True, "fp8_recipe": "mxfp8"}, "PB205"),
         ({"bf16": True, "fp8": "e5m2"}, "PB201"),
         ({"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwize"}, "PB202"),
-        ({"bf16": True, "fp8": "hybrid", "fp8_recipe": "mxfp8"}, "PB206"),
         ({"bf16": True, "fp16": True, "fp32": True}, "PB101"),
     ],
 )

@@ -10,13 +10,14 @@ import pytest
 from bridge.errors import RunConfigError
 from bridge.preflight.target import Target, _detected, parse_target
 from bridge.rules.gpus import GPUS, gpu_of_capability
-from bridge.rules.versions import VersionRange, at_least, parse_version
+from bridge.rules.rule import te
+from bridge.rules.versions import Version, at_least, parse_version
 
 
 def test_a_target_is_read_in_any_order_and_spelling() -> None:
     target = parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
     assert target == parse_target(" MCORE=0.16, CUDA-12.9 te2.8.0.dev0 H100x8").__class__(
-        gpu=GPUS["h100"], count=8, te=(2, 8), cuda=(12, 9), mcore=(0, 16), has_te=True
+        gpu=GPUS["h100"], count=8, te=Version("2.8"), cuda=Version("12.9"), mcore=Version("0.16"), has_te=True
     )
     assert str(target) == "h100x8,mcore0.16,te2.8,cuda12.9"
     assert parse_target(str(target)) == target
@@ -59,6 +60,12 @@ def test_a_compute_capability_stands_for_a_gpu_that_has_no_row() -> None:
             "coda12.9",
             "target: must be a GPU such as h100x8 or a version such as te2.8, got 'coda12.9'. Did you mean 'cuda'?",
         ),
+        (
+            "h100x-8",
+            "target: must be a GPU such as h100x8 or a version such as te2.8, got 'h100x-8'. Did you mean 'h100x8'?",
+        ),
+        ("cuda99", "target: there is no such version of CUDA, got 'cuda99'. Versions are from 10 and before 16."),
+        ("cuda129", "target: there is no such version of CUDA, got 'cuda129'. Versions are from 10 and before 16."),
         ("", "target: must name a GPU or a version, got ''. Write h100x8,te2.8,cuda12.9,mcore0.16, say."),
     ],
 )
@@ -72,7 +79,7 @@ def test_this_machine_is_detected_and_words_after_auto_override_it() -> None:
     target = parse_target("auto,te2.8")
     assert target.is_detected
     assert target.gpu is not None
-    assert (target.te, target.has_te) == ((2, 8), True)
+    assert (target.te, target.has_te) == (Version("2.8"), True)
     assert target.torch is not None
 
 
@@ -111,13 +118,14 @@ def test_reading_a_target_imports_no_torch() -> None:
 
 
 def test_a_version_known_in_part_is_later_earlier_or_unknown() -> None:
-    assert at_least((0, 17), (0, 17, 1)) is None
-    assert at_least((0, 17), (0, 17)) is True
-    assert at_least((0, 18), (0, 17, 1)) is True
-    assert at_least((0, 16), (0, 17, 1)) is False
-    assert at_least((2,), (2, 0)) is True
-    assert at_least(None, (1,)) is None
-    assert str(VersionRange(product="te", since=(2, 1), until=(2, 8))) == "Transformer Engine from 2.1 and before 2.8"
+    assert at_least(parse_version("0.17"), "0.17.1") is None
+    assert at_least(parse_version("0.17"), "0.17") is True
+    assert at_least(parse_version("0.17.0"), "0.17.1") is False
+    assert at_least(parse_version("0.18"), "0.17.1") is True
+    assert at_least(parse_version("0.16"), "0.17.1") is False
+    assert at_least(parse_version("2"), "2.0") is True
+    assert at_least(None, "1") is None
+    assert str(te(since="2.1", until="2.8")) == "Transformer Engine from 2.1 and before 2.8"
     with pytest.raises(RunConfigError, match=r"must begin with a number, got 'latest'"):
         parse_version("latest")
 

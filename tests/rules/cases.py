@@ -35,6 +35,9 @@ CURRENT_ALL = dict(CURRENT, first_last_layers_bf16=False, num_layers_at_start_in
 DELAYED = recipe(DELAYED_RECIPE, fp8_param_gather=False)
 MXFP8 = recipe("bf16_with_mxfp8_mixed")
 MXFP8_FSDP = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True}
+BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
+WITHOUT_GATHER = REGISTRY.get("bf16_with_mxfp8_mixed")
+WITHOUT_GATHER.fp8_param_gather = False
 NVFP4 = recipe(NVFP4_RECIPE, first_last_layers_bf16=True, num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=4)
 NVFP4_ATTENTION = dict(NVFP4, fp4_param_gather=False, fp8_dot_product_attention=True)
 BLOCKWISE_STORED = recipe("nanov2_bf16_with_fp8_subchannel_scaling_mixed")
@@ -136,6 +139,7 @@ CASES = {
         run("fp32", model=dict(DENSE, batch_invariant_mode=True)),
         run("bf16_mixed", model=dict(DENSE, batch_invariant_mode=True)),
     ),
+    "PB113": (run(dict(BF16, autocast_dtype="fp64", autocast_enabled=True)), run(dict(BF16, autocast_enabled=True))),
     "PB121": (
         run("bf16_mixed", model=dict(DENSE, first_last_layers_bf16="sometimes")),
         run("bf16_mixed", model=dict(DENSE, first_last_layers_bf16="no")),
@@ -171,6 +175,7 @@ CASES = {
     ),
     "PB128": (full(dict(DELAYED, fp8_margin=-1), H100), full(dict(DELAYED, fp8_margin=0), H100)),
     "PB129": (full(NVFP4, "b200x8,te2.14,cuda12.9,mcore0.16.1"), full(NVFP4, "b200x8,te2.14,cuda12.9,mcore0.17.1")),
+    "PB130": (run(WITHOUT_GATHER, B200), run(dict(MXFP8, fp8_param_gather=False, **{BUFFER: False}), B200)),
     "PB141": (run(recipe("fp16_mixed", loss_scale=0.0)), run(recipe("fp16_mixed", loss_scale=128.0))),
     "PB142": (
         run(recipe("fp16_mixed", initial_loss_scale=1.0, min_loss_scale=2.0)),
@@ -397,6 +402,10 @@ CASES = {
     "PB329": (
         run("bf16_mixed", model=DENSE, optimizer={"optimizer": "muon"}, ddp={"use_torch_fsdp2": True}),
         run("bf16_mixed", model=DENSE, optimizer={"optimizer": "adam"}, ddp={"use_torch_fsdp2": True}),
+    ),
+    "PB330": (
+        run("bf16_mixed", model=DENSE, optimizer={"use_distributed_optimizer": True}, ddp={}),
+        run("bf16_mixed", model=DENSE, optimizer={}, ddp={}),
     ),
     "PB341": (
         run("bf16_mixed", model=DENSE, optimizer=dict(OVERLAP, optimizer_cpu_offload=True), ddp=OVERLAP),

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.preflight.check import check, findings_of
+from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
-from bridge.rules.rule import EVIDENCE, SEVERITIES
+from bridge.rules.ask import ask, by_gate, findings_of
+from bridge.rules.context import RuleContext
+from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from tests.rules.cases import CASES
 from tests.rules.situations import setup_of
@@ -45,7 +47,7 @@ def test_a_negated_predicate_does_not_pass_these_tests(name: str, monkeypatch: p
     rule = BY_ID[name]
     mutant = dataclasses.replace(rule, predicate=lambda setup: not rule.predicate(setup), message="mutant")
     rules = tuple(mutant if one is rule else one for one in RULES)
-    monkeypatch.setattr(check_module, "_GATES", check_module._by_gate(rules))
+    monkeypatch.setattr(check_module, "_GATES", by_gate(rules))
     breaks, passes = (setup_of(case) for case in CASES[name])
     assert said_by(breaks) - said_by(passes) != {name}
     assert name not in said_by(breaks)
@@ -57,6 +59,8 @@ def test_every_rule_is_a_whole_row() -> None:
         assert re.fullmatch(r"PB\d{3}", rule.id)
         assert rule.severity in SEVERITIES
         assert rule.evidence in EVIDENCE
+        assert rule.needs in NEEDS
+        assert rule.sync is None or (rule.sync in SYNC and rule.needs in ("precision", "owners")), rule.id
         assert rule.title, rule.id
         assert not rule.message.endswith(".")
         assert rule.remedies, rule.id
@@ -66,6 +70,20 @@ def test_every_rule_is_a_whole_row() -> None:
         assert dated, f"{rule.id}: its source names no version, date or thread"
         if rule.evidence == "weak":
             assert rule.severity != "error", "what rests on weak evidence is a warning that says so"
+
+
+@pytest.mark.parametrize("needs", ["precision", "owners"])
+def test_a_rule_reads_no_more_than_it_says_it_needs(needs: str) -> None:
+    rules = [rule for rule in RULES if rule.needs == "precision" or (needs == "owners" and rule.needs == needs)]
+    for case in CASES.values():
+        setup = setup_of(case[0])
+        if setup.precision is None:
+            continue
+        context = RuleContext.of_precision(setup.precision)
+        if needs == "owners":
+            known = {"views": setup.views, "given": setup.given, "rows": setup.rows, "target": setup.target}
+            context = RuleContext.of_owners(setup.precision, **known)
+        assert [one.rule for one in ask(by_gate(rules), context) if "could not be judged" in one.rule] == []
 
 
 def test_ids_are_unique_in_order_and_complete() -> None:

@@ -46,16 +46,11 @@ def test_a_scheme_of_one_owners_own_is_the_scheme_of_the_run(holder: str, other:
     assert synchronize(config, **owners).changes == ()
 
 
-def test_a_kept_scheme_that_cannot_train_with_the_recipes_format_is_said(megatron_owners) -> None:
+def test_a_kept_scheme_that_was_not_made_for_the_recipes_format_is_a_warning(megatron_owners) -> None:
     config = MixedPrecisionConfig(bf16=True, fp8="hybrid")
     (finding,) = synchronize(config, **megatron_owners(fp8_recipe="mxfp8")).findings
-    assert (finding.severity, str(finding)) == (
-        "error",
-        "model.fp8_recipe: is kept, as the recipe states none, and trains with 'e4m3', not with 'hybrid', got 'mxfp8'. "
-        "State fp8='e4m3', or the fp8_recipe that is meant.",
-    )
-    with pytest.raises(SyncCheckError, match="trains with 'e4m3'"):
-        synchronize(config, **megatron_owners(fp8_recipe="mxfp8"), strict=True)
+    assert (finding.id, finding.severity) == ("PB206", "warning")
+    assert synchronize(config, **megatron_owners(fp8_recipe="mxfp8"), strict=True).findings == (finding,)
 
 
 def test_a_buffer_that_one_owner_reuses_is_reused_by_the_other(megatron_owners) -> None:
@@ -87,8 +82,8 @@ def test_two_owners_that_contradict_each_other_are_both_named_and_left_alone(meg
         synchronize(MixedPrecisionConfig(bf16=True, fp8="e4m3"), **owners)
     assert str(caught.value) == (
         "The recipe 'mixed_precision' cannot be written into these configs; nothing was changed:\n"
-        "  model.fp8_recipe: must equal optimizer.fp8_recipe, which is 'blockwise', got 'mxfp8' (after the sync). "
-        "Let the recipe override both, or give both owners the same value."
+        "  model.fp8_recipe: must equal optimizer.fp8_recipe, which is 'blockwise': it is one setting in two places, "
+        "got 'mxfp8'. Give both the same value; or let a recipe state it, which writes both."
     )
     assert {role: dict(vars(owner)) for role, owner in owners.items()} == before
 
@@ -151,7 +146,7 @@ def test_what_is_left_over_of_a_format_that_is_off_is_put_out_of_action_and_said
     owners = megatron_owners()
     config = MixedPrecisionConfig(bf16=True, **fields)
     report = synchronize(config, **owners)
-    found = [finding for finding in report.findings if "does not exist in megatron-core" not in finding.rule]
+    found = [finding for finding in report.findings if finding.id != "PB129"]
     assert [finding.path for finding in found] == [f"mixed_precision.{path}" for path in paths]
     assert {(finding.rule, finding.severity) for finding in found} == ({(rule, "warning")} if paths else set())
     assert (owners["model"].fp8, owners["model"].fp4) == (config.fp8, config.fp4)

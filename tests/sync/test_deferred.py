@@ -114,7 +114,7 @@ def test_without_a_recipe_they_are_checked_and_agree_before_a_run(megatron_owner
     assert made["ddp"].use_distributed_optimizer is True
     assert [record.getMessage() for record in caplog.records] == [
         "ddp.use_distributed_optimizer: has to be on: optimizer.use_distributed_optimizer is, got False "
-        "(turned on before the run). Set ddp.use_distributed_optimizer=True."
+        "(turned on before the run). Set ddp.use_distributed_optimizer=True, as runtime_config_update does."
     ]
     made = owners(megatron_owners, ddp={BUFFER: True, "fp8_param_gather": True, "use_megatron_fsdp": True})
     runtime_config_update(ConfigContainer(**made))

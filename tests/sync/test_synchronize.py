@@ -378,7 +378,11 @@ def test_fp16_with_a_dynamic_scale_survives_its_first_overflow(megatron_owners) 
 @pytest.mark.parametrize(
     ("fields", "path", "part"),
     [
-        ({"fp8": "hybrid", "fp8_wgrad": False}, "fp8_wgrad", "Transformer Engine 2.0 and later always runs"),
+        (
+            {"fp8": "hybrid", "fp8_wgrad": False},
+            "fp8_wgrad",
+            "Transformer Engine 2.0 and later run the weight gradient in FP8 too",
+        ),
         ({"fp8": "hybrid", "fp8_margin": 2}, "fp8_margin", "tensorwise scaling does not read it (only delayed)"),
         ({"fp8_margin": 2}, "fp8_margin", "no FP8 or FP4 in this BF16 run"),
         (
@@ -391,7 +395,7 @@ def test_fp16_with_a_dynamic_scale_survives_its_first_overflow(megatron_owners) 
             "num_layers_at_end_in_bf16",
             "first_last_layers_bf16 is off",
         ),
-        ({"first_last_layers_bf16": True}, "first_last_layers_bf16", "all layers of this BF16 run are in BF16"),
+        ({"first_last_layers_bf16": True}, "first_last_layers_bf16", "every layer of this run is in BF16"),
         ({"hysteresis": 4}, "hysteresis", "a BF16 run has no dynamic loss scale"),
         ({"autocast_dtype": "fp16"}, "autocast_dtype", "autocast is off"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.builders import MegatronExportBuilder
+from bridge.interop.builders import ExportBuilder
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
 
@@ -32,7 +32,7 @@ BY_HAND = "Set it on the TransformerConfig in the training script."
 
 def argument_list(config: MixedPrecisionConfig, system: str) -> ExportReport:
     """Return the arguments, and what no argument can say."""
-    builder = MegatronExportBuilder(config, system)
+    builder = ExportBuilder(config, system)
     acting, mode = meaning(config), config.mode
     words: list[str] = []
 
@@ -66,7 +66,7 @@ def argument_list(config: MixedPrecisionConfig, system: str) -> ExportReport:
     return builder.finish(words)
 
 
-def _dtypes(builder: MegatronExportBuilder, mode: str) -> None:
+def _dtypes(builder: ExportBuilder, mode: str) -> None:
     """Dtypes have no flags: those of the mode come by themselves."""
     for field in ("params_dtype", "pipeline_dtype"):
         if builder.values[field] in (None, mode):
@@ -78,7 +78,7 @@ def _dtypes(builder: MegatronExportBuilder, mode: str) -> None:
             builder.report_if_stated(field, "unsupported", "no flag reaches it", BY_HAND)
 
 
-def _reduction(builder: MegatronExportBuilder, mode: str, words: list[str]) -> None:
+def _reduction(builder: ExportBuilder, mode: str, words: list[str]) -> None:
     """`--bf16` alone reduces in FP32 and `--fp16` alone does not; what has a flag is written out."""
     if mode == "fp32":
         return

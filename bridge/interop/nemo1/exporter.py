@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.amp import export_as_amp
-from bridge.interop.builders import MegatronExportBuilder, semantics_of
+from bridge.interop.builders import ExportBuilder, semantics_of
 from bridge.interop.meaning import meaning
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ PRECISION = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 def exported(config: MixedPrecisionConfig, system: str) -> ExportReport:
     """Return the payload, and what NeMo 1.x cannot say."""
-    builder = MegatronExportBuilder(config, system)
+    builder = ExportBuilder(config, system)
     acting = meaning(config)
     model: dict[str, Any] = {}
     dtype = _mode(builder, model)
@@ -49,7 +49,7 @@ def exported(config: MixedPrecisionConfig, system: str) -> ExportReport:
     return builder.finish({"trainer": {"precision": PRECISION[dtype]}, "model": model})
 
 
-def _mode(builder: MegatronExportBuilder, model: dict[str, Any]) -> str:
+def _mode(builder: ExportBuilder, model: dict[str, Any]) -> str:
     """Write precision and O1 or O2; return the dtype."""
     mode = builder.config.mode
     if semantics_of(builder.config) != "megatron_o2":
@@ -73,7 +73,7 @@ def _mode(builder: MegatronExportBuilder, model: dict[str, Any]) -> str:
     return mode
 
 
-def _fp8(builder: MegatronExportBuilder, model: dict[str, Any], acting: dict[str, Any]) -> None:
+def _fp8(builder: ExportBuilder, model: dict[str, Any], acting: dict[str, Any]) -> None:
     chosen = builder.values["fp8"]
     model |= {"transformer_engine": True} if chosen else {}
     model |= {"fp8": chosen is not None, "fp8_e4m3": chosen == "e4m3", "fp8_hybrid": chosen == "hybrid"}
@@ -103,7 +103,7 @@ def _fp8(builder: MegatronExportBuilder, model: dict[str, Any], acting: dict[str
                 builder.report_if_stated(field, "semantics", detail, "State fp8_param_gather=False for NeMo 1.x.")
 
 
-def _loss_scale(builder: MegatronExportBuilder, model: dict[str, Any], acting: dict[str, Any], dtype: str) -> None:
+def _loss_scale(builder: ExportBuilder, model: dict[str, Any], acting: dict[str, Any], dtype: str) -> None:
     if builder.values["loss_scale"]:
         detail = f"{builder.system} scales dynamically and only so"
         builder.report("loss_scale", "unsupported", detail, "Use a dynamic loss scale.")

@@ -10,7 +10,7 @@ from bridge.rules.rule import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
@@ -18,7 +18,7 @@ _SMALL = 1024
 """Width up to which FP8 GEMMs were measured to be slower than BF16 ones."""
 
 
-def _tokens(s: Setup) -> int | None:
+def _tokens(s: RuleContext) -> int | None:
     """Return the tokens of a micro-batch on one rank (M of its GEMMs), or None where that is not known."""
     seq = s.data.seq_length or s.model.seq_length
     batch = s.train.micro_batch_size
@@ -28,7 +28,7 @@ def _tokens(s: Setup) -> int | None:
     return int(seq * batch // shards)
 
 
-def _widths(s: Setup) -> Iterator[tuple[str, str, int]]:
+def _widths(s: RuleContext) -> Iterator[tuple[str, str, int]]:
     """Yield (setting, how it is divided, size on one rank) of the widths that GEMMs contract over or produce."""
     model, tp = s.model, s.tp
     if model.hidden_size:
@@ -46,7 +46,7 @@ def _widths(s: Setup) -> Iterator[tuple[str, str, int]]:
         yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", size
 
 
-def _odd_widths(s: Setup, multiple: int) -> list[dict[str, Any]]:
+def _odd_widths(s: RuleContext, multiple: int) -> list[dict[str, Any]]:
     return [
         {"path": path, "how": how, "size": f"{size:g}", "multiple": multiple}
         for path, how, size in _widths(s)
@@ -54,13 +54,13 @@ def _odd_widths(s: Setup, multiple: int) -> list[dict[str, Any]]:
     ]
 
 
-def _refused_widths(s: Setup) -> list[dict[str, Any]]:
+def _refused_widths(s: RuleContext) -> list[dict[str, Any]]:
     if s.row is None or s.row.alignment is None or s.is_emulated:
         return []
     return _odd_widths(s, max(s.row.alignment))
 
 
-def _refused_tokens(s: Setup) -> Any:
+def _refused_tokens(s: RuleContext) -> Any:
     tokens = _tokens(s)
     if tokens is None or s.row is None or s.row.alignment is None:
         return None
@@ -68,7 +68,7 @@ def _refused_tokens(s: Setup) -> Any:
     return bool(tokens % multiple) and {"value": tokens, "multiple": multiple, "nearest": _next(tokens, multiple)}
 
 
-def _odd_blocks(s: Setup) -> list[dict[str, Any]]:
+def _odd_blocks(s: RuleContext) -> list[dict[str, Any]]:
     """Return sizes that are legal for blockwise GEMMs and no multiple of its blocks."""
     if s.is_emulated:
         return []
@@ -79,7 +79,7 @@ def _odd_blocks(s: Setup) -> list[dict[str, Any]]:
     return found
 
 
-def _packing(s: Setup) -> Any:
+def _packing(s: RuleContext) -> Any:
     pad = s.data.pad_multiple
     if not s.data.packing or not pad or s.row is None or s.row.alignment is None or s.is_emulated:
         return None
@@ -89,7 +89,7 @@ def _packing(s: Setup) -> Any:
     return bool(pad % needed) and {"needed": needed, "sequence": sequence, "slab": slab}
 
 
-def _mamba_width(s: Setup) -> Any:
+def _mamba_width(s: RuleContext) -> Any:
     model = s.model
     if not s.is_hybrid or s.is_emulated:
         return None
@@ -99,7 +99,7 @@ def _mamba_width(s: Setup) -> Any:
     return bool(width % 16) and {"width": width}
 
 
-def _small(s: Setup) -> Any:
+def _small(s: RuleContext) -> Any:
     if s.is_emulated or not s.has_model:
         return None
     names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in _widths(s) if 0 < size <= _SMALL]
@@ -116,6 +116,7 @@ RULES = (
         severity="error",
         title="tokens of a rank that the GEMMs do not take",
         path="train.micro_batch_size",
+        needs="target",
         predicate=_refused_tokens,
         message="seq_length x micro_batch_size over context and sequence parallel ranks must be a multiple of "
         "{multiple} under {s.scheme}",
@@ -129,6 +130,7 @@ RULES = (
         severity="error",
         title="width that the GEMMs do not take",
         path="model.hidden_size",
+        needs="target",
         predicate=_refused_widths,
         message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {s.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
@@ -141,6 +143,7 @@ RULES = (
         severity="warning",
         title="size that is no multiple of a block",
         path="model.hidden_size",
+        needs="target",
         predicate=_odd_blocks,
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: ragged blocks run, "
         "gathering quantised tensors does not",
@@ -154,6 +157,7 @@ RULES = (
         severity="warning",
         title="padding of packed sequences",
         path="data.pad_multiple",
+        needs="target",
         predicate=_packing,
         message="must be a multiple of {needed}: {sequence} per sequence for its context and tensor parallel parts, "
         "{slab} per packed slab for {s.scheme}",
@@ -167,6 +171,7 @@ RULES = (
         severity="error",
         title="Mamba projection that FP8 does not take",
         path="model.mamba_num_heads",
+        needs="target",
         predicate=_mamba_width,
         message="the input projection is {width} wide, and must be a multiple of 16 under FP8",
         remedies=("change mamba_num_heads, mamba_num_groups or mamba_state_dim",),
@@ -178,6 +183,7 @@ RULES = (
         severity="info",
         title="GEMMs too small to gain",
         path="model.hidden_size",
+        needs="target",
         predicate=_small,
         message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
         remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),

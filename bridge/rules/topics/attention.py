@@ -8,19 +8,19 @@ from bridge.rules.rule import Rule, mcore
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _no_backend(s: Setup) -> Any:
+def _no_backend(s: RuleContext) -> Any:
     if not s.model.fp8_dot_product_attention or s.is_emulated:
         return None
     if s.capability is not None and s.capability < (10, 0):
         return {"what": f"compute capability 10.0, and the target has {s.capability[0]}.{s.capability[1]}"}
-    least = (9, 14) if at_least(s.te, (2, 15)) else (9, 13, 1)
+    least = "9.14" if at_least(s.te, "2.15") else "9.13.1"
     if at_least(s.cudnn, least) is False:
-        return {"what": f"cuDNN {'.'.join(map(str, least))}"}
+        return {"what": f"cuDNN {least}"}
     return None
 
 
@@ -30,6 +30,7 @@ RULES = (
         severity="error",
         title="no FP8 attention for current scaling",
         path="fp8_dot_product_attention",
+        needs="target",
         predicate=_no_backend,
         message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
@@ -43,6 +44,8 @@ RULES = (
         severity="warning",
         title="FP8 attention that MXFP8 is not told of",
         path="fp8_dot_product_attention",
+        needs="owners",
+        sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention,
         message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
@@ -55,6 +58,8 @@ RULES = (
         severity="warning",
         title="FP8 attention that NVFP4 is not told of",
         path="fp8_dot_product_attention",
+        needs="owners",
+        sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention and s.scheme == "nvfp4",
         message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),

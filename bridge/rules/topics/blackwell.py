@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.rules.rule import Rule, mcore, te
+from bridge.rules.topics.stored import storing
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _gathers_through_buffer(s: Setup) -> bool:
+def _gathers_through_buffer(s: RuleContext) -> bool:
     return s.gathers_fp8 and s.reuses_buffer and not s.has_megatron_fsdp and not s.is_emulated
+
+
+def _stored_without_buffer(s: RuleContext) -> Any:
+    is_known = s.has_ddp or s.is_whole
+    needs = s.gathers_fp8 and not s.reuses_buffer and not s.has_megatron_fsdp
+    return is_known and needs and storing(s, "fp8")
 
 
 RULES = (
@@ -22,6 +29,7 @@ RULES = (
         severity="error",
         title="MXFP8 weights gathered without overlap",
         path="ddp.overlap_param_gather",
+        needs="target",
         predicate=lambda s: (
             s.has_ddp
             and _gathers_through_buffer(s)
@@ -45,6 +53,7 @@ RULES = (
         severity="warning",
         title="MXFP8 weights stale after evaluation or a checkpoint",
         path="ddp.overlap_param_gather",
+        needs="target",
         predicate=lambda s: (
             _gathers_through_buffer(s) and (s.ddp.overlap_param_gather or s.optimizer.overlap_param_gather)
         ),
@@ -61,7 +70,9 @@ RULES = (
         severity="error",
         title="MXFP8 weights without the shared buffer",
         path="fp8_param_gather",
-        predicate=lambda s: s.gathers_fp8 and not s.reuses_buffer and not s.has_megatron_fsdp,
+        needs="owners",
+        sync="strict",
+        predicate=_stored_without_buffer,
         message="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag, except under Megatron-FSDP",
         remedies=("state reuse_grad_buf_for_mxfp8_param_ag=True", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine raises "
@@ -73,10 +84,11 @@ RULES = (
         severity="error",
         title="shared buffer without MXFP8 weights",
         path="reuse_grad_buf_for_mxfp8_param_ag",
+        needs="precision",
         predicate=lambda s: (
-            (s.said.get("reuse_grad_buf_for_mxfp8_param_ag") or s.reuses_buffer)
+            (s.stated.get("reuse_grad_buf_for_mxfp8_param_ag") or s.reuses_buffer)
             and not (s.is_mxfp8 and s.gathers_fp8)
-            and not ("fp8" in s.said and not s.fp8)
+            and not ("fp8" in s.stated and not s.fp8)
         ),
         message="the gradient buffer can be reused only where weights are gathered as MXFP8 (fp8_param_gather)",
         remedies=("set it to False", "gather the weights of an MXFP8 recipe in FP8"),
@@ -87,6 +99,7 @@ RULES = (
         severity="error",
         title="shared buffer with gathering inside the step",
         path="optimizer.overlap_param_gather_with_optimizer_step",
+        needs="owners",
         predicate=lambda s: s.reuses_buffer and s.optimizer.overlap_param_gather_with_optimizer_step,
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
@@ -98,6 +111,7 @@ RULES = (
         severity="warning",
         title="MXFP8 without MXFP8 weights costs memory",
         path="fp8_param_gather",
+        needs="owners",
         predicate=lambda s: not s.gathers_fp8 and not s.has_megatron_fsdp,
         message="{s.mode} weights and both MXFP8 copies of them are kept",
         remedies=("state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True", "count the memory first"),
@@ -109,6 +123,7 @@ RULES = (
         severity="warning",
         title="FP4 weights before Transformer Engine 2.14",
         path="fp4_param_gather",
+        needs="target",
         predicate=lambda s: s.gathers_fp4 and not s.is_emulated,
         message="weights stored in FP4 came out wrong before Transformer Engine 2.14",
         remedies=("use Transformer Engine 2.14 and megatron-core 0.18", "set fp4_param_gather=False"),
@@ -122,6 +137,7 @@ RULES = (
         severity="warning",
         title="FP4 weights before megatron-core 0.18",
         path="fp4_param_gather",
+        needs="target",
         predicate=lambda s: s.gathers_fp4 and not s.is_emulated,
         message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts masters from the "
         "rounded weights",
@@ -136,6 +152,7 @@ RULES = (
         severity="info",
         title="no late layers in BF16 under FP4",
         path="num_layers_at_end_in_bf16",
+        needs="owners",
         predicate=lambda s: not (s.model.first_last_layers_bf16 and s.model.num_layers_at_end_in_bf16),
         message="the published NVFP4 runs keep their last layers in BF16",
         remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, say",),
@@ -172,6 +189,7 @@ RULES = (
         severity="error",
         title="NVFP4 outside BF16",
         path="fp4",
+        needs="owners",
         predicate=lambda s: not s.is_bf16 and not (s.model.enable_autocast and s.model.autocast_dtype == "bf16"),
         message="NVFP4's random Hadamard transform takes BF16 tensors only, and this run is {s.mode}",
         remedies=("choose a bf16 recipe",),

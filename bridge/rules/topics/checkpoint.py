@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.rules.rule import Rule, mcore, te
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["FINGERPRINT", "RULES"]
 
@@ -27,7 +27,7 @@ FINGERPRINT = (
 _STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-def _changed(s: Setup) -> list[dict[str, Any]]:
+def _changed(s: RuleContext) -> list[dict[str, Any]]:
     """Return what the checkpoint was written with and this run would read otherwise."""
     before = s.checkpoint or {}
     found = []
@@ -38,8 +38,8 @@ def _changed(s: Setup) -> list[dict[str, Any]]:
             if name in before and before[name] != getattr(owner, name) and not inert:
                 found.append({"path": f"{role}.{name}", "before": before[name]})
     major = str(before.get("te") or "").partition(".")[0]
-    if major and s.te is not None and s.is_low and major != str(s.te[0]):
-        found.append({"path": "target.te", "value": ".".join(map(str, s.te)), "before": before["te"]})
+    if major and s.te is not None and s.is_low and major != str(s.te.major):
+        found.append({"path": "target.te", "value": str(s.te), "before": before["te"]})
     return found
 
 
@@ -67,6 +67,7 @@ RULES = (
         severity="warning",
         title="delayed scaling's state is pickled",
         path="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
+        needs="environment",
         predicate=lambda s: (
             s.is_delayed
             and s.has_environment

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.rules.rule import Rule
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
@@ -27,16 +27,16 @@ _CHANGES = {
 _OFF = ("", "0", "none")
 
 
-def _is_on(s: Setup, name: str) -> bool:
+def _is_on(s: RuleContext, name: str) -> bool:
     return s.environment.get(name, "").lower() not in _OFF
 
 
-def _is_refused(s: Setup) -> bool:
+def _is_refused(s: RuleContext) -> bool:
     is_blackwell = s.capability is not None and s.capability >= (10, 0)
     return is_blackwell and _is_on(s, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
 
 
-def _another_source(s: Setup) -> Any:
+def _another_source(s: RuleContext) -> Any:
     said = s.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
     theirs = _SAME_MODE.get(said)
     if not said or theirs == s.mode or (said == "fp8" and s.fp8):
@@ -44,14 +44,14 @@ def _another_source(s: Setup) -> Any:
     return {"value": said}
 
 
-def _changed_numbers(s: Setup) -> list[dict[str, Any]]:
+def _changed_numbers(s: RuleContext) -> list[dict[str, Any]]:
     names = ["NVTE_BACKWARD_OVERRIDE"]
     if not (s.is_blockwise and _is_refused(s)):
         names += _CHANGES.get(s.scheme or "", ())
     return [{"path": f"environment.{name}", "value": s.environment[name]} for name in names if _is_on(s, name)]
 
 
-def _attention_overruled(s: Setup) -> Any:
+def _attention_overruled(s: RuleContext) -> Any:
     recipe = s.environment.get("NVTE_DPA_FP8_RECIPE")
     on = s.model.fp8_dot_product_attention or s.model.fp8_multi_head_attention
     return bool(recipe and on) and {"value": recipe}
@@ -63,6 +63,7 @@ RULES = (
         severity="error",
         title="FP32 block scales on Blackwell",
         path="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
+        needs="environment",
         predicate=lambda s: (
             _is_on(s, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
             and s.capability is not None
@@ -79,6 +80,7 @@ RULES = (
         severity="error",
         title="query-key scaling said in one place only",
         path="model.apply_query_key_layer_scaling",
+        needs="environment",
         predicate=lambda s: (
             s.model.transformer_impl == "transformer_engine"
             and not s.is_emulated
@@ -94,6 +96,7 @@ RULES = (
         severity="error",
         title="determinism said in one place only",
         path="model.deterministic_mode",
+        needs="environment",
         predicate=lambda s: (
             s.model.deterministic_mode
             and not s.is_emulated
@@ -109,6 +112,7 @@ RULES = (
         severity="warning",
         title="another source says another precision",
         path="environment.ACCELERATE_MIXED_PRECISION",
+        needs="environment",
         predicate=_another_source,
         message="says another precision than this run's {s.mode}; Megatron does not read it, libraries beside it do",
         remedies=("unset it", "make it agree"),
@@ -121,6 +125,7 @@ RULES = (
         severity="warning",
         title="FP8 attention overruled by a variable",
         path="environment.NVTE_DPA_FP8_RECIPE",
+        needs="environment",
         predicate=_attention_overruled,
         message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
         remedies=("unset it",),
@@ -132,6 +137,7 @@ RULES = (
         severity="error",
         title="backward override under delayed scaling",
         path="environment.NVTE_BACKWARD_OVERRIDE",
+        needs="environment",
         predicate=lambda s: _is_on(s, "NVTE_BACKWARD_OVERRIDE") and {"value": s.environment["NVTE_BACKWARD_OVERRIDE"]},
         message="must be unset under delayed scaling, whose recipe class refuses any value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
@@ -143,6 +149,7 @@ RULES = (
         severity="warning",
         title="a variable changes the numbers",
         path="environment.NVTE_BACKWARD_OVERRIDE",
+        needs="environment",
         predicate=lambda s: [] if s.is_delayed else _changed_numbers(s),
         message="gives {s.scheme} scaling other numbers than the config shows, on every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),

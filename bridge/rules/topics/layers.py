@@ -8,20 +8,20 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.rule import Rule, te
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _is_on(s: Setup) -> bool:
+def _is_on(s: RuleContext) -> bool:
     return s.model.first_last_layers_bf16 and (_kept(s) > 0)
 
 
-def _kept(s: Setup) -> int:
+def _kept(s: RuleContext) -> int:
     return int(s.model.num_layers_at_start_in_bf16 + s.model.num_layers_at_end_in_bf16)
 
 
-def _beyond_a_stage(s: Setup) -> list[dict[str, Any]]:
+def _beyond_a_stage(s: RuleContext) -> list[dict[str, Any]]:
     """Megatron's own check under FP8, stricter than what runs: counts are global, its limit is one stage's share."""
     if not s.model.first_last_layers_bf16 or s.model.num_layers < 1:
         return []
@@ -33,16 +33,16 @@ def _beyond_a_stage(s: Setup) -> list[dict[str, Any]]:
     ]
 
 
-def _beyond_the_model(s: Setup) -> list[dict[str, Any]]:
+def _beyond_the_model(s: RuleContext) -> list[dict[str, Any]]:
     if not s.model.first_last_layers_bf16 or s.model.num_layers < 1:
         return []
     return [{"path": n, "value": getattr(s.model, n)} for n in LAYER_COUNTS if getattr(s.model, n) > s.model.num_layers]
 
 
-def _stated_zero(s: Setup) -> bool:
-    on = s.said.get("first_last_layers_bf16", s.model.first_last_layers_bf16)
-    zero = all(s.said.get(name, getattr(s.model, name)) == 0 for name in LAYER_COUNTS)
-    return bool(on and zero and (s.precision is None or all(name in s.said for name in LAYER_COUNTS)))
+def _stated_zero(s: RuleContext) -> bool:
+    on = s.stated.get("first_last_layers_bf16", s.model.first_last_layers_bf16)
+    zero = all(s.stated.get(name, getattr(s.model, name)) == 0 for name in LAYER_COUNTS)
+    return bool(on and zero and (s.precision is None or all(name in s.stated for name in LAYER_COUNTS)))
 
 
 RULES = (
@@ -51,6 +51,8 @@ RULES = (
         severity="error",
         title="both counts are zero",
         path="first_last_layers_bf16",
+        needs="precision",
+        sync="reported",
         predicate=_stated_zero,
         message="both layer counts are 0, so no layer is kept in BF16",
         remedies=("state a count above 0", "leave both unstated (Megatron keeps 1 and 1)", "set it to False"),
@@ -62,10 +64,10 @@ RULES = (
         severity="warning",
         title="layer counts without the switch",
         path="num_layers_at_start_in_bf16",
-        predicate=lambda s: [
-            {"path": name} for name in LAYER_COUNTS if s.stands_out(name) and not s.model.first_last_layers_bf16
-        ],
-        message="has no effect: first_last_layers_bf16 is off, or there is no FP8 or FP4",
+        needs="owners",
+        sync="reported",
+        predicate=lambda s: s.inert_and_stated(LAYER_COUNTS),
+        message="has no effect: {why}",
         remedies=("state first_last_layers_bf16=True", "drop it"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
         gate="precision",
@@ -75,6 +77,7 @@ RULES = (
         severity="error",
         title="layers in BF16 under delayed scaling",
         path="first_last_layers_bf16",
+        needs="precision",
         predicate=lambda s: s.model.first_last_layers_bf16,
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
@@ -124,6 +127,7 @@ RULES = (
         severity="error",
         title="layers in BF16 under tensor-parallel overlap",
         path="model.tp_comm_overlap",
+        needs="target",
         predicate=lambda s: _is_on(s) and s.model.tp_comm_overlap and s.tp > 1 and not s.is_emulated,
         message="user buffers hold FP8 and BF16 layers at once from Transformer Engine 2.8 on only",
         remedies=("use Transformer Engine 2.8", "set tp_comm_overlap=False", "set first_last_layers_bf16=False"),
@@ -149,8 +153,10 @@ RULES = (
         severity="warning",
         title="layers in BF16 without low precision",
         path="first_last_layers_bf16",
-        predicate=lambda s: s.said.get("first_last_layers_bf16") is True and not s.is_low,
-        message="has no effect: every layer of this run is in {s.mode}",
+        needs="owners",
+        sync="reported",
+        predicate=lambda s: s.stated.get("first_last_layers_bf16") and s.inert_and_stated(["first_last_layers_bf16"]),
+        message="has no effect: {why}",
         remedies=("drop it", "say fp8 or fp4"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
         gate="precision",

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import TYPE_CHECKING, Any
 
+from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.rules.rule import Rule
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
-_SCHEDULE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-
 
 def _bad(value: float | None, least: float = 0.0) -> bool:
-    return value is None or not math.isfinite(value) or value <= least
+    # `math.isfinite` raises on an integer of hundreds of digits.
+    return value is None or not abs(value) <= sys.float_info.max or value <= least
 
 
-def _no_number(s: Setup) -> list[dict[str, Any]]:
+def _no_number(s: RuleContext) -> list[dict[str, Any]]:
     optimizer = s.optimizer
+    scale, least, initial = optimizer.loss_scale, optimizer.min_loss_scale, optimizer.initial_loss_scale
+    first = "use 4294967296, Megatron's default"
     found = []
-    if optimizer.loss_scale is not None and _bad(optimizer.loss_scale):
-        found.append({"path": "loss_scale", "what": "above 0 and finite; Megatron takes 0 for unset"})
-    if _bad(optimizer.min_loss_scale):
-        found.append({"path": "min_loss_scale", "what": "above 0 and finite"})
-    if optimizer.initial_loss_scale is None and s.has_dynamic_scale:
-        found.append({"path": "initial_loss_scale", "what": "a number: a dynamic scale has to begin somewhere"})
-    elif optimizer.initial_loss_scale is not None and _bad(optimizer.initial_loss_scale):
-        found.append({"path": "initial_loss_scale", "what": "above 0 and finite"})
+    if scale is not None and _bad(scale):
+        hint = "use a number above 0, or None: dynamic under FP16, no scale otherwise"
+        found.append({"path": "loss_scale", "what": "above 0 and finite; Megatron takes 0 for unset", "hint": hint})
+    if _bad(least):
+        found.append({"path": "min_loss_scale", "what": "above 0 and finite", "hint": "use 1.0, Megatron's default"})
+    if initial is None and s.has_dynamic_scale:
+        what = "a number: a dynamic scale has to begin somewhere"
+        found.append({"path": "initial_loss_scale", "what": what, "hint": first})
+    elif initial is not None and _bad(initial):
+        found.append({"path": "initial_loss_scale", "what": "above 0 and finite", "hint": first})
     return found
 
 
-def _starts_below_floor(s: Setup) -> bool:
+def _starts_below_floor(s: RuleContext) -> bool:
     initial, least = s.optimizer.initial_loss_scale, s.optimizer.min_loss_scale
     return not _bad(initial) and not _bad(least) and initial < least
 
 
-def _window(s: Setup) -> bool:
+def _window(s: RuleContext) -> bool:
     window = s.optimizer.loss_scale_window
     return _bad(window) or window < 1 or window != int(window)
 
@@ -49,9 +53,10 @@ RULES = (
         severity="error",
         title="loss scale is no usable number",
         path="loss_scale",
+        needs="precision",
         predicate=_no_number,
         message="must be {what}",
-        remedies=("use Megatron's default: None for a dynamic scale from 4294967296 down to 1.0",),
+        remedies=("{hint}",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
     ),
     Rule(
@@ -59,6 +64,7 @@ RULES = (
         severity="error",
         title="loss scale begins below its floor",
         path="initial_loss_scale",
+        needs="precision",
         predicate=_starts_below_floor,
         message="must not be below min_loss_scale, which is {s.optimizer.min_loss_scale!r}",
         remedies=("raise it", "lower min_loss_scale"),
@@ -69,6 +75,7 @@ RULES = (
         severity="error",
         title="loss-scale window is no whole number",
         path="loss_scale_window",
+        needs="precision",
         predicate=_window,
         message="must be a whole number of steps, at least 1: the scaler compares it with a step count by ==, and a "
         "fraction never grows",
@@ -80,8 +87,10 @@ RULES = (
         severity="warning",
         title="loss-scale schedule without effect",
         path="initial_loss_scale",
-        predicate=lambda s: [{"path": name} for name in _SCHEDULE if s.stands_out(name) and not s.has_dynamic_scale],
-        message="has no effect: only an fp16 run without a constant loss scale has a schedule",
+        needs="owners",
+        sync="reported",
+        predicate=lambda s: s.inert_and_stated(SCALER_SCHEDULE),
+        message="has no effect: {why}",
         remedies=("drop it", "choose an fp16 recipe without loss_scale"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
         gate="precision",
@@ -91,7 +100,14 @@ RULES = (
         severity="warning",
         title="loss scale without effect",
         path="loss_scale",
-        predicate=lambda s: s.optimizer.loss_scale and s.has_optimizer and not s.is_sharded,
+        needs="owners",
+        sync="reported",
+        predicate=lambda s: (
+            s.has_optimizer
+            and s.optimizer.loss_scale
+            and s.optimizer.use_distributed_optimizer is False
+            and not s.is_sharded
+        ),
         message="has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
@@ -121,6 +137,7 @@ RULES = (
         severity="error",
         title="no FP16 for this optimizer",
         path="optimizer.optimizer",
+        needs="owners",
         predicate=lambda s: s.has_optimizer and s.optimizer.optimizer not in ("adam", "sgd"),
         message="emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
@@ -132,6 +149,7 @@ RULES = (
         severity="warning",
         title="loss scale reaches only part of the optimizer",
         path="loss_scale",
+        needs="owners",
         predicate=lambda s: (
             s.is_bf16 and s.optimizer.loss_scale and s.has_optimizer and s.optimizer.optimizer not in ("adam", "sgd")
         ),

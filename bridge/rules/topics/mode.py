@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from bridge.rules.rule import Rule, mcore
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _several_modes(s: Setup) -> Any:
-    on = [mode for mode in ("fp32", "fp16", "bf16") if s.said.get(mode)]
+def _several_modes(s: RuleContext) -> Any:
+    on = [mode for mode in ("fp32", "fp16", "bf16") if s.stated.get(mode)]
     if len(on) > 1:
         return {"path": on[-1], "value": on}
     for role, owner in (("model", s.model), ("optimizer", s.optimizer)):
@@ -22,18 +22,18 @@ def _several_modes(s: Setup) -> Any:
     return None
 
 
-def _dtype_of_another_mode(s: Setup) -> Any:
+def _dtype_of_another_mode(s: RuleContext) -> list[dict[str, Any]]:
     if _weights_are_not_cast(s):
-        return None
+        return []
     legal = (s.mode, "fp32") if s.is_half else ("fp32",)
-    if s.model.params_dtype not in legal:
-        return {"legal": " or ".join(legal)}
-    if s.model.pipeline_dtype is not None and s.model.pipeline_dtype not in legal:
-        return {"path": "pipeline_dtype", "value": s.model.pipeline_dtype, "legal": " or ".join(legal)}
-    return None
+    return [
+        {"path": name, "value": getattr(s.model, name), "legal": " or ".join(legal)}
+        for name in ("params_dtype", "pipeline_dtype")
+        if getattr(s.model, name) not in (*legal, None)
+    ]
 
 
-def _weights_are_not_cast(s: Setup) -> bool:
+def _weights_are_not_cast(s: RuleContext) -> bool:
     """FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast."""
     return s.precision is None and s.is_fp32 and s.model.params_dtype in ("fp16", "bf16")
 
@@ -44,6 +44,8 @@ RULES = (
         severity="error",
         title="more than one mode",
         path="bf16",
+        needs="precision",
+        sync="refused",
         predicate=_several_modes,
         message="only one of fp32, fp16 and bf16 can be on",
         remedies=("keep one and set the others to False",),
@@ -57,6 +59,7 @@ RULES = (
         severity="error",
         title="dtype of another mode",
         path="params_dtype",
+        needs="precision",
         predicate=_dtype_of_another_mode,
         message="must be {legal} in a run whose mode is {s.mode}",
         remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
@@ -71,6 +74,7 @@ RULES = (
         severity="error",
         title="no FP32 master weights and no loss scale",
         path="model.params_dtype",
+        needs="owners",
         predicate=_weights_are_not_cast,
         message="half-precision weights need the mode switched on, or the optimizer steps on them without FP32 masters",
         remedies=("set model.{s.model.params_dtype} and optimizer.{s.model.params_dtype} to True", "choose a recipe"),
@@ -84,6 +88,8 @@ RULES = (
         severity="error",
         title="autocast to FP32",
         path="autocast_enabled",
+        needs="precision",
+        sync="reported",
         predicate=lambda s: s.model.enable_autocast and (s.model.autocast_dtype or s.model.params_dtype) == "fp32",
         message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
@@ -94,8 +100,10 @@ RULES = (
         severity="warning",
         title="autocast dtype without autocast",
         path="autocast_dtype",
-        predicate=lambda s: "autocast_dtype" in s.said and not s.model.enable_autocast,
-        message="has no effect: autocast is off",
+        needs="owners",
+        sync="reported",
+        predicate=lambda s: s.inert_and_stated(["autocast_dtype"]),
+        message="has no effect: {why}",
         remedies=("state autocast_enabled=True", "drop it"),
         source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
     ),
@@ -173,5 +181,16 @@ RULES = (
         message="batch-invariant kernels are made for BF16 weights, which Megatron asserts from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+    ),
+    Rule(
+        id="PB113",
+        severity="error",
+        title="autocast dtype that autocast does not take",
+        path="autocast_dtype",
+        needs="precision",
+        predicate=lambda s: s.model.autocast_dtype not in (None, "bf16", "fp16", "fp32"),
+        message="must be bf16, fp16 or fp32",
+        remedies=("use one of these", "drop it"),
+        source="PyTorch 2.13 torch/amp/autocast_mode.py",
     ),
 )

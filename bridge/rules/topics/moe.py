@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from bridge.rules.rule import Rule, mcore, te
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _pads(s: Setup) -> bool:
+def _pads(s: RuleContext) -> bool:
     return bool(s.model.moe_router_padding_for_quantization or s.model.moe_router_padding_for_fp8)
 
 
-def _low_precision_transport(s: Setup) -> list[dict[str, Any]]:
+def _low_precision_transport(s: RuleContext) -> list[dict[str, Any]]:
     model = s.model
     if s.has_ncclep and model.use_transformer_engine_op_fuser and model.moe_grouped_gemm:
         return []
@@ -24,7 +24,7 @@ def _low_precision_transport(s: Setup) -> list[dict[str, Any]]:
     return [{"path": f"model.{name}"} for name in names if getattr(model, name) not in ("bf16", None)]
 
 
-def _ncclep_limits(s: Setup) -> bool:
+def _ncclep_limits(s: RuleContext) -> bool:
     model = s.model
     return (
         s.is_low
@@ -43,6 +43,7 @@ RULES = (
         severity="warning",
         title="expert batches of any size",
         path="model.moe_router_padding_for_quantization",
+        needs="target",
         predicate=lambda s: (
             s.is_low and not _pads(s) and not s.model.moe_pad_expert_input_to_capacity and not s.is_emulated
         ),
@@ -91,6 +92,7 @@ RULES = (
         severity="error",
         title="grouped GEMM in FP8 needs Transformer Engine 1.11",
         path="model.moe_grouped_gemm",
+        needs="target",
         predicate=lambda s: s.model.moe_grouped_gemm and s.fp8 and not s.is_emulated and s.te is not None,
         message="grouped FP8 GEMMs came with Transformer Engine 1.11",
         remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
@@ -140,6 +142,7 @@ RULES = (
         severity="warning",
         title="fused experts choose their own scheme",
         path="model.use_transformer_engine_op_fuser",
+        needs="environment",
         predicate=lambda s: (
             s.model.use_transformer_engine_op_fuser
             and s.is_low
@@ -194,6 +197,7 @@ RULES = (
         severity="error",
         title="grouped GEMM before Ampere",
         path="model.moe_grouped_gemm",
+        needs="target",
         predicate=lambda s: s.model.moe_grouped_gemm and s.capability is not None and s.capability < (8, 0),
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
         "{s.capability[0]}.{s.capability[1]}",
@@ -206,6 +210,7 @@ RULES = (
         severity="error",
         title="ncclep with a capacity factor in low precision",
         path="model.moe_expert_capacity_factor",
+        needs="environment",
         predicate=_ncclep_limits,
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.field_names import NAMES
+from bridge.rules.pairs import PAIRS
 from bridge.rules.rule import Rule
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["NAME_TOKENS", "RULES", "nearest_fields"]
 
@@ -25,29 +27,44 @@ NAME_TOKENS = {
 }
 """Part of a recipe's name -> the scheme that it promises."""
 
-_MIRRORED = (
-    ("model", "optimizer", ("fp16", "bf16")),
-    ("optimizer", "ddp", ("reuse_grad_buf_for_mxfp8_param_ag", "use_distributed_optimizer", "overlap_param_gather")),
-)
-"""Two owners and the settings that both hold."""
 
-
-def _disagreeing(s: Setup) -> list[dict[str, Any]]:
+def _disagreeing(s: RuleContext) -> list[dict[str, Any]]:
     found = []
-    for one, two, names in _MIRRORED:
-        if not (s.sections[one].is_given and s.sections[two].is_given):
+    for pair in PAIRS:
+        (one, mine), (two, theirs) = pair.one, pair.two
+        if one == two or not {one, two} <= s.given or (s.is_whole and not pair.is_checked):
             continue
-        mine, theirs = s.sections[one].values, s.sections[two].values
-        shared = (*names, "fp8_recipe") if s.fp8 and one == "model" else names
-        found += [
-            {"path": f"{one}.{name}", "other": f"{two}.{name}", "theirs": theirs[name]}
-            for name in shared
-            if mine[name] != theirs[name]
-        ]
+        if mine == "fp8_recipe" and not s.fp8:  # the optimizer's is None then, and the model's is Megatron's default
+            continue
+        first, second = getattr(s.views[one], mine), getattr(s.views[two], theirs)
+        if first != second and (s.is_whole or None not in (first, second)):
+            found.append({"path": f"{one}.{mine}", "value": first, "other": f"{two}.{theirs}", "theirs": second})
     return found
 
 
-def _misspelt(s: Setup) -> list[dict[str, Any]]:
+def _without_home(s: RuleContext) -> list[dict[str, Any]]:
+    return [
+        {"path": row.field, "home": f"{row.owner}.{row.attribute}", "since": row.since}
+        for row in s.rows
+        if row.since is not None and row.owner in s.given and s.stands_out(row.field or "")
+    ]
+
+
+def _below_least(s: RuleContext) -> list[dict[str, Any]]:
+    return [
+        {"path": name, "value": s.stated.get(name, getattr(owner, name)), "least": least}
+        for owner, name, least in (
+            (s.model, "fp8_margin", 0),
+            (s.model, "fp8_amax_history_len", 1),
+            (s.model, LAYER_COUNTS[0], 0),
+            (s.model, LAYER_COUNTS[1], 0),
+            (s.optimizer, "hysteresis", 1),
+        )
+        if s.stated.get(name, getattr(owner, name)) < least
+    ]
+
+
+def _misspelt(s: RuleContext) -> list[dict[str, Any]]:
     found = []
     for name in s.unknown:  # every field of the precision is known
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
@@ -80,7 +97,7 @@ def _distance(one: str, two: str) -> int:
     return rows[-1][-1]
 
 
-def _misnamed(s: Setup) -> Any:
+def _misnamed(s: RuleContext) -> Any:
     name = (s.precision.recipe or "") if s.precision is not None else ""
     promised = next((scheme for token, scheme in NAME_TOKENS.items() if token in name), None)
     if promised is None or promised == s.scheme:
@@ -120,9 +137,11 @@ RULES = (
         severity="warning",
         title="recipe replaces an owner's value",
         path="model",
+        needs="owners",
         predicate=lambda s: [
-            {"path": f"{one.role}.{one.attribute}", "value": one.own, "new": one.new, "field": one.field}
-            for one in s.replaced
+            {"path": f"{row.owner}.{row.attribute}", "value": row.old, "new": row.new, "field": row.field}
+            for row in s.rows
+            if row.verdict == "override" and row.replaces_own
         ],
         message="the recipe states {new!r} and wins over the owner's own value",
         remedies=(
@@ -131,25 +150,27 @@ RULES = (
             "call synchronize(on_conflict='keep')",
         ),
         source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
-        gate="replaced",
+        gate="precision",
     ),
     Rule(
         id="PB124",
         severity="error",
         title="two owners disagree",
         path="model.bf16",
+        needs="owners",
+        sync="refused",
         predicate=_disagreeing,
         message="must equal {other}, which is {theirs!r}: it is one setting in two places",
-        remedies=("give both the same value", "choose a recipe, which writes both"),
+        remedies=("give both the same value", "let a recipe state it, which writes both"),
         source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own copy; NVIDIA-NeMo/RL "
         "issue 3281, 2026-07-18",
-        gate="has_optimizer",
     ),
     Rule(
         id="PB125",
         severity="warning",
         title="recipe's name says something else",
         path="fp8_recipe",
+        needs="precision",
         predicate=_misnamed,
         message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
         remedies=("choose the recipe whose name says it", "give the changed recipe a name of its own"),
@@ -162,6 +183,7 @@ RULES = (
         severity="warning",
         title="off written as something else than None",
         path="model.fp8",
+        needs="owners",
         predicate=lambda s: [
             {"path": f"model.{name}", "value": getattr(s.model, name)}
             for name in ("fp8", "fp4")
@@ -176,6 +198,7 @@ RULES = (
         severity="error",
         title="size below one",
         path="model.tensor_model_parallel_size",
+        needs="owners",
         predicate=lambda s: [
             {"path": f"model.{name}", "value": getattr(s.model, name)}
             for name in (
@@ -195,17 +218,8 @@ RULES = (
         severity="error",
         title="count below its least value",
         path="fp8_margin",
-        predicate=lambda s: [
-            {"path": name, "value": getattr(owner, name), "least": least}
-            for owner, name, least in (
-                (s.model, "fp8_margin", 0),
-                (s.model, "fp8_amax_history_len", 1),
-                (s.model, "num_layers_at_start_in_bf16", 0),
-                (s.model, "num_layers_at_end_in_bf16", 0),
-                (s.optimizer, "hysteresis", 1),
-            )
-            if getattr(owner, name) < least
-        ],
+        needs="precision",
+        predicate=_below_least,
         message="must be at least {least}",
         remedies=("use {least} or more",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
@@ -215,10 +229,24 @@ RULES = (
         severity="warning",
         title="no home in this Megatron",
         path="fp4_param_gather",
-        predicate=lambda s: s.has_ddp and s.said.get("fp4_param_gather") and s.mcore is not None and s.mcore < (0, 17),
-        message="ddp.fp4_param_gather does not exist before megatron-core 0.17.1, so it is not set there",
-        remedies=("use megatron-core 0.17.1", "set fp4_param_gather=False"),
+        needs="owners",
+        sync="reported",
+        predicate=_without_home,
+        message="{home} does not exist before megatron-core {since}, so it is not set there",
+        remedies=("use megatron-core {since}", "drop it"),
         source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
-        gate="fp4",
+    ),
+    Rule(
+        id="PB130",
+        severity="info",
+        title="switch off with the one it needs",
+        path="reuse_grad_buf_for_mxfp8_param_ag",
+        needs="precision",
+        sync="reported",
+        predicate=lambda s: [{"path": name, "by": by} for name, by in s.put_aside.items()],
+        message="is off, because a later statement turned off what it needs; {by} had turned it on",
+        remedies=("state False, which says the same", "leave it"),
+        source="this project: bridge.precision.statements",
+        gate="precision",
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.rules.rule import Rule, te
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
@@ -21,11 +21,11 @@ _LEGAL = {
 """What Megatron-LM's argument parser offers; uint8 is its "fp8"."""
 
 
-def _states_in_fp32(s: Setup) -> list[dict[str, Any]]:
+def _states_in_fp32(s: RuleContext) -> list[dict[str, Any]]:
     return [{"path": f"optimizer.{name}"} for name in _STATES if getattr(s.optimizer, name) not in ("fp32", None)]
 
 
-def _impossible_states(s: Setup) -> list[dict[str, Any]]:
+def _impossible_states(s: RuleContext) -> list[dict[str, Any]]:
     return [
         {"path": f"optimizer.{name}", "legal": ", ".join(legal).replace("uint8", "fp8")}
         for name, legal in _LEGAL.items()
@@ -33,7 +33,7 @@ def _impossible_states(s: Setup) -> list[dict[str, Any]]:
     ]
 
 
-def _leaves_the_fused_path(s: Setup) -> bool:
+def _leaves_the_fused_path(s: RuleContext) -> bool:
     return (
         s.optimizer.fp8_recipe not in (None, "delayed")
         and s.optimizer.main_params_dtype == "fp32"
@@ -47,6 +47,7 @@ RULES = (
         severity="error",
         title="offloaded optimizer that is not precision-aware",
         path="optimizer.optimizer_cpu_offload",
+        needs="owners",
         predicate=lambda s: s.optimizer.optimizer_cpu_offload and not s.has_precision_aware,
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=("set optimizer.use_precision_aware_optimizer=True", "keep the optimizer on the GPU"),
@@ -58,6 +59,7 @@ RULES = (
         severity="error",
         title="offloaded optimizer with FP8 weights",
         path="optimizer.optimizer_cpu_offload",
+        needs="owners",
         predicate=lambda s: s.optimizer.optimizer_cpu_offload and not s.is_delayed,
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=("set fp8_param_gather=False", "use fp8_recipe='delayed'", "keep the optimizer on the GPU"),
@@ -70,6 +72,7 @@ RULES = (
         severity="error",
         title="optimizer state dtype without the precision-aware optimizer",
         path="optimizer.exp_avg_dtype",
+        needs="owners",
         predicate=_states_in_fp32,
         message="must be fp32 unless optimizer.use_precision_aware_optimizer is on",
         remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
@@ -81,6 +84,7 @@ RULES = (
         severity="error",
         title="impossible optimizer state dtype",
         path="optimizer.exp_avg_dtype",
+        needs="owners",
         predicate=_impossible_states,
         message="must be one of {legal}",
         remedies=("use one of them",),
@@ -92,6 +96,7 @@ RULES = (
         severity="error",
         title="precision-aware optimizer that is not Adam",
         path="optimizer.optimizer",
+        needs="owners",
         predicate=lambda s: s.optimizer.optimizer != "adam",
         message="only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
@@ -103,6 +108,7 @@ RULES = (
         severity="error",
         title="precision-aware optimizer that is not distributed",
         path="optimizer.use_distributed_optimizer",
+        needs="owners",
         predicate=lambda s: not s.optimizer.use_distributed_optimizer and not s.has_megatron_fsdp,
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
@@ -115,6 +121,7 @@ RULES = (
         severity="warning",
         title="FP8 branch in a run without FP8",
         path="optimizer.fp8_recipe",
+        needs="owners",
         predicate=lambda s: not s.fp8 and _leaves_the_fused_path(s),
         message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: masters stay in Megatron "
         "and nothing is saved",
@@ -128,6 +135,7 @@ RULES = (
         severity="info",
         title="precision-aware optimizer beside FP8 scaling",
         path="optimizer.use_precision_aware_optimizer",
+        needs="owners",
         predicate=lambda s: s.fp8 and _leaves_the_fused_path(s),
         message="under {s.scheme} scaling Megatron keeps the FP32 masters itself and casts gradients to FP32, so BF16 "
         "main gradients and param remainders save nothing; the moments' dtypes still do",
@@ -140,6 +148,7 @@ RULES = (
         severity="warning",
         title="param remainders turned off",
         path="optimizer.store_param_remainders",
+        needs="owners",
         predicate=lambda s: s.optimizer.store_param_remainders,
         message="Megatron sets it to False before Transformer Engine 2.1",
         remedies=("use Transformer Engine 2.1", "set it to False, as it will be"),
@@ -152,6 +161,7 @@ RULES = (
         severity="error",
         title="precision-aware optimizer without Transformer Engine",
         path="optimizer.use_precision_aware_optimizer",
+        needs="target",
         predicate=lambda s: s.target.has_te is False and not s.optimizer.optimizer_cpu_offload,
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
@@ -177,6 +187,7 @@ RULES = (
         severity="error",
         title="precision-aware optimizer by layers",
         path="optimizer.use_layer_wise_distributed_optimizer",
+        needs="owners",
         predicate=lambda s: s.optimizer.use_layer_wise_distributed_optimizer,
         message="the layer-wise distributed optimizer cannot be precision-aware",
         remedies=("set one of the two to False",),

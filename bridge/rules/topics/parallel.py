@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from bridge.rules.rule import Rule, mcore
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _shards_weights(s: Setup) -> bool:
+def _shards_weights(s: RuleContext) -> bool:
     """Megatron's generalised tensor parallelism: weights are gathered when they are used."""
     model = s.model
     return any(
@@ -26,7 +26,7 @@ def _shards_weights(s: Setup) -> bool:
     )
 
 
-def _broken_replicas(s: Setup) -> Any:
+def _broken_replicas(s: RuleContext) -> Any:
     count, dense, experts = s.target.count, s.tp * s.pp * s.cp, s.etp * s.ep * s.pp
     if count is None or count < 1:
         return None
@@ -37,7 +37,7 @@ def _broken_replicas(s: Setup) -> Any:
     return None
 
 
-def _odd_for_user_buffers(s: Setup) -> Any:
+def _odd_for_user_buffers(s: RuleContext) -> Any:
     sizes = [size for size in (s.model.hidden_size, s.model.ffn_hidden_size) if size]
     return s.model.tp_comm_overlap and any(size % 128 for size in sizes) and not s.is_emulated
 
@@ -48,6 +48,7 @@ RULES = (
         severity="warning",
         title="blockwise scaling under sequence parallelism",
         path="fp8_recipe",
+        needs="target",
         predicate=lambda s: s.sp and not s.is_emulated,
         message="gathering blockwise tensors over TP {s.tp} with sequence parallelism was reported to fail (all-gather "
         "requires a quantizable tensor)",
@@ -72,6 +73,7 @@ RULES = (
         severity="warning",
         title="tensor-parallel overlap under MXFP8",
         path="model.tp_comm_overlap",
+        needs="target",
         predicate=_odd_for_user_buffers,
         message="MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
@@ -111,6 +113,7 @@ RULES = (
         severity="error",
         title="not a whole number of model replicas",
         path="target.count",
+        needs="target",
         predicate=_broken_replicas,
         message="the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 from bridge.rules.rule import Rule, mcore, te
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _discards_outputs(s: Setup) -> bool:
+def _discards_outputs(s: RuleContext) -> bool:
     return "moe_act" in s.recomputed or "layernorm" in s.recomputed
 
 
-def _captures_whole_step(s: Setup) -> bool:
+def _captures_whole_step(s: RuleContext) -> bool:
     return s.model.cuda_graph_impl == "full_iteration" or "full_iteration" in str(s.model.cuda_graph_scope)
 
 
-def _captures(s: Setup) -> bool:
+def _captures(s: RuleContext) -> bool:
     return bool(s.model.cuda_graph_impl not in ("none", None) or s.model.enable_cuda_graph)
 
 
@@ -41,6 +41,7 @@ RULES = (
         severity="error",
         title="recomputed norm or activation needs Transformer Engine 2.6",
         path="model.recompute_modules",
+        needs="target",
         predicate=lambda s: _discards_outputs(s) and not s.is_emulated,
         message="moe_act and layernorm can be recomputed beside FP8 from Transformer Engine 2.6 on",
         remedies=("use Transformer Engine 2.6", "take them out"),
@@ -72,6 +73,7 @@ RULES = (
         severity="warning",
         title="CUDA graphs beside FP8",
         path="model.cuda_graph_impl",
+        needs="target",
         predicate=lambda s: _captures(s) and not s.is_emulated,
         message="captured FP8 layers gave NaN or stale weights in several reports",
         remedies=("compare the first steps with a run without graphs", "use Transformer Engine 2.8"),

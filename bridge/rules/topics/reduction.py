@@ -12,6 +12,7 @@ RULES = (
         severity="warning",
         title="BF16 gradients that nobody asked for",
         path="ddp.grad_reduce_in_fp32",
+        needs="owners",
         predicate=lambda s: (
             s.has_ddp
             and s.precision is None
@@ -31,7 +32,7 @@ RULES = (
         severity="info",
         title="half-precision reduction",
         path="grad_reduce_in_fp32",
-        predicate=lambda s: s.said.get("grad_reduce_in_fp32") is False and s.has_ddp and not s.has_megatron_fsdp,
+        predicate=lambda s: s.stated.get("grad_reduce_in_fp32") is False and s.has_ddp and not s.has_megatron_fsdp,
         message="gradients go {s.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
         source="megatron-core 0.16.1 distributed/distributed_data_parallel.py",
@@ -42,6 +43,7 @@ RULES = (
         severity="warning",
         title="main gradient dtype without a reader",
         path="optimizer.main_grads_dtype",
+        needs="owners",
         predicate=lambda s: s.optimizer.main_grads_dtype not in ("fp32", None) and s.ddp.grad_reduce_in_fp32,
         message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),
@@ -54,6 +56,7 @@ RULES = (
         severity="warning",
         title="FP32 accumulation in the reduce-scatter turned off",
         path="ddp.reduce_scatter_with_fp32_accumulation",
+        needs="owners",
         predicate=lambda s: s.ddp.reduce_scatter_with_fp32_accumulation and s.ddp.grad_reduce_in_fp32,
         message="Megatron-LM sets it to False beside grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
@@ -65,6 +68,7 @@ RULES = (
         severity="error",
         title="local FP32 accumulation beside FP32 reduction",
         path="ddp.param_name_patterns_for_fp32_local_accumulation",
+        needs="owners",
         predicate=lambda s: s.ddp.param_name_patterns_for_fp32_local_accumulation and s.ddp.grad_reduce_in_fp32,
         message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),

@@ -6,40 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-from bridge.rules.rule import Rule, mcore, te
+from bridge.rules.inert import BUFFER, SCHEME_SETTINGS
+from bridge.rules.rule import Rule, mcore
+from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
 _ALGORITHMS = ("most_recent", "max")
-_SETTINGS = (
-    "fp8_margin",
-    "fp8_amax_history_len",
-    "fp8_amax_compute_algo",
-    "fp8_dot_product_attention",
-    "fp8_multi_head_attention",
-)
-_READERS = {
-    name: ", ".join(
-        sorted({row.name for row in (*FP8_SCHEMES.values(), *FP4_SCHEMES.values()) if name in row.settings})
-    )
-    for name in _SETTINGS
-}
 
 
 def _hint(value: object, known: tuple[str, ...]) -> str:
-    """Return a way out: the nearest name, or all of them."""
-    nearest = did_you_mean(close_matches(str(value), known))
-    return nearest.replace("Did you mean", "use").rstrip("?") if nearest else f"use {listed(known)}"
+    """Return a remedy: the nearest name, or all of them."""
+    return did_you_mean(close_matches(str(value), known)) or f"use {listed(known)}"
 
 
-def _unknown_format(s: Setup) -> list[dict[str, Any]]:
+def _unknown_format(s: RuleContext) -> list[dict[str, Any]]:
     found = []
     for family, value in (("fp8", s.fp8), ("fp4", s.fp4)):
         if value and value not in _FORMATS[family]:
@@ -52,56 +40,51 @@ def _unknown_format(s: Setup) -> list[dict[str, Any]]:
     return found
 
 
-def _unknown_scheme(s: Setup) -> list[dict[str, Any]]:
+def _unknown_scheme(s: RuleContext) -> list[dict[str, Any]]:
     return [
         {"path": f"{family}_recipe", "known": listed(_SCHEMES[family]), "hint": _hint(scheme, _SCHEMES[family])}
         for family, scheme, on in (
-            ("fp8", s.said.get("fp8_recipe", s.model.fp8_recipe), s.fp8 or "fp8_recipe" in s.said),
-            ("fp4", s.said.get("fp4_recipe", s.model.fp4_recipe), s.fp4 or "fp4_recipe" in s.said),
+            ("fp8", s.stated.get("fp8_recipe", s.model.fp8_recipe), s.fp8 or "fp8_recipe" in s.stated),
+            ("fp4", s.stated.get("fp4_recipe", s.model.fp4_recipe), s.fp4 or "fp4_recipe" in s.stated),
         )
         if on and scheme not in _SCHEMES[family] and (scheme is not None or getattr(s, family))
     ]
 
 
-def _unknown_algorithm(s: Setup) -> Any:
-    algorithm = s.said.get("fp8_amax_compute_algo", s.model.fp8_amax_compute_algo)
+def _unknown_algorithm(s: RuleContext) -> Any:
+    algorithm = s.stated.get("fp8_amax_compute_algo", s.model.fp8_amax_compute_algo)
     return algorithm not in _ALGORITHMS and {"value": algorithm, "hint": _hint(algorithm, _ALGORITHMS)}
 
 
-def _scheme_without_format(s: Setup) -> list[dict[str, Any]]:
+def _scheme_without_format(s: RuleContext) -> list[dict[str, Any]]:
     found = []
     for family, other in (("fp8", "fp4"), ("fp4", "fp8")):
-        scheme = s.said.get(f"{family}_recipe")
+        scheme = s.stated.get(f"{family}_recipe")
         # Who says that this family is off, or runs in the other one, has said what the run is.
-        is_open = family not in s.said and not s.said.get(other)
-        if scheme is not None and not s.said.get(family) and is_open:
+        is_open = family not in s.stated and not s.stated.get(other)
+        if scheme is not None and not s.stated.get(family) and is_open:
             row = FP8_SCHEMES.get(scheme) if family == "fp8" else None
             chosen = row.formats[-1] if row else _FORMATS[family][-1]
             found.append({"path": f"{family}_recipe", "family": family, "chosen": chosen, "mode": s.mode.upper()})
     return found
 
 
-def _without_effect(s: Setup) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    settings = s.row.settings if s.row is not None else ()
-    for name in _SETTINGS:
-        if s.stands_out(name) and name not in settings:
-            why = (
-                f"{s.scheme} scaling does not read it (only {_READERS[name]})"
-                if s.scheme
-                else f"no FP8 or FP4 in this {s.mode.upper()} run"
-            )
-            found.append({"path": name, "why": why})
-    for family in ("fp8", "fp4"):
-        off = not s.said.get(family) and (family in s.said or s.is_low)
-        stored = tuple(name for name in (f"{family}_param_gather", f"{family}_param") if name in s.said)[:1]
-        names = (f"{family}_recipe", *stored, *(("reuse_grad_buf_for_mxfp8_param_ag",) if family == "fp8" else ()))
-        why = f"no {family.upper()} in this {(s.scheme or s.mode).upper()} run"
-        found += [{"path": name, "why": why} for name in names if off and s.stands_out(name) and s.said[name]]
-    return found
+def _without_effect(s: RuleContext) -> list[dict[str, Any]]:
+    settings = [name for name in SCHEME_SETTINGS if name != BUFFER]
+    if not s.fp8:
+        settings.append("fp8_wgrad")
+    # A scheme, stored weights or the buffer without their format are an error (PB205, PB305, PB244) unless the format
+    # is stated to be off, or the run is in the other one.
+    off = [family for family in ("fp8", "fp4") if not getattr(s, family) and (family in s.stated or s.is_low)]
+    for family in off:
+        stored = [name for name in (f"{family}_param_gather", f"{family}_param") if name in s.stated][:1]
+        settings += [name for name in (f"{family}_recipe", *stored) if s.stated.get(name)]
+    if "fp8" in off and s.stated.get(BUFFER):
+        settings.append(BUFFER)
+    return s.inert_and_stated(settings)
 
 
-def _module_recipes(s: Setup) -> list[dict[str, str]]:
+def _module_recipes(s: RuleContext) -> list[dict[str, str]]:
     """Return what Transformer Engine's per-module recipes refuse; only a plain mapping can be looked into."""
     found = []
     for key, row in _configs_of(s.model.quant_recipe):
@@ -134,6 +117,7 @@ RULES = (
         severity="error",
         title="unknown format",
         path="fp8",
+        needs="precision",
         predicate=_unknown_format,
         message="must be {known}",
         remedies=("{hint}",),
@@ -146,6 +130,7 @@ RULES = (
         severity="error",
         title="unknown scheme",
         path="fp8_recipe",
+        needs="precision",
         predicate=_unknown_scheme,
         message="must be {known}",
         remedies=("{hint}",),
@@ -156,6 +141,7 @@ RULES = (
         severity="error",
         title="unknown amax algorithm",
         path="fp8_amax_compute_algo",
+        needs="precision",
         predicate=_unknown_algorithm,
         message="must be 'most_recent' or 'max'",
         remedies=("{hint}",),
@@ -166,6 +152,7 @@ RULES = (
         severity="error",
         title="FP8 and FP4 together",
         path="fp4",
+        needs="precision",
         predicate=lambda s: s.fp8 and s.fp4,
         message="cannot be combined with FP8, which is {s.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
@@ -177,6 +164,7 @@ RULES = (
         severity="error",
         title="scheme without a format",
         path="fp8_recipe",
+        needs="precision",
         predicate=_scheme_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
@@ -185,13 +173,16 @@ RULES = (
     ),
     Rule(
         id="PB206",
-        severity="error",
-        title="format that the scheme cannot train with",
+        severity="warning",
+        title="format that the scheme was not made for",
         path="fp8",
+        needs="precision",
+        sync="reported",
         predicate=lambda s: s.fp8 == "hybrid",
-        message="MXFP8 trains with 'e4m3' in every operand: E5M2 gradients were found to diverge",
+        message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
-        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14",
+        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
+        "NVIDIA's own CI from megatron-core 0.14 to 0.16",
         evidence="reported",
         gate="is_mxfp8",
     ),
@@ -200,6 +191,7 @@ RULES = (
         severity="info",
         title="format under blockwise scaling",
         path="fp8",
+        needs="precision",
         predicate=lambda s: s.fp8 in ("hybrid", "e4m3"),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is not settled",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
@@ -213,6 +205,7 @@ RULES = (
         severity="error",
         title="custom scheme without a factory",
         path="model.fp8_quantizer_factory",
+        needs="owners",
         predicate=lambda s: [
             {"path": f"model.{family}_quantizer_factory", "value": getattr(s.model, f"{family}_quantizer_factory")}
             for family in ("fp8", "fp4")
@@ -228,6 +221,7 @@ RULES = (
         severity="warning",
         title="custom scheme does not read the format",
         path="fp8",
+        needs="precision",
         predicate=lambda s: s.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
@@ -239,6 +233,8 @@ RULES = (
         severity="warning",
         title="setting without effect",
         path="fp8_margin",
+        needs="owners",
+        sync="reported",
         predicate=_without_effect,
         message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
@@ -251,18 +247,20 @@ RULES = (
         severity="warning",
         title="weight gradients cannot leave FP8",
         path="fp8_wgrad",
-        predicate=lambda s: not s.model.fp8_wgrad,
+        needs="owners",
+        sync="reported",
+        predicate=lambda s: s.model.fp8_wgrad is False and at_least(s.te, "2.0") is not False,
         message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
         source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
         gate="fp8",
-        versions=(te(since="2.0"),),
     ),
     Rule(
         id="PB212",
         severity="warning",
         title="local layers run no FP8",
         path="model.transformer_impl",
+        needs="target",
         predicate=lambda s: s.model.transformer_impl == "local" and not s.is_emulated,
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {s.scheme} run would be {s.mode}",
         remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),

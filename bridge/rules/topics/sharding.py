@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridge.rules.inert import BUFFER
+from bridge.rules.pairs import SWITCHES, off_switches
 from bridge.rules.rule import Rule, mcore, te
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _refused_by_v2(s: Setup) -> list[dict[str, Any]]:
+def _refused_by_v2(s: RuleContext) -> list[dict[str, Any]]:
     rows = (
         (not s.is_bf16, "bf16", "BF16 only"),
         (bool(s.optimizer.loss_scale), "loss_scale", "no loss scale"),
@@ -23,12 +25,35 @@ def _refused_by_v2(s: Setup) -> list[dict[str, Any]]:
     return [{"path": path, "what": what} for applies, path, what in rows if applies]
 
 
+def _switched(s: RuleContext) -> list[dict[str, Any]]:
+    planned = [
+        {"path": f"{row.owner}.{row.attribute}", "value": False, "why": row.why, "where": "turned on before the run"}
+        for row in s.rows
+        if row.attribute in SWITCHES and row.changes
+    ]
+    if planned or not {"optimizer", "ddp"} <= s.given:
+        return planned
+    return [
+        {"path": f"{role}.{name}", "value": False, "why": why}
+        for role, name, why in off_switches(lambda role, name: getattr(s.views[role], name))
+    ]
+
+
+def _buffer_under_fsdp(s: RuleContext) -> Any:
+    if not s.has_megatron_fsdp or not (s.reuses_buffer or (s.is_mxfp8 and s.stated.get(BUFFER))):
+        return None
+    by_recipe = (s.where(f"mixed_precision.{BUFFER}") or "").startswith("recipe ")
+    # A recipe states it for runs without FSDP, and the last sync before a run turns it off.
+    return {"severity": "info" if by_recipe and (s.is_last or s.is_whole) else "warning"}
+
+
 RULES = (
     Rule(
         id="PB321",
         severity="warning",
         title="FSDP2 turns FP8 weights off",
         path="fp8_param_gather",
+        needs="owners",
         predicate=lambda s: s.has_torch_fsdp2,
         message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
         remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
@@ -41,6 +66,7 @@ RULES = (
         severity="warning",
         title="FSDP2 turns FP4 weights off",
         path="fp4_param_gather",
+        needs="owners",
         predicate=lambda s: s.has_torch_fsdp2,
         message="Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
         remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
@@ -53,6 +79,7 @@ RULES = (
         severity="error",
         title="FSDP2 in FP16",
         path="fp16",
+        needs="owners",
         predicate=lambda s: s.has_torch_fsdp2,
         message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
@@ -64,18 +91,20 @@ RULES = (
         severity="warning",
         title="Megatron-FSDP turns the shared buffer off",
         path="reuse_grad_buf_for_mxfp8_param_ag",
-        predicate=lambda s: s.has_megatron_fsdp,
-        message="Megatron-LM and Megatron Bridge set it to False under Megatron-FSDP",
-        remedies=("set it to False, as it will be", "use the distributed optimizer"),
+        needs="owners",
+        sync="reported",
+        predicate=_buffer_under_fsdp,
+        message="has no effect: Megatron-FSDP does not implement it, and it is turned off before a run",
+        remedies=("set it to False, as runtime_config_update does", "use the distributed optimizer"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
-        gate="reuses_buffer",
     ),
     Rule(
         id="PB325",
         severity="error",
         title="FSDP with stored FP8 weights needs a newer Transformer Engine",
         path="fp8_param_gather",
+        needs="owners",
         predicate=lambda s: s.has_megatron_fsdp,
         message="FSDP gathers FP8 weights from Transformer Engine 2.3 on",
         remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
@@ -88,6 +117,7 @@ RULES = (
         severity="error",
         title="refused by Megatron-FSDP 2",
         path="ddp.megatron_fsdp_version",
+        needs="owners",
         predicate=_refused_by_v2,
         message="version 2 of Megatron-FSDP takes {what}",
         remedies=("use version 1", "use the distributed optimizer", "change the setting"),
@@ -101,7 +131,9 @@ RULES = (
         severity="warning",
         title="Megatron-FSDP does not read the reduction dtype",
         path="grad_reduce_in_fp32",
-        predicate=lambda s: "grad_reduce_in_fp32" in s.said,
+        needs="owners",
+        sync="reported",
+        predicate=lambda s: "grad_reduce_in_fp32" in s.stated,
         message="has no effect under Megatron-FSDP of megatron-core 0.19 and later",
         remedies=("set ddp.megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype instead",),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
@@ -113,6 +145,7 @@ RULES = (
         severity="warning",
         title="Megatron-FSDP accumulates gradients in the weights' dtype",
         path="ddp.megatron_fsdp_main_grads_dtype",
+        needs="owners",
         predicate=lambda s: s.is_half and s.ddp.megatron_fsdp_main_grads_dtype is None,
         message="None means the weights' dtype, so main gradients are {s.mode}",
         remedies=("set it to fp32", "accept {s.mode} gradients"),
@@ -125,10 +158,23 @@ RULES = (
         severity="error",
         title="emerging optimizer under FSDP",
         path="optimizer.optimizer",
+        needs="owners",
         predicate=lambda s: (s.has_megatron_fsdp or s.has_torch_fsdp2) and s.optimizer.optimizer not in ("adam", "sgd"),
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
         gate="has_optimizer",
+    ),
+    Rule(
+        id="PB330",
+        severity="warning",
+        title="sharding switch that is off in one place",
+        path="optimizer.use_distributed_optimizer",
+        needs="owners",
+        sync="reported",
+        predicate=_switched,
+        message="has to be on: {why}",
+        remedies=("set {path}=True, as runtime_config_update does",),
+        source="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
     ),
 )

@@ -7,38 +7,48 @@ from typing import TYPE_CHECKING, Any
 from bridge.rules.rule import Rule, mcore
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "storing"]
 
 
-def _is_unsharded(s: Setup) -> bool:
-    known = s.has_optimizer or s.has_ddp
+def storing(s: RuleContext, family: str) -> dict[str, Any]:
+    """Return the setting that stores the weights in low precision: the recipe's, or that of an owner's own."""
+    gather = f"{family}_param_gather"
+    if s.precision is None or s.precision.is_stated(gather):
+        return {"path": gather, "value": True}
+    role, name = ("ddp", gather) if getattr(s.ddp, gather) else ("model", f"{family}_param")
+    return {"path": f"{role}.{name}", "value": True, "where": s.where(f"{role}.{name}") or role}
+
+
+def _is_unsharded(s: RuleContext) -> bool:
+    owners = [s.views[role] for role in ("optimizer", "ddp") if role in s.given]
+    known = any(owner.use_distributed_optimizer is not None for owner in owners)
     return known and not s.is_sharded and not s.has_megatron_fsdp and not s.has_torch_fsdp2
 
 
-def _two_answers(s: Setup) -> list[dict[str, Any]]:
+def _two_answers(s: RuleContext) -> list[dict[str, Any]]:
     found = []
     for family in ("fp8", "fp4"):
         mine, theirs = f"{family}_param", f"{family}_param_gather"
-        if mine in s.said and theirs in s.said and s.said[mine] != s.said[theirs]:
-            found.append({"path": mine, "value": s.said[mine], "other": theirs, "theirs": s.said[theirs]})
+        if mine in s.stated and theirs in s.stated and s.stated[mine] != s.stated[theirs]:
+            found.append({"path": mine, "value": s.stated[mine], "other": theirs, "theirs": s.stated[theirs]})
     return found
 
 
-def _without_format(s: Setup) -> list[dict[str, Any]]:
+def _without_format(s: RuleContext) -> list[dict[str, Any]]:
     found = []
     for family, chosen in (("fp8", "e4m3"), ("fp4", "e2m1")):
-        if getattr(s, family) or family in s.said:  # who says that it is off has said what the run is
+        if getattr(s, family) or family in s.stated:  # who says that it is off has said what the run is
             continue
         for name in (f"{family}_param_gather", f"{family}_param"):
-            if s.said.get(name) or (s.precision is None and getattr(s, f"gathers_{family}")):
+            if s.stated.get(name) or (s.precision is None and getattr(s, f"gathers_{family}")):
                 found.append({"path": name, "value": True, "family": family, "name": family.upper(), "chosen": chosen})
                 break
     return found
 
 
-def _half_told(s: Setup) -> list[dict[str, Any]]:
+def _half_told(s: RuleContext) -> list[dict[str, Any]]:
     """Return the families of which only the model or only DDP knows that weights are stored in them."""
     if not (s.has_model and s.has_ddp):
         return []
@@ -58,7 +68,9 @@ RULES = (
         severity="error",
         title="FP8 weights without sharded optimizer",
         path="fp8_param_gather",
-        predicate=_is_unsharded,
+        needs="owners",
+        sync="strict",
+        predicate=lambda s: _is_unsharded(s) and storing(s, "fp8"),
         message="weights can be stored in FP8 only under the distributed optimizer or FSDP",
         remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp8_param_gather=False"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
@@ -69,7 +81,9 @@ RULES = (
         severity="error",
         title="FP4 weights without sharded optimizer",
         path="fp4_param_gather",
-        predicate=_is_unsharded,
+        needs="owners",
+        sync="strict",
+        predicate=lambda s: _is_unsharded(s) and storing(s, "fp4"),
         message="weights can be stored in FP4 only under the distributed optimizer or FSDP",
         remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp4_param_gather=False"),
         source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
@@ -80,6 +94,7 @@ RULES = (
         severity="error",
         title="stored weights that are never updated",
         path="model.fp8_param",
+        needs="owners",
         predicate=_half_told,
         message="must equal {other}, which is {theirs!r}: the optimizer skips low-precision weights that DDP does not "
         "know of",
@@ -95,8 +110,9 @@ RULES = (
         severity="error",
         title="two answers to one question",
         path="fp8_param",
+        needs="precision",
         predicate=_two_answers,
-        message="is another name of {other}, which says {theirs!r}",
+        message="is another name of {other}, which says {theirs!r} and is the one that is read",
         remedies=("give one of the two names", "give both the same value"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
         gate="precision",
@@ -106,6 +122,7 @@ RULES = (
         severity="error",
         title="stored weights without their format",
         path="fp8_param_gather",
+        needs="precision",
         predicate=_without_format,
         message="weights can be stored in {name} only in an {family} run",
         remedies=("set it to False", "say {family}={chosen!r}"),
@@ -116,6 +133,7 @@ RULES = (
         severity="info",
         title="FP8 that takes more memory",
         path="fp8_param_gather",
+        needs="target",
         predicate=lambda s: s.has_owners and not s.gathers_fp8 and not s.is_emulated,
         message="weights stay in {s.mode} and are cast again in every step: expect more memory than {s.mode} alone, "
         "not less",
@@ -129,6 +147,7 @@ RULES = (
         severity="warning",
         title="FP16 weights that pass through BF16",
         path="reuse_grad_buf_for_mxfp8_param_ag",
+        needs="owners",
         predicate=lambda s: s.is_fp16 and s.gathers_fp8 and s.reuses_buffer and s.ddp.grad_reduce_in_fp32,
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 weights "
         "lose three bits on the way",

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.rule import Rule
-from bridge.rules.versions import at_least, parse_version, shown
+from bridge.rules.versions import at_least, dotted
 
 if TYPE_CHECKING:
-    from bridge.preflight.setup import Setup
+    from bridge.rules.context import RuleContext
 
 __all__ = ["RULES"]
 
 
-def _too_old(s: Setup) -> Any:
+def _too_old(s: RuleContext) -> Any:
     floor = s.row.min_compute_capability if s.row is not None else None
     if floor is None or s.capability is None or s.capability >= floor:
         return None
-    return {"value": s.target.gpu.title if s.target.gpu else None, "least": shown(floor), "has": shown(s.capability)}
+    return {"value": s.target.gpu.title if s.target.gpu else None, "least": dotted(floor), "has": dotted(s.capability)}
 
 
-def _too_new(s: Setup) -> Any:
+def _too_new(s: RuleContext) -> Any:
     ceiling = s.row.below_compute_capability if s.row is not None else None
     if ceiling is None or s.capability is None or s.capability < ceiling:
         return None
-    return {"value": s.target.gpu.title if s.target.gpu else None, "limit": shown(ceiling), "has": shown(s.capability)}
+    return {
+        "value": s.target.gpu.title if s.target.gpu else None,
+        "limit": dotted(ceiling),
+        "has": dotted(s.capability),
+    }
 
 
-def _nvfp4_on_rtx(s: Setup) -> Any:
+def _nvfp4_on_rtx(s: RuleContext) -> Any:
     if s.scheme != "nvfp4" or s.capability is None or s.capability < (12, 0):
         return None
     off = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
@@ -37,20 +40,17 @@ def _nvfp4_on_rtx(s: Setup) -> Any:
     return {"value": s.target.gpu.title if s.target.gpu else None}
 
 
-_numbers = functools.cache(parse_version)
-
-
-def _below(s: Setup, product: str) -> Any:
+def _below(s: RuleContext, product: str) -> Any:
     """Return the floor that a known version of a product is below of."""
     row = s.row
     floor = (row.min_cuda if product == "cuda" else row.min_transformer_engine) if row is not None else None
     version = getattr(s.target, product)
-    if floor is None or version is None or at_least(version, _numbers(floor)) is not False:
+    if floor is None or version is None or at_least(version, floor) is not False:
         return None
-    return {"value": shown(version), "floor": floor}
+    return {"value": str(version), "floor": floor}
 
 
-def _unknown_versions(s: Setup) -> Any:
+def _unknown_versions(s: RuleContext) -> Any:
     row = s.row
     if row is None or s.capability is None or s.target.has_te is False:
         return None
@@ -62,7 +62,7 @@ def _unknown_versions(s: Setup) -> Any:
     return bool(floors) and {"value": str(s.target), "floors": " and ".join(floors)}
 
 
-def _missing_for_te(s: Setup) -> Any:
+def _missing_for_te(s: RuleContext) -> Any:
     gpu = s.target.gpu
     if s.backend != "te" or gpu is None or gpu.is_gpu:
         return None
@@ -76,6 +76,7 @@ RULES = (
         severity="info",
         title="no target declared",
         path="target",
+        needs="target",
         predicate=lambda s: s.is_low and s.target.gpu is None and {"value": str(s.target)},
         message="whether a GPU, its CUDA and its Transformer Engine run {s.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, say",),
@@ -86,6 +87,7 @@ RULES = (
         severity="error",
         title="GPU too old for the scheme",
         path="target.gpu",
+        needs="target",
         predicate=_too_old,
         message="{s.scheme} needs compute capability {least}, and the target has {has}",
         remedies=("use newer GPUs", "choose a recipe that they run (`precision-bridge support-matrix`)"),
@@ -98,6 +100,7 @@ RULES = (
         severity="error",
         title="GPU too new for the scheme",
         path="target.gpu",
+        needs="target",
         predicate=_too_new,
         message="Transformer Engine runs {s.scheme} below compute capability {limit}, and the target has {has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
@@ -109,6 +112,7 @@ RULES = (
         severity="error",
         title="NVFP4 on compute capability 12",
         path="target.gpu",
+        needs="environment",
         predicate=_nvfp4_on_rtx,
         message="NVFP4 trains there without Hadamard transform and stochastic rounding only",
         remedies=(
@@ -126,6 +130,7 @@ RULES = (
         severity="error",
         title="CUDA too old for the scheme",
         path="target.cuda",
+        needs="target",
         predicate=lambda s: _below(s, "cuda"),
         message="{s.scheme} needs CUDA {floor}",
         remedies=("use CUDA {floor}", "choose another scheme"),
@@ -137,6 +142,7 @@ RULES = (
         severity="error",
         title="Transformer Engine too old for the scheme",
         path="target.te",
+        needs="target",
         predicate=lambda s: _below(s, "te"),
         message="{s.scheme} needs Transformer Engine {floor}",
         remedies=("use Transformer Engine {floor}", "choose another scheme"),
@@ -149,6 +155,7 @@ RULES = (
         severity="info",
         title="versions not declared",
         path="target",
+        needs="target",
         predicate=_unknown_versions,
         message="{s.scheme} needs {floors}, which the target does not say",
         remedies=("add them to --target",),
@@ -160,6 +167,7 @@ RULES = (
         severity="error",
         title="no Transformer Engine",
         path="target.te",
+        needs="target",
         predicate=lambda s: s.target.has_te is False and {"value": "none"},
         message="{s.scheme} needs Transformer Engine: without it Megatron's local layers run {s.mode} and say nothing",
         remedies=("install Transformer Engine", "choose a recipe without FP8 and FP4"),
@@ -171,6 +179,7 @@ RULES = (
         severity="warning",
         title="blockwise scaling emulated on Blackwell",
         path="fp8_recipe",
+        needs="target",
         predicate=lambda s: s.is_blockwise and s.capability is not None and s.capability >= (10, 0),
         message="blockwise GEMMs run as MXFP8 GEMMs from compute capability 10.0 on",
         remedies=("choose an MXFP8 recipe", "accept another order of summation"),
@@ -183,12 +192,13 @@ RULES = (
         severity="error",
         title="blockwise scaling on Blackwell needs Transformer Engine 2.9",
         path="target.te",
+        needs="target",
         predicate=lambda s: (
             s.is_blockwise
             and s.capability is not None
             and s.capability >= (10, 0)
-            and at_least(s.te, (2, 9)) is False
-            and {"value": shown(s.te or ())}
+            and at_least(s.te, "2.9") is False
+            and {"value": str(s.te)}
         ),
         message="blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
@@ -200,6 +210,7 @@ RULES = (
         severity="warning",
         title="emulated low precision",
         path="target.gpu",
+        needs="target",
         predicate=lambda s: (
             s.is_emulated and s.backend != "te" and {"value": s.target.gpu.title if s.target.gpu else None}
         ),
@@ -213,6 +224,7 @@ RULES = (
         severity="error",
         title="Transformer Engine without a GPU",
         path="target.gpu",
+        needs="target",
         predicate=_missing_for_te,
         message="precision_backend=te cannot run there; missing: {missing}",
         remedies=("use a machine that has it", "use precision_backend=auto or emulated"),
@@ -224,6 +236,7 @@ RULES = (
         severity="warning",
         title="no native BF16",
         path="target.gpu",
+        needs="target",
         predicate=lambda s: (
             s.has_gpu
             and s.target.gpu is not None
@@ -241,6 +254,7 @@ RULES = (
         severity="warning",
         title="scheme on a GPU that is not NVIDIA's",
         path="target.gpu",
+        needs="target",
         predicate=lambda s: s.capability is None and s.target.gpu is not None and {"value": s.target.gpu.title},
         message="the rules for {s.scheme} were read in NVIDIA's Transformer Engine; the ROCm one has gates of its own",
         remedies=("run a few steps and compare the loss with BF16",),
@@ -253,6 +267,7 @@ RULES = (
         severity="error",
         title="setting that is not emulated",
         path="fp8_dot_product_attention",
+        needs="target",
         predicate=lambda s: [
             {"path": path}
             for path, on in (
@@ -273,6 +288,7 @@ RULES = (
         severity="error",
         title="custom scheme that is not emulated",
         path="fp8_recipe",
+        needs="target",
         predicate=lambda s: s.is_emulated,
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
@@ -284,6 +300,7 @@ RULES = (
         severity="warning",
         title="blockwise scaling on compute capability 12",
         path="fp8_recipe",
+        needs="target",
         predicate=lambda s: s.capability is not None and s.capability >= (12, 0) and not s.is_emulated,
         message="blockwise scaling was reported not to converge on compute capability 12.0",
         remedies=("choose current scaling",),

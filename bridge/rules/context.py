@@ -1,0 +1,238 @@
+"""`RuleContext`: what a rule may ask about a precision and the configs it is written into.
+
+`finalize` asks with `RuleContext.of_precision`, a sync with `RuleContext.of_owners`, a check with
+`bridge.preflight.setup.Setup`, which knows the whole run. A value that nobody gave is Megatron's class default; where
+Megatron has none (`seq_length`, `target.te`), None stands for "not known", and a rule that needs it stays silent.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
+from bridge.rules.fields import DEFAULTS
+from bridge.rules.inert import inert_fields
+from bridge.rules.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from bridge.precision.config import PrecisionConfig
+    from bridge.rules.versions import Version
+    from bridge.sync.report import SyncRow
+
+__all__ = ["NAMES_OF", "PRECISION_OWNERS", "RuleContext", "View", "reading_of"]
+
+PRECISION_OWNERS = ("model", "optimizer", "ddp")
+NAMES_OF = {
+    f"{family}_{name}": (f"{family}_param_gather", f"{family}_param")
+    for family in ("fp8", "fp4")
+    for name in ("param", "param_gather")
+}
+"""Field with two names -> both, the one that is read where they differ first."""
+
+
+class View:
+    """The values of one config as attributes, dtypes as tokens; the dictionary is shared, not copied."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = values
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def reading_of(config: PrecisionConfig) -> dict[str, Any]:
+    """Return what the fields of `config` read as, and what Megatron makes of them before any owner is known."""
+    values = config.to_dict(full=True)
+    values["params_dtype"] = values["params_dtype"] or config.mode
+    values["enable_autocast"] = values["autocast_enabled"]
+    return values
+
+
+class RuleContext:
+    """What is known when a rule is asked. Read-only by intent; made anew each time.
+
+    A context has the attributes of what it knows and no others: a row that reads more than its `needs` fails at once.
+
+    Args:
+        precision: The config; None: the owners keep their own settings.
+        views: Role -> values of that config after the plan.
+        given: Roles of the configs that are there.
+        rows: The plan that made the values.
+        scheme: The scaling scheme of the run where it is known already.
+        target: The GPUs and versions of the run.
+        is_last: The run begins after this sync.
+        origins: Path of a setting -> who set it.
+    """
+
+    # Known to a check alone.
+    train: Any
+    """Batch sizes and the loss check."""
+    data: Any
+    """Sequence length and packing."""
+    peft: Any
+    """An adapter's settings."""
+    sections: Mapping[str, Any]
+    """The configs as they were read."""
+    malformed: Sequence[Any]
+    """Values of a wrong type."""
+    unknown: Sequence[str]
+    """Keys of the precision that are no field."""
+    checkpoint: Mapping[str, Any] | None
+    """The precision fingerprint of the checkpoint that the run resumes from."""
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    etp: int
+    sp: bool
+    is_moe: bool
+    is_hybrid: bool
+    has_mtp: bool
+    has_ncclep: bool
+    has_peft: bool
+    is_resumed: bool
+    rank: int | None
+    recomputed: tuple[str, ...]
+    cuda: Version | None
+    cudnn: Version | None
+    capability: tuple[int, int] | None
+    has_gpu: bool
+    is_emulated: bool
+    """FP8 and FP4 GEMMs are emulated."""
+    needs_gpu_formats: bool
+    """The GPU itself has to run FP8 or FP4."""
+    backend: str | None
+    environment: Mapping[str, str]
+    has_environment: bool
+
+    def __init__(
+        self,
+        precision: PrecisionConfig | None,
+        *,
+        views: Mapping[str, Any],
+        given: frozenset[str] = frozenset(),
+        rows: Sequence[SyncRow] = (),
+        scheme: str | None = None,
+        target: Target | None = None,
+        is_last: bool = False,
+        origins: Callable[[str], str] | None = None,
+    ) -> None:
+        self.precision = precision
+        self.stated: Mapping[str, Any] = {} if precision is None else precision.stated_values
+        self.put_aside: Mapping[str, str] = {} if precision is None else precision.put_aside
+        self.views = views
+        self.given = given
+        self.rows = rows
+        self.target = target or Target()
+        self.is_last = is_last
+        self.is_whole = False
+        self._origins = origins
+        self.model, self.optimizer, self.ddp = views["model"], views["optimizer"], views["ddp"]
+        self._read_precision(scheme)
+
+    @classmethod
+    def of_precision(cls, config: PrecisionConfig) -> RuleContext:
+        """Return the context of a config alone: every owner holds what the config reads as."""
+        return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
+
+    @classmethod
+    def of_owners(cls, config: PrecisionConfig | None, **known: Any) -> RuleContext:
+        """Return the context of a config and the owners it was written into."""
+        context = cls(config, **known)
+        context.read_owners()
+        return context
+
+    def _read_precision(self, scheme: str | None) -> None:
+        """Set mode, format and scheme of the run."""
+        model, ddp = self.model, self.ddp
+        if self.precision is not None:
+            self.mode = self.precision.mode
+        else:
+            self.mode = "bf16" if model.bf16 is True else "fp16" if model.fp16 is True else "fp32"
+        self.is_bf16, self.is_fp16, self.is_fp32 = self.mode == "bf16", self.mode == "fp16", self.mode == "fp32"
+        self.is_half = not self.is_fp32
+        self.fp8: str | None = model.fp8 or None
+        self.fp4: str | None = model.fp4 or None
+        self.is_low = bool(self.fp8 or self.fp4)
+        self.scheme = scheme or (model.fp8_recipe if self.fp8 else model.fp4_recipe if self.fp4 else None)
+        self.row: Scheme | None = (FP8_SCHEMES if self.fp8 else FP4_SCHEMES).get(self.scheme or "")
+        self.is_delayed = self.scheme == "delayed"
+        self.is_blockwise = self.scheme == "blockwise"
+        self.is_mxfp8 = self.scheme == "mxfp8"
+        self.is_tensorwise = self.scheme == "tensorwise"
+        self.is_custom = self.scheme == "custom"
+        self.gathers_fp8 = bool(model.fp8_param or ddp.fp8_param_gather)
+        self.gathers_fp4 = bool(model.fp4_param or ddp.fp4_param_gather)
+        self.reuses_buffer = bool(
+            ddp.reuse_grad_buf_for_mxfp8_param_ag or self.optimizer.reuse_grad_buf_for_mxfp8_param_ag
+        )
+        self.has_dynamic_scale = self.is_fp16 and not self.optimizer.loss_scale
+
+    def read_owners(self) -> None:
+        """Set what the owners are, and the versions of the libraries that read them."""
+        ddp, given = self.ddp, self.given
+        self.has_model, self.has_optimizer, self.has_ddp = "model" in given, "optimizer" in given, "ddp" in given
+        self.has_owners = self.has_model or self.has_optimizer or self.has_ddp
+        self.has_precision_aware = bool(self.optimizer.use_precision_aware_optimizer)
+        self.is_plain_optimizer = self.has_optimizer and not self.has_precision_aware
+        self.has_megatron_fsdp = bool(ddp.use_megatron_fsdp or ddp.use_custom_fsdp)
+        self.has_torch_fsdp2 = bool(ddp.use_torch_fsdp2)
+        self.has_fsdp_v2 = self.has_megatron_fsdp and ddp.megatron_fsdp_version == 2
+        self.is_sharded = bool(self.optimizer.use_distributed_optimizer or ddp.use_distributed_optimizer)
+        self.mcore, self.te = self.target.mcore, self.target.te
+
+    @cached_property
+    def inert(self) -> dict[str, str]:
+        """Fields of the precision without effect in this run, with the reason."""
+        if self.precision is None:
+            return {}
+        return inert_fields(
+            self.precision,
+            scheme=self.scheme,
+            is_autocast=bool(self.model.enable_autocast),
+            keeps_layers=bool(self.model.first_last_layers_bf16),
+        )
+
+    def stands_out(self, field: str) -> bool:
+        """Return whether a precision field was stated with another value than its default."""
+        return field in self.stated and self.stated[field] != FIELD_DEFAULTS[field]
+
+    def inert_and_stated(self, fields: Iterable[str]) -> list[dict[str, Any]]:
+        """Return a finding for each of `fields` that was stated, away from its default, and has no effect."""
+        stated = [name for name in fields if self.stands_out(name)]
+        return [{"path": name, "why": self.inert[name]} for name in stated if name in self.inert]
+
+    # -- what findings say -------------------------------------------------------------------------------------------
+
+    def path(self, name: str) -> str:
+        """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
+        if name not in FIELD_DEFAULTS:
+            return name
+        if self.precision is not None:
+            return f"mixed_precision.{name}"
+        return f"{next((role for role in PRECISION_OWNERS if name in DEFAULTS[role]), 'model')}.{name}"
+
+    def value(self, path: str) -> Any:
+        """Return what a path holds; None for one that is no setting."""
+        section, _, name = path.partition(".")
+        if section == "mixed_precision":
+            if name in self.stated:
+                return self.stated[name]
+            role = next((role for role in PRECISION_OWNERS if name in DEFAULTS[role]), None)
+            return FIELD_DEFAULTS.get(name) if role is None else getattr(self.views[role], name)
+        return getattr(self.views[section], name, None) if section in self.views else None
+
+    def where(self, path: str) -> str | None:
+        """Return who set a path, or None where that is not known."""
+        section, _, name = path.partition(".")
+        if section == "mixed_precision" and self.precision is not None and name in FIELD_DEFAULTS:
+            for known in NAMES_OF.get(name, (name,)):
+                if known in self.stated:
+                    return self.precision.sources.get(known) or "stated"
+            return None
+        return self._origins(path) if self._origins is not None and section in self.views else None
