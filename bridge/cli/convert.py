@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from bridge.errors import RunConfigError
 
@@ -22,8 +23,11 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser("convert", help="read a precision from another system's file, write it for a third")
     parser.add_argument("file", help="launch script, YAML, JSON or Python file")
+    parser.add_argument("--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML")
     parser.add_argument(
-        "--to", required=True, metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML"
+        "--assume-defaults",
+        action="store_true",
+        help="where the file does not state the mode, take the system's own default, and record it",
     )
     parser.add_argument(
         "--from", dest="source", metavar="SYSTEM", help="system the file is written for, if not detected"
@@ -34,37 +38,42 @@ def add_parser(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="what no file can say: versions, GPU",
+        help="facts that no file states: versions, GPU",
     )
     parser.add_argument("--out", metavar="FILE", help="write the payload to this file instead of printing it")
-    parser.add_argument("--json", action="store_true", help="print {source, semantics, config, payload, losses}")
+    parser.add_argument(
+        "--json", action="store_true", help="print {source, mode, decided_by, semantics, config, payload, losses}"
+    )
     parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Print the payload, and on stderr what it was read from and what did not cross."""
+    """Print the payload, and on stderr the source it was read from and what cannot be converted exactly."""
     from bridge.interop import conversion
     from bridge.interop.document import Document
     from bridge.interop.systems import system
 
-    targets = [] if chosen.to == conversion.OURS else [system(chosen.to)]
+    if chosen.to is None and chosen.out is not None:
+        raise RunConfigError("--out: needs --to, got none. Add --to recipe, or another system.")
+    targets = [] if chosen.to in (None, conversion.OURS) else [system(chosen.to)]
     context = _context(chosen.context)
     runs = conversion.runs_of(Document.load(chosen.file), chosen.source, context, targets)
-    results = [(one, conversion.convert(one, chosen.to, context)) for one in runs]
-    text = conversion.payload_text(runs[0], chosen.to, results[0][1])
-    faulty = chosen.to == conversion.OURS and bool(runs[0].imported.config.faults())
+    if chosen.assume_defaults:
+        runs = [replace(one, imported=one.imported.assume_default()) for one in runs]
+    results = [(one, _converted(one, chosen.to, context)) for one in runs]
+    first = runs[0]
+    undecided = chosen.to is not None and not first.imported.mode_is_stated
+    text = "" if chosen.to is None or undecided else conversion.payload_text(first, chosen.to, results[0][1])
+    faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
     if chosen.out is not None and not faulty and text:
         _write(chosen.out, text)
-    report = sys.stdout if chosen.out is not None and not chosen.json else sys.stderr
-    if chosen.json:
-        told = [_told(one, exported) for one, exported in results]
-        print(json.dumps(told[0] if len(told) == 1 else {**told[0], "runs": told}, indent=2))
-    else:
-        for one, exported in results:
-            print(*_lines(one, exported, chosen.to), sep="\n", file=report)
+    report = sys.stderr if chosen.json or (chosen.to is not None and chosen.out is None) else sys.stdout
+    _print(results, chosen, report)
+    if undecided:
+        conversion.convert(first, chosen.to, context)
     if faulty:
-        runs[0].imported.config.finalize()
-    if chosen.json:
+        first.imported.config.finalize()
+    if chosen.json or chosen.to is None:
         return
     if len(runs) > 1:
         print(f"The payload is that of the first of {len(runs)} runs; --json has them all.", file=report)
@@ -75,6 +84,23 @@ def run(chosen: argparse.Namespace) -> None:
     else:
         sys.stderr.flush()
         print(text, end="" if text.endswith("\n") else "\n")
+
+
+def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO) -> None:
+    """Print every run: as JSON on stdout, or as lines."""
+    if chosen.json:
+        found = [_as_dict(one, exported) for one, exported in results]
+        print(json.dumps(found[0] if len(found) == 1 else {**found[0], "runs": found}, indent=2))
+        return
+    for one, exported in results:
+        print(*_lines(one, exported, chosen.to), sep="\n", file=report)
+
+
+def _converted(one: Run, to: str | None, context: dict[str, Any]) -> ExportReport | None:
+    """Return the export of a run; None for our own form, without --to, and where the mode is not stated."""
+    from bridge.interop import conversion
+
+    return None if to is None or not one.imported.mode_is_stated else conversion.convert(one, to, context)
 
 
 def _context(words: list[str]) -> dict[str, Any]:
@@ -106,23 +132,25 @@ def _write(path: str, text: str) -> None:
         raise RunConfigError(f"--out: {path!r} cannot be written: {error.strerror}. Choose another path.") from None
 
 
-def _told(one: Run, exported: ExportReport | None) -> dict[str, Any]:
+def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
     from bridge.interop.conversion import plain, records
 
     imported = one.imported
-    outward = records(exported.unmapped, "export") if exported is not None else []
     config = imported.config.to_dict()
     return {
         "source": one.source,
+        "mode": imported.config.mode if imported.mode_is_stated else None,
+        "decided_by": imported.decided_by,
         "semantics": imported.semantics,
         "config": plain(config),
-        "payload": plain(exported.payload if exported is not None else config),
-        "losses": records(imported.unmapped, "import") + outward,
-        "faults": [str(fault) for fault in imported.config.faults()],
+        "payload": plain(exported.payload if exported is not None else config) if imported.mode_is_stated else None,
+        "losses": records(imported.unmapped, "import")
+        + (records(exported.unmapped, "export") if exported is not None else []),
+        "faults": [str(fault) for fault in imported.config.faults()] if imported.mode_is_stated else [],
     }
 
 
-def _lines(one: Run, exported: ExportReport | None, to: str) -> list[str]:
+def _lines(one: Run, exported: ExportReport | None, to: str | None) -> list[str]:
     """Return the report of one run."""
     from bridge.interop.contract import SEMANTICS
 
@@ -130,16 +158,18 @@ def _lines(one: Run, exported: ExportReport | None, to: str) -> list[str]:
     lines = [f"{source['path']}: {one.system.title}; it {one.evidence}."]
     if source["run"]:
         lines.append(f"run: {source['run']}")
-    said = ", ".join(f"{name}={value}" for name, value in imported.config.to_dict().items())
-    lines.append(f"recipe: {imported.recipe or 'none of the registered ones'} ({said or 'nothing stated'})")
+    if imported.decided_by is not None:
+        lines.append(f"mode: not stated; {imported.decided_by} decides")
+    lines.append(f"recipe: {imported.recipe or 'none of the registered ones'}")
+    lines += [f"  {name}={value}" for name, value in imported.config.to_dict().items()] or ["  nothing is stated"]
     lines.append(f"semantics: {imported.semantics}: {SEMANTICS[imported.semantics]}")
-    lines += _losses(imported.unmapped, "did not come over as it stands")
+    lines += _entries(imported.unmapped, "cannot be converted exactly")
     if exported is not None:
-        lines += _losses(exported.unmapped, f"cannot be said to {to} as it stands")
+        lines += _entries(exported.unmapped, f"cannot be written exactly for {to}")
     return lines
 
 
-def _losses(losses: tuple[Unmapped, ...], what: str) -> list[str]:
-    if not losses:
+def _entries(unmapped: tuple[Unmapped, ...], what: str) -> list[str]:
+    if not unmapped:
         return []
-    return [f"{len(losses)} {what}:", *(f"  {loss}" for loss in losses)]
+    return [f"{len(unmapped)} {what}:", *(f"  {entry}" for entry in unmapped)]

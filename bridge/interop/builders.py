@@ -54,6 +54,8 @@ class ImportBuilder:
         self.fields: dict[str, Any] = {}
         self.mapped: dict[str, tuple[str, ...]] = {}
         self.unmapped: list[Unmapped] = []
+        self.decided_by: str | None = None
+        self.default_mode = "fp32"
 
     def map(self, setting: str, /, **fields: Any) -> None:
         """Record that `setting` became these fields; none at all: it agrees with what is unstated.
@@ -80,6 +82,17 @@ class ImportBuilder:
         self.report(setting, value, "implied default", detail, "Write it down if the run depends on it.")
         self.fields.update(fields)
 
+    def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
+        """Leave the mode unstated, and record what decides it.
+
+        Args:
+            decided_by: What decides, as a noun.
+            default: The mode that the system itself takes where nothing states one.
+        """
+        self.decided_by, self.default_mode = decided_by, default
+        detail = f"nothing in the file states it; {decided_by} decides"
+        self.report("mode", None, "unsupported", detail, f"Give that, or take {default} with --assume-defaults.")
+
     def finish(self, semantics: str, *, label: str = "", recipe: str | None = None) -> ImportReport:
         """Return the report; PayloadError should a field have been given a value it cannot hold.
 
@@ -92,6 +105,8 @@ class ImportBuilder:
             config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
         except PrecisionTypeError as error:
             raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
+        if self.decided_by is not None:
+            semantics = "unstated"
         same = semantics in (semantics_of(config), "fsdp_policy")  # a policy's FP32 shards are FP32 masters
         return ImportReport(
             config=config,
@@ -100,6 +115,8 @@ class ImportBuilder:
             mapped=dict(self.mapped),
             recipe=recipe or (recipe_named(config) if same else None),
             label=label,
+            decided_by=self.decided_by,
+            default_mode=self.default_mode,
         )
 
 

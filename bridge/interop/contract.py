@@ -16,9 +16,11 @@ evaluation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from bridge.interop.meaning import recipe_named, semantics_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +46,7 @@ SEMANTICS = MappingProxyType(
         "fsdp_policy": "FP32 shards, cast to half precision when they are gathered",
         "true": "half-precision weights and optimizer state, nothing in FP32",
         "fp32": "no half precision anywhere",
+        "unstated": "the file does not state the mode, and does not show the whole run either",
     }
 )
 """The first four are all called "bf16 mixed" by one system or another."""
@@ -93,11 +96,30 @@ class ImportReport:
     """What decides the mode where the document does not, as a noun: "the recipe that run_recipe.py loads".
 
     None: the mode is stated, or it is the known default of a program whose whole configuration this is."""
+    default_mode: str = "fp32"
+    """The mode that the system takes where nothing states one; `assume_default` states it."""
 
     @property
     def mode_is_stated(self) -> bool:
         """Whether the document, or a known default, decides the mode."""
         return self.decided_by is None
+
+    def assume_default(self) -> ImportReport:
+        """Return the report with the system's own default stated as the mode, and recorded, where none is stated."""
+        if self.decided_by is None:
+            return self
+        config = type(self.config).from_dict({**self.config.to_dict(), self.default_mode: True})
+        assumed = Unmapped(
+            field="mode",
+            value=self.default_mode,
+            reason="implied default",
+            detail=f"assumed, since nothing in the file states it; {self.decided_by} decides",
+            remedy="State the mode.",
+        )
+        semantics = semantics_of(config)
+        unmapped = (*(entry for entry in self.unmapped if entry.field != "mode"), assumed)
+        recipe = recipe_named(config)
+        return replace(self, config=config, semantics=semantics, unmapped=unmapped, recipe=recipe, decided_by=None)
 
 
 @dataclass(frozen=True, kw_only=True)

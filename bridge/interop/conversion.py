@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
+from bridge.interop.contract import Unmapped
 from bridge.interop.detect import candidates, detect
 from bridge.interop.systems import system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from bridge.interop.contract import ExportReport, ImportReport, System, Unmapped
+    from bridge.interop.contract import ExportReport, ImportReport, System
     from bridge.interop.document import Document
     from bridge.interop.launch import Launch
 
@@ -82,8 +83,23 @@ def runs_of(
         given = _for_system(one, context or {})
         with _named(document):
             imports = one.import_all(payload, **given) if one.import_all else (one.import_(payload, **given),)
+        imports = tuple(replace(imported, unmapped=(*imported.unmapped, *_repeated(part))) for imported in imports)
         found += [Run(document=part, system=one, evidence=evidence, imported=imported) for imported in imports]
     return found
+
+
+def _repeated(document: Document) -> list[Unmapped]:
+    """Return the records of keys that stand twice and bear on no precision."""
+    return [
+        Unmapped(
+            field=key,
+            value=value,
+            reason="dead knob",
+            detail=f"line {line}: the key stands twice in its mapping, and the last value counts",
+            remedy="Keep one of the two.",
+        )
+        for key, value, line in document.repeated
+    ]
 
 
 def _of_script(
@@ -160,11 +176,16 @@ def _check_kind(document: Document, one: System) -> None:
 
 
 def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> ExportReport | None:
-    """Return the run in the words of the system `to`; None for our own, which needs no words.
+    """Return the run as a configuration of the system `to`; None for our own, which is the run's config itself.
 
     Raises:
-        BridgeError: There is no such system, or it has no form to write.
+        BridgeError: There is no such system, it has no form to write, or the run's mode is not stated.
     """
+    if run.imported.decided_by is not None:
+        where = ", ".join(filter(None, (run.document.path, run.imported.label)))
+        rule = f"the precision must be stated; {run.imported.decided_by} decides it"
+        remedy = f"Give that, or take {run.imported.default_mode} with --assume-defaults"
+        raise PayloadError(f"{where}: {rule}. {remedy}.")
     if to == OURS:
         return None
     target = system(to)

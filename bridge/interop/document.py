@@ -1,7 +1,7 @@
-"""`Document`: a file that somebody wrote for another system, read safely and only as far as it is asked.
+"""`Document`: a file of another system, read safely and only as far as it is asked.
 
 Nothing in it is run, imported or instantiated. What cannot be a configuration (too large, not UTF-8, deeper or with
-more aliases than any person writes, a key twice) is refused with one sentence.
+more aliases than any person writes, a key of the precision twice) is refused with one sentence.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop import strict_json
+from bridge.interop.megatron_lm.flags import may_repeat
 from bridge.precision import strict_yaml
 from bridge.precision.strict_yaml import MAX_BYTES
 
@@ -56,7 +57,9 @@ class Document:
     part: int | None = None
     """Which document of a YAML file with several, from 1."""
     of: Any = field(default=None, repr=False)
-    """The parsed content, where somebody else parsed it."""
+    """The parsed content, where the caller parsed it."""
+    repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
+    """Key, last value and line of each key that stands twice in one mapping and bears on no precision."""
 
     @classmethod
     def load(cls, path: str | Path) -> Document:
@@ -97,7 +100,7 @@ class Document:
         if self.of is not None:
             return (self.of,)
         if self.kind == "yaml":
-            return strict_yaml.load_all(self.text, self.path) or (None,)
+            return strict_yaml.load_all(self.text, self.path, may_repeat=may_repeat, repeated=self.repeated) or (None,)
         if self.kind == "json":
             return (strict_json.loads(self.text, self.path),)
         return (self.text,)
@@ -122,7 +125,7 @@ class Document:
         if len(filled) < 2:
             return (self,)
         return tuple(
-            Document(path=self.path, text=self.text, kind=self.kind, part=place, of=value)
+            Document(path=self.path, text=self.text, kind=self.kind, part=place, of=value, repeated=self.repeated)
             for place, value in enumerate(filled, 1)
         )
 

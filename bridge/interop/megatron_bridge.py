@@ -100,6 +100,8 @@ def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder) -> I
             builder.map(prefix + name, **({} if token is None else {name: token}))
         elif name not in TWINS and name not in TWINS.values():
             builder.map(prefix + name, **{name: value})
+    if not (constructed or prefix) and not any(name in values for name in ("fp32", "fp16", "bf16")):
+        builder.leave_mode("the config that these fields override")
     _twins(values, prefix, builder, constructed=constructed)
     _defaults(prefix, builder)
     config = MixedPrecisionConfig.from_dict(builder.fields)

@@ -264,7 +264,8 @@ def _plugin(
             detail = f"{PLUGIN} of {_title(release)} takes no such argument"
             builder.report(name, value, "unsupported", detail, "Drop it, or give the release that runs it.")
         elif name in SAME:
-            builder.map(name, **{name: value})
+            takes_null = getattr(MixedPrecisionConfig, name) is None
+            builder.map(name, **({name: value} if value is not None or takes_null else {}))
         elif name in PREFIXED:
             builder.map(name, **{PREFIXED[name]: value})
         elif name not in ("precision", "_target_", "_partial_", "_convert_", *DTYPES, *GATHER):

@@ -42,7 +42,6 @@ OPEN = MappingProxyType(
 )
 """System -> who decides where its configuration says nothing. Source: transformers 5.23.0, accelerate 1.15.0."""
 BLOCKS = ("fp16.enabled", "bf16.enabled", "bfloat16.enabled")
-BY_FILE = "deepspeed_config.deepspeed_config_file"
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
@@ -88,16 +87,17 @@ def source_of(
 
 def leaves_open(imported: ImportReport, system: str) -> bool:
     """Return whether a configuration leaves its precision to whoever stands above or around it."""
+    if not imported.mode_is_stated:
+        return True
     if imported.config.mode != "fp32" or imported.config.autocast_enabled:
         return False
     if system == "huggingface":
         return not imported.mapped.get(VARIABLE)
     if system == "fsdp":
         return True
-    losses = {loss.field: loss.reason for loss in imported.unmapped}
-    if system == "accelerate":
-        return losses.get("mixed_precision") == "implied default" and BY_FILE in losses
-    return system == "deepspeed" and any(losses.get(name) == "implied default" for name in BLOCKS)
+    return system == "deepspeed" and any(
+        entry.field in BLOCKS and entry.reason == "implied default" for entry in imported.unmapped
+    )
 
 
 def precision(config: MixedPrecisionConfig) -> str:

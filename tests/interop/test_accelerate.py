@@ -146,9 +146,12 @@ def test_a_template_without_a_precision_is_recognised(block: str) -> None:
     kind = block.partition("_")[0].upper()
     document = Document.of_text(f"distributed_type: {kind}\n{block}:\n  zero_stage: 1\n", "launch.yaml")
     (run,) = runs_of(document)
-    assert (run.system.name, run.imported.recipe) == ("accelerate", "fp32")
+    assert (run.system.name, run.imported.recipe, run.imported.mode_is_stated) == ("accelerate", None, False)
     assert run.evidence == f"has `distributed_type` and `{block}`, which `accelerate launch` reads"
-    assert reasons(run.imported, "mixed_precision") == ["implied default"]
+    assert (
+        run.imported.decided_by == "the program that is launched (accelerate 1.15.0 takes no where that says nothing)"
+    )
+    assert run.imported.assume_default().recipe == "fp32"
 
 
 def test_fp16_on_a_cpu_is_fp32_and_said_so() -> None:

@@ -51,11 +51,15 @@ def test_the_payload_is_on_stdout_and_the_report_on_stderr(capsys) -> None:
     code, out, err = convert(capsys, SAMPLES / "conf_only.sh", "--to", "nemo1")
     assert code == 0
     assert yaml.safe_load(out)["model"]["megatron_amp_O2"] is True
-    assert err.splitlines()[:4] == [
+    assert err.splitlines()[:8] == [
         f"{SAMPLES / 'conf_only.sh'}: Megatron-LM; it has --accumulate-allreduce-grads-in-fp32, --num-layers, which "
         "Megatron-LM's parser reads.",
         "run: arguments in MODEL_ARGS",
-        "recipe: bf16_mixed (bf16=True, params_dtype=bf16, pipeline_dtype=bf16, grad_reduce_in_fp32=True)",
+        "recipe: bf16_mixed",
+        "  bf16=True",
+        "  params_dtype=bf16",
+        "  pipeline_dtype=bf16",
+        "  grad_reduce_in_fp32=True",
         "semantics: megatron_o2: half-precision weights everywhere, FP32 master weights in the optimizer",
     ]
 
@@ -108,7 +112,7 @@ def test_variables_decide_branches(capsys) -> None:
         ),
         (
             ["bad.yaml", "--to", "recipe"],
-            "bad.yaml, line 2: the key 'a' must not stand twice in one mapping. Keep one of the two.\n",
+            "bad.yaml, line 2: the key 'bf16' must not stand twice in one mapping. Keep one of the two.\n",
         ),
         (
             ["ok.yaml", "--to", "megatorn-lm"],
@@ -122,7 +126,7 @@ def test_variables_decide_branches(capsys) -> None:
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(words, message: str, capsys, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("bad.yaml").write_text("a: 1\na: 2\n")
+    Path("bad.yaml").write_text("bf16: 1\nbf16: 2\n")
     Path("ok.yaml").write_text("mixed_precision: bf16_mixed\n")
     assert convert(capsys, *words) == (2, "", message)
 
@@ -165,10 +169,25 @@ def test_the_session_in_the_documentation_is_a_real_one(capsys, tmp_path: Path, 
     page = (Path(__file__).parents[2] / "docs/howto/convert.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(page.partition("```sh\n")[2].partition("```")[0])
-    session = page.partition("```console\n")[2].partition("```")[0]
-    command, _, shown = session.partition("\n")
-    code, out, err = convert(capsys, *command.removeprefix("$ precision-bridge convert ").split())
-    assert (code, err + out) == (0, shown)
+    Path("ds.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
+    for session, exit_code in zip(page.split("```console\n")[1:3], (0, 2), strict=True):
+        command, _, shown = session.partition("```")[0].partition("\n")
+        code, out, err = convert(capsys, *command.removeprefix("$ precision-bridge convert ").split())
+        assert (code, err + out) == (exit_code, shown)
+
+
+def test_a_mode_that_only_a_default_would_decide_is_not_stated(capsys, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
+    code, out, err = convert(capsys, tmp_path / "ds.json", "--json")
+    read = json.loads(out)
+    assert (code, err, read["mode"], read["payload"], read["semantics"]) == (0, "", None, None, "unstated")
+    code, out, err = convert(capsys, tmp_path / "ds.json", "--to", "megatron-lm")
+    assert (code, out) == (2, "")
+    assert "the precision must be stated; the layer above" in err.splitlines()[-1]
+    read = as_json(capsys, tmp_path / "ds.json", "--to", "recipe", "--assume-defaults")
+    assert (read["mode"], read["decided_by"], read["config"]["fp32"]) == ("fp32", None, True)
+    assert [loss["reason"] for loss in read["losses"] if loss["field"] == "mode"] == ["implied default"]
+    assert as_json(capsys, tmp_path / "ds.json", "--to", "recipe", "--context", "auto=fp16")["mode"] == "fp16"
 
 
 def test_where_there_is_nothing_to_write_no_file_is_written(tmp_path: Path, capsys) -> None:

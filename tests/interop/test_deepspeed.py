@@ -40,7 +40,8 @@ def test_auto_is_what_stands_above(auto: str | None, mode: str) -> None:
     imported = deepspeed.import_(payload, auto=auto)
     assert imported.config.mode == mode
     if auto is None:
-        assert reasons(imported, "bf16.enabled") == ["implied default"]
+        assert (imported.mode_is_stated, imported.semantics) == (False, "unstated")
+        assert reasons(imported, "bf16.enabled") == ["unsupported"]
     precision = {name: payload[name] for name in ("fp16", "bf16")}
     check_nothing_dropped(precision, imported)
 

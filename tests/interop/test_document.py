@@ -27,8 +27,8 @@ def yaml_of(text: str):
             "team.yaml, line 3: the key 'bf16' must not stand twice in one mapping. Keep one of the two.",
         ),
         (
-            "a:\n  b: 1\n  b: 2",
-            "team.yaml, line 3: the key 'b' must not stand twice in one mapping. Keep one of the two.",
+            "a:\n  dtype: 1\n  dtype: 2",
+            "team.yaml, line 3: the key 'dtype' must not stand twice in one mapping. Keep one of the two.",
         ),
         (
             "a: !!python/object/apply:os.system [touch ran]",
@@ -80,6 +80,18 @@ def test_bad_json_is_one_sentence(text: str, message: str) -> None:
     with pytest.raises(PayloadError) as caught:
         _ = Document.of_text(text, "ds.json").content
     assert str(caught.value) == message
+
+
+def test_a_key_that_bears_on_no_precision_may_stand_twice_and_is_noted() -> None:
+    text = "MODEL_ARGS:\n  --bf16: true\n  --ffn-hidden-size: 1\n  --num-layers: 2\n  --ffn-hidden-size: 4\n"
+    (run,) = runs_of(Document.of_text(text, "model_config.yaml"))
+    assert run.imported.config.bf16
+    (note,) = [entry for entry in run.imported.unmapped if entry.field == "--ffn-hidden-size"]
+    assert (note.value, note.reason) == (4, "dead knob")
+    assert note.detail == "line 5: the key stands twice in its mapping, and the last value counts"
+    for key in ("--fp8-format", "--use-distributed-optimizer"):
+        with pytest.raises(PayloadError, match=f"line 4: the key '{key}' must not stand twice"):
+            runs_of(Document.of_text(f"MODEL_ARGS:\n  {key}: 1\n  --bf16: true\n  {key}: 2\n", "m.yaml"))
 
 
 def test_what_people_write_is_read_as_their_tools_read_it() -> None:

@@ -121,7 +121,8 @@ def test_arguments_of_the_launcher_are_named() -> None:
     off = huggingface.import_({"accelerate_launch_args": {"use_fsdp": False, "fp8_backend": "TE"}})
     assert "accelerate_launch_args.use_fsdp" in off.mapped
     assert reasons(off, "accelerate_launch_args.fp8_backend") == ["unsupported"]
-    assert off.recipe == "fp32"
+    assert (off.recipe, off.mode_is_stated) == (None, False)
+    assert off.assume_default().recipe == "fp32"
 
 
 def test_the_launchers_precision_is_that_of_the_environment() -> None:

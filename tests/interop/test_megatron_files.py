@@ -37,8 +37,18 @@ def test_a_file_of_bare_arguments_is_recognised(text: str, mode: str, recipe: st
 
 
 def test_arguments_that_say_nothing_of_precision_leave_it_to_the_command_line() -> None:
-    (loss,) = read(TRAINER, "trainer.yaml").unmapped
-    assert loss.detail.endswith("unless the command line that names this file says otherwise")
+    run = read(TRAINER, "trainer.yaml")
+    (entry,) = run.unmapped
+    assert (run.mode_is_stated, run.semantics, run.recipe) == (False, "unstated", None)
+    assert (entry.field, entry.reason) == ("mode", "unsupported")
+    assert entry.detail == "nothing in the file states it; the command line that names this file decides"
+    assumed = run.assume_default()
+    assert (assumed.mode_is_stated, assumed.config.mode, assumed.recipe) == (True, "fp32", "fp32")
+    assert [(entry.field, entry.reason) for entry in assumed.unmapped] == [("mode", "implied default")]
+
+
+def test_an_argument_file_that_switches_a_mode_off_states_fp32() -> None:
+    assert read(TRAINER + "bf16: false\n", "trainer.yaml").mode_is_stated
 
 
 @pytest.mark.parametrize(
@@ -111,16 +121,14 @@ FIGURE = (
 
 def test_a_fragment_that_says_nothing_names_first_what_decides() -> None:
     run = read(FIGURE)
-    assert [loss.field for loss in run.unmapped] == ["source `pwd`/CONFIG.sh", "source SBATCH.sh", "launch"]
+    assert [loss.field for loss in run.unmapped] == ["source `pwd`/CONFIG.sh", "source SBATCH.sh", "launch", "mode"]
     assert run.unmapped[0].detail.startswith("nothing is started here, and nothing said of the precision")
-    assert (run.config.mode, run.recipe, run.mapped) == ("fp32", None, {})
+    assert (run.mode_is_stated, run.recipe, run.mapped) == (False, None, {})
 
 
 def test_a_fragment_whose_arguments_are_not_all_is_no_fp32_run() -> None:
     run = read("export MEGATRON_ARGS='--num-layers 2 --hysteresis 4'\n")
-    assert run.recipe == "fp32"
-    (loss,) = [loss for loss in run.unmapped if loss.field == "--bf16"]
-    assert loss.detail.endswith("unless the script that uses these arguments says otherwise")
+    assert (run.recipe, run.decided_by) == (None, "the script that uses these arguments")
 
 
 def test_each_way_through_a_fragment_is_told() -> None:
@@ -128,12 +136,12 @@ def test_each_way_through_a_fragment_is_told() -> None:
     first, second = megatron_lm.import_all(Document.of_text(script, "run.sh"))
     assert (first.config.fp8, first.label) == ("hybrid", 'arguments in ARGS; line 1, if [ -n "$F" ]')
     assert second.label == 'arguments in ARGS; line 1, not [ -n "$F" ]'
-    assert [loss.field for loss in second.unmapped] == ["launch", 'line 1, not [ -n "$F" ]']
+    assert [loss.field for loss in second.unmapped] == ["launch", "mode", 'line 1, not [ -n "$F" ]']
 
 
 def test_a_script_that_starts_nothing_says_so() -> None:
     (run,) = megatron_lm.import_all(Document.of_text(". ./CONFIG.sh\nsbatch SRUN.sh\nexit 0\n", "run.sh"))
-    assert [loss.field for loss in run.unmapped] == ["source ./CONFIG.sh", "script SRUN.sh", "launch"]
+    assert [loss.field for loss in run.unmapped] == ["source ./CONFIG.sh", "script SRUN.sh", "launch", "mode"]
     assert run.recipe is None
 
 
@@ -180,3 +188,15 @@ def test_a_tool_beside_a_training_is_no_run() -> None:
     script = "python tools/convert_data.py --in x\ntorchrun train_megatron.py $GPT_ARGS"
     (run,) = runs_of(Document.of_text(script, "run.sh"))
     assert run.source["run"] == "line 2, train_megatron.py"
+
+
+def test_only_model_args_are_runs_where_a_file_has_them() -> None:
+    text = (
+        "BASE_MODEL_ARGS: &base\n  --num-layers: 2\n  --bf16: true\n"
+        "MODEL_ARGS:\n  <<: *base\n"
+        "MODEL_ARGS_2:\n  <<: *base\n  --fp8-format: hybrid\n"
+        "THROUGHPUT_TEST_PARAMS:\n  --start_step: 5\n"
+    )
+    first, second = runs_of(Document.of_text(text, "model_config.yaml"))
+    assert [run.imported.label for run in (first, second)] == ["MODEL_ARGS", "MODEL_ARGS_2"]
+    assert [run.imported.config.fp8 for run in (first, second)] == [None, "hybrid"]

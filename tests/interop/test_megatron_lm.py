@@ -41,7 +41,8 @@ def test_every_recipe_returns_by_name_through_a_script(name: str) -> None:
     exported = megatron_lm.export(REGISTRY.get(name))
     script = Document.of_text(megatron_lm.write(exported.payload), "args.sh")
     (imported,) = megatron_lm.import_all(script)
-    assert imported.recipe == (name if not exported.unmapped else "fp32")
+    assert imported.mode_is_stated is any(word in ("--bf16", "--fp16") for word in exported.payload)
+    assert imported.assume_default().recipe == (name if not exported.unmapped else "fp32")
 
 
 # -- Megatron-LM's own parser -----------------------------------------------------------------------------------------

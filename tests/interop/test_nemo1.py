@@ -63,6 +63,18 @@ def test_other_precisions_raise_as_in_nemo(said: Any) -> None:
         read(said)
 
 
+def test_bf16_true_is_lightnings_in_a_speech_model() -> None:
+    payload = {"trainer": {"precision": "bf16-true"}, "model": {"perception": {}}, "data": {"train_ds": {}}}
+    imported = nemo1.import_(payload)
+    assert (imported.semantics, imported.config.mode) == ("true", "bf16")
+
+
+def test_a_model_section_alone_leaves_the_mode_to_the_trainer() -> None:
+    imported = nemo1.import_({"megatron_amp_O2": True, "mcore_gpt": True})
+    assert imported.decided_by == "the section trainer of another file"
+    assert nemo1.import_({"megatron_amp_O2": True, "trainer": {}}).config.fp32
+
+
 def test_o1_keeps_fp32_weights_under_autocast() -> None:
     imported = read("bf16", megatron_amp_O2=False)
     assert (imported.semantics, imported.recipe) == ("amp_o1", "bf16_autocast_mixed")

@@ -162,3 +162,10 @@ def test_positional_arguments_of_the_plugin_are_read_by_their_place() -> None:
     assert (said["params_dtype"], said["pipeline_dtype"], said["grad_reduce_in_fp32"]) == ("bf16", "bf16", False)
     assert reasons(imported, "argument 7") == ["unsupported"]
     assert reasons(imported, "params_dtype") == reasons(imported, "autocast_dtype") == []
+
+
+def test_null_is_the_plugins_own_default() -> None:
+    imported = nemo2.import_({"precision": "bf16-mixed", "autocast_enabled": None, "fp8_recipe": None})
+    assert not imported.config.autocast_enabled
+    assert not imported.config.is_stated("autocast_enabled")
+    assert {"autocast_enabled", "fp8_recipe"} <= imported.mapped.keys()

@@ -357,9 +357,8 @@ def test_an_empty_project_has_no_source(tmp_path: Path, capsys) -> None:
 
 
 def test_the_order_is_the_one_of_the_manual() -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "howto" / "convert.md").read_text()
-    section = manual.partition("## Every source in a project")[2].partition("\n## ")[0]
-    rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    manual = (Path(__file__).parents[2] / "docs" / "howto" / "sources.md").read_text()
+    rows = [line.split("`")[1] for line in manual.splitlines() if line.startswith("| `")]
     assert rows == list(ORDER)
 
 

@@ -205,6 +205,6 @@ def test_nothing_is_run(tmp_path: Path, capfd) -> None:
 
 
 def test_the_manual_names_the_calls_that_decide() -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "howto" / "convert.md").read_text()
+    manual = (Path(__file__).parents[2] / "docs" / "howto" / "sources.md").read_text()
     for name in ("Accelerator", "TrainingArguments", "SFTConfig", "Trainer", "Fabric", "ConfigContainer"):
         assert re.search(rf"`{name}\b", manual), name

@@ -64,7 +64,7 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
     base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
     owns_weights = base != "fp32" and sharding is not None
     fields = {base: True, "params_dtype": base} if owns_weights else amp_fields(base)
-    builder.fields |= fields
+    builder.fields |= {} if builder.decided_by else fields
     if top.given("mixed_precision") and compute == (top["mixed_precision"] or "no"):
         builder.map("mixed_precision", **fields)
     _fp8(builder, top, assumed, on=compute == "fp8")
@@ -72,6 +72,9 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
     if sharding == "fsdp":
         import_fsdp(builder, top, base)
     decided_elsewhere = sharding == "deepspeed" and import_deepspeed(builder, top, base)
+    if decided_elsewhere and base == "fp32":
+        builder.fields.pop("fp32", None)
+        builder.leave_mode("DeepSpeed's own configuration")
     _beside(builder, top, compute)
     _unknown(builder, top)
     semantics = {"fsdp": "fsdp_policy", "deepspeed": "megatron_o2", "megatron": "megatron_o2"}.get(
@@ -178,7 +181,7 @@ def _precision(builder: ImportBuilder, top: Settings) -> str:
         else:
             builder.map("fp16")
     if value is None:
-        builder.report("mixed_precision", "no", "implied default", f"no in {VERSION}", "Write it down to be sure.")
+        builder.leave_mode(f"the program that is launched ({VERSION} takes no where that says nothing)")
         return "no"
     if value.lower() in PRECISIONS and value not in PRECISIONS:
         detail = "`accelerate launch` folds the case, and Accelerator(mixed_precision=) raises"

@@ -54,6 +54,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         "fp16": _enabled(builder, fp16, "fp16", above),
         "bf16": _enabled(builder, bf16, "bf16", above),
     }
+    is_auto = above is None and any(block.values.get("enabled") == "auto" for block in (fp16, bf16))
     if all(on.values()):
         remedy = "Enable one of the two"
         raise top.wrong("bf16.enabled", "must be off where fp16 is on", bf16.values.get("enabled"), remedy)
@@ -70,6 +71,8 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         else:
             detail = f"{VERSION} makes a loss scaler where dtype is written only, so FP16 gradients may vanish"
             builder.report("torch_autocast.dtype", None, "semantics", detail, "Write dtype: bfloat16, or float16.")
+    elif is_auto:
+        builder.leave_mode('the layer above that fills in "auto" (transformers, accelerate)')
     else:
         builder.fields["fp32"] = True
         if not any(top.given(name) for name in ("fp16", "bf16", "bfloat16", "torch_autocast")):
@@ -95,10 +98,9 @@ def _enabled(builder: ImportBuilder, block: Settings, mode: str, above: str | No
         if above is not None:
             builder.map(block.name("enabled"), **({mode: True} if above == mode else {}))
             return above == mode
-        detail = f"{VERSION} by itself reads auto as off; only transformers and accelerate resolve it"
-        builder.report(
-            block.name("enabled"), "auto", "implied default", detail, f"Say auto={mode} to resolve it as they do."
-        )
+        detail = f"transformers and accelerate fill it in; {VERSION} by itself reads it as off"
+        remedy = "Pass auto=bf16, auto=fp16 or auto=fp32."
+        builder.report(block.name("enabled"), "auto", "unsupported", detail, remedy)
         return False
     enabled = bool(block.switch("enabled"))
     builder.map(block.name("enabled"), **({mode: True, "params_dtype": mode} if enabled else {}))
@@ -206,7 +208,7 @@ def _recognise(document: Any) -> Recognised | None:
     blocks = [key for key in ("fp16", "bf16", "bfloat16") if isinstance(content.get(key), dict)]
     own = [key for key in ("zero_optimization", "train_micro_batch_size_per_gpu", "torch_autocast") if key in content]
     if blocks and own:
-        return Recognised(certainty=0.95, evidence=f"has `{blocks[0]}` as a block beside `{own[0]}`")
+        return Recognised(certainty=0.95, evidence=f"has `{blocks[0]}` as a block together with `{own[0]}`")
     if own or (blocks and any("enabled" in content[key] for key in blocks)):
         return Recognised(certainty=0.8, evidence=f"has `{(own or blocks)[0]}`, which only DeepSpeed reads")
     return None

@@ -55,6 +55,7 @@ ACCELERATOR = {
     "use_configured_state": False,
 }
 """Defaults of `accelerator_config`, which a dump always holds."""
+ENVIRONMENT = frozenset({"ACCELERATE_MIXED_PRECISION", f"{LAUNCHER}.mixed_precision"})
 OWN = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps", "output_dir", "warmup_ratio")
 
 
@@ -221,9 +222,12 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded) ->
     builder.fields |= fields
     for name in names:
         builder.map(name, **(fields if name == compute else {}))
-    if compute == "fp32" and not names:
-        detail = f"off in {VERSION}; TRL turns it on where fp16 is off, and ms-swift chooses by torch_dtype"
-        builder.report("bf16", False, "implied default", detail, "Write it down to be sure.")
+    if semantics == "fp32" and not names and not builder.mapped.keys() & ENVIRONMENT:
+        del builder.fields["fp32"]
+        builder.leave_mode(
+            f"the program that reads these arguments ({VERSION} leaves bf16 off, TRL turns it on, "
+            "ms-swift chooses by torch_dtype)"
+        )
     if compute == "fp16" and sharding != "deepspeed":
         assume_torch_scaler(builder, "the Trainer")
     _weights(builder, top, model, compute, semantics)

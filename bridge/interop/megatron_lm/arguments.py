@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Arguments", "Written", "argument_groups", "runs_of"]
 
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
+RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
+"""Groups that Megatron-LM's own tests start, one run each; other groups of such a file are none."""
 PARALLELISM = frozenset(
     {"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "deepspeed"}
 )
@@ -78,6 +80,8 @@ class Arguments:
     """It is not started, and has arguments or names files that may have some."""
     used_by: str = ""
     """What else may have arguments beside these."""
+    decided_by: str = ""
+    """What decides the mode where the arguments state none, as a noun; empty: the program's own default does."""
 
     def add(self, written: Written) -> None:
         """Add a setting; an earlier one of another value is remembered as overridden."""
@@ -137,7 +141,7 @@ def _of_launch(launch: Launch) -> Arguments:
     found.unmapped += launch.unmapped
     found.is_fragment = not launch.line and bool(launch.arguments or launch.notes)
     if not launch.line:
-        found.used_by = "the script that uses these arguments"
+        found.used_by = found.decided_by = "the script that uses these arguments"
     return found
 
 
@@ -231,11 +235,12 @@ def _names_files(name: str) -> bool:
 
 def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
     """Return the mappings of arguments in a mapping: those named in capitals, MODEL_ARGS say, and those of flags."""
-    return [
+    found = [
         (str(key), value)
         for key, value in payload.items()
         if isinstance(value, Mapping) and (GROUP.fullmatch(str(key)) or _all_flags(value))
     ]
+    return [group for group in found if RUN.fullmatch(group[0])] or found
 
 
 def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
@@ -254,8 +259,9 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     runs = []
     for name, values in groups:
         found = Arguments(environment={str(key): str(value) for key, value in environment.items()}, label=name)
+        found.decided_by = "the program that is started with these arguments"
         if not name:
-            found.used_by = "the command line that names this file"
+            found.used_by = found.decided_by = "the command line that names this file"
         for key, value in values.items():
             _add_key(found, str(key), value)
         runs.append(found)

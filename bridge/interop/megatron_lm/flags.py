@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["BY_NAME", "FLAGS", "OTHER_SETTINGS", "SWITCH", "Flag", "OtherSetting", "bears_on_precision", "dest"]
+__all__ = [
+    "BY_NAME",
+    "FLAGS",
+    "OTHER_SETTINGS",
+    "SWITCH",
+    "Flag",
+    "OtherSetting",
+    "bears_on_precision",
+    "dest",
+    "may_repeat",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +225,13 @@ LOOKS_LIKE_PRECISION = re.compile(
     r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|half|dtype|precision|loss_scale|amax|mxfp|nvfp|hysteresis"
     r"|grad_reduce_in|quantiz|query_key_layer"
 )
+DECIDES = re.compile(r"use_distributed_optimizer|fsdp|deepspeed|transformer_impl")
+"""Flags on which the meaning of others depends."""
+ANY_SYSTEM = re.compile(
+    r"amp|optim|deepspeed|fsdp|shard|strategy|adapter|load_in|quant|scal|transformer_engine|mcore|compile|backend|zero"
+    r"|recipe|_target_|plugin|gpu|accelerator|distributed|version|cuda|16|model_type"
+)
+"""Keys that some system's precision depends on."""
 NOT_PRECISION = frozenset(
     {
         "log_loss_scale_to_tensorboard",
@@ -224,6 +241,14 @@ NOT_PRECISION = frozenset(
         "no_fp16_check",
     }
 )
+
+
+def may_repeat(key: str) -> bool:
+    """Return whether a key of a configuration file may stand twice: it bears on no precision, in no system."""
+    if key.startswith("--"):
+        name = dest(key)
+        return not (bears_on_precision(key) or name in BY_NAME or name in OTHER_SETTINGS or DECIDES.search(name))
+    return not (bears_on_precision(key) or ANY_SYSTEM.search(key.lower()))
 
 
 def bears_on_precision(name: str) -> bool:

@@ -137,9 +137,12 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> str:
     on = [name for name in ("fp16", "bf16") if name in run]
     for name in on:
         builder.map(run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name})
-    if not on:
+    is_off = any(name in run.settings and run.settings[name].value is False for name in ("fp16", "bf16"))
+    if not on and run.decided_by and not is_off:
+        builder.leave_mode(run.decided_by)
+    elif not on:
         builder.fields["fp32"] = True
-    if not on and not is_silent:
+    if "fp32" in builder.fields and not is_silent:
         detail = f"without --bf16 or --fp16 {TITLE} trains in FP32"
         if run.elsewhere:
             detail += f", unless {', '.join(run.elsewhere)} says otherwise"

@@ -63,11 +63,16 @@ class File:
     @property
     def is_megatron(self) -> bool:
         """Whether one of Megatron's models is trained; a release says so too, as its shipped file is of one."""
-        if any(MEGATRON.fullmatch(str(key)) for section in (self.model, self.payload) for key in section):
+        if self.has_megatrons_keys():
             return True
         if self.model is not self.payload and "precision" in self.model:
             return True
         return self.release is not None and not any(key in self.model for key in OTHERS)
+
+    def has_megatrons_keys(self, *, besides: tuple[str, ...] = ()) -> bool:
+        """Return whether a key, other than those `besides`, is one that only Megatron's models read."""
+        keys = {str(key) for section in (self.model, self.payload) for key in section}
+        return any(MEGATRON.fullmatch(key) for key in keys - {*besides})
 
     @property
     def is_on_megatron_core(self) -> bool:

@@ -60,7 +60,7 @@ def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport
         raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
     file = File(payload, nemo_version)
     builder = ImportBuilder(f"{TITLE} ({nemo_version})" if nemo_version else TITLE)
-    if not file.is_megatron:
+    if not file.is_megatron or _is_lightnings(file):
         imported = trained_by_lightning(file, builder)
         return replace(imported, unmapped=(*imported.unmapped, *_assumed(file)))
     dtype = _precision(file, builder)
@@ -76,6 +76,12 @@ def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport
     imported = builder.finish(semantics=semantics)
     losses = (*imported.unmapped, *_assumed(file))
     return replace(imported, unmapped=losses, recipe=None if is_quantised else imported.recipe)
+
+
+def _is_lightnings(file: File) -> bool:
+    """Return whether Megatron's models refuse the precision, and no key but `data` is one of theirs."""
+    said = file.get("trainer.precision")
+    return said in ("bf16-true", "16-true") and not file.has_megatrons_keys(besides=("data",))
 
 
 def _assumed(file: File) -> list[Unmapped]:
@@ -102,6 +108,9 @@ def _precision(file: File, builder: ImportBuilder) -> str:
     else:
         where = "trainer.precision"
         value = file.shipped["precision"] if file.shipped else "32"
+        if not file.shipped and "trainer" not in file.payload:
+            builder.leave_mode("the section trainer of another file")
+            return "fp32"
         detail = f"{builder.system} takes {value} where the trainer says nothing"
         dtype = PRECISIONS[value]
         builder.implied(where, value, detail)
@@ -128,7 +137,7 @@ def _weights(file: File, dtype: str, builder: ImportBuilder) -> bool:
     if dtype == "fp32":
         if o2:
             builder.report("model.megatron_amp_O2", True, "dead knob", "acts in 16 and bf16 only", "Drop it.")
-        fields = {"fp32": True}
+        fields = {} if builder.decided_by else {"fp32": True}
         o2 = False
     elif file.switch("fsdp") and o2:
         detail = "NeMo switches O2 off under torch FSDP"
