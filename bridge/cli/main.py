@@ -21,6 +21,7 @@ from bridge.cli import (
     show,
     sources,
     support_matrix,
+    train,
     twin,
 )
 from bridge.errors import BridgeError, close_matches, did_you_mean
@@ -41,6 +42,7 @@ COMMANDS = (
     memory,
     align,
     twin,
+    train,
 )
 
 
@@ -71,7 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands)
-    chosen, more = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == [train.NAME]:  # the words behind it are Hydra's
+        return train.run(words[1:])
+    chosen, more = parser.parse_known_args(words)
     if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:  # overrides may stand behind an option too

@@ -186,10 +186,8 @@ def config_folder(given: Path | str | None = None) -> Path:
 
 
 def shipped_folder() -> Path:
-    """Return the Hydra tree of this package: inside it where it was installed, beside it in a checkout."""
-    package = Path(str(bridge.__file__)).resolve().parent
-    inside = package / "conf"
-    return inside if inside.is_dir() else package.parent / "conf"
+    """Return the Hydra tree that comes with this package."""
+    return (Path(str(bridge.__file__)).parent / "conf").resolve()
 
 
 def _located(path: Path) -> Path:
