@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bridge.registry.registry import REGISTRY
+from bridge.cli.named_recipe import add_config_dir, named_recipe
 
 if TYPE_CHECKING:
     import argparse
@@ -18,13 +18,14 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("diff", help="show the fields in which two recipes differ")
     parser.add_argument("a", help="recipe")
     parser.add_argument("b", help="recipe")
+    add_config_dir(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> None:
     """Print one line per differing field: values, and whether each side states them."""
-    one, two = REGISTRY.get(chosen.a), REGISTRY.get(chosen.b)
+    one, two = (named_recipe(name, chosen.config_dir).config for name in (chosen.a, chosen.b))
     first, second = one.to_dict(full=True), two.to_dict(full=True)
     rows = [
         {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnknownRecipeError, close_matches, did_you_mean
@@ -25,7 +24,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Print the list, and what could not be loaded on stderr."""
+    """Print the list; the registry logs each source that it could not load."""
     tags = sorted({tag for recipe in REGISTRY.recipes() for tag in recipe.tags})
     if chosen.tag is not None and chosen.tag not in tags:
         hint = did_you_mean(close_matches(chosen.tag, tags)) or f"Tags: {', '.join(tags)}."
@@ -36,8 +35,6 @@ def run(chosen: argparse.Namespace) -> None:
     else:
         for line in _lines(listed):
             print(line)
-    for what, why in REGISTRY.sources.broken.items():
-        print(f"not loaded: {what}: {why}", file=sys.stderr)
 
 
 def _row(recipe: Recipe) -> dict[str, Any]:

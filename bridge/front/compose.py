@@ -195,7 +195,7 @@ def composed(
         _refuse_callbacks(whole)
         _resolve_run_folder(whole, sweep=sweep)
     except COMPOSITION_ERRORS as error:
-        raise translated(error, overrides) from error
+        raise translated(error, overrides, loader.repository) from error
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(whole)
     try:

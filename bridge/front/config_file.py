@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bridge.errors import RunConfigError
@@ -16,6 +15,7 @@ from bridge.front.plain import refuse_targets
 from bridge.front.precision import PRECISION
 from bridge.front.problems import Problems
 from bridge.front.sections import KEYS, OWNERS, SECTIONS
+from bridge.precision import strict_yaml
 from bridge.precision.auto import is_auto
 from bridge.registry.registry import REGISTRY
 from bridge.registry.sources import load_recipes_from
@@ -150,19 +150,16 @@ class _Reading:
 
 def _sections(path: Path) -> dict[str, Any]:
     """Return what the file holds, its sections known and nothing in it to instantiate."""
-    try:
-        with path.open(encoding="utf-8") as stream:  # so that the parser knows the file's name
-            whole = yaml.safe_load(stream)
-    except OSError as error:
-        reason = (error.strerror or "unreadable").lower()
-        raise RunConfigError(f"--config: cannot be read ({reason}), got {str(path)!r}. Give a YAML file.") from None
-    except UnicodeDecodeError as error:
-        raise RunConfigError(f"--config: is no text in UTF-8, got {str(path)!r}. Give a YAML file.") from error
-    except yaml.YAMLError as error:
-        raise translated(error) from error
+    data = strict_yaml.read_bytes(path, error=RunConfigError)
+    documents = strict_yaml.load_all(
+        strict_yaml.decoded(data, str(path), error=RunConfigError), str(path), error=RunConfigError
+    )
+    if len(documents) > 1:
+        raise RunConfigError(f"{path}: must hold one document, got {len(documents)}. Remove the others.")
+    whole = documents[0] if documents else None
     if not isinstance(whole, dict):
         rule = "must hold sections such as model and mixed_precision"
-        raise RunConfigError(f"--config: {rule}, got {type(whole).__name__} ({path}). Give a file of such sections.")
+        raise RunConfigError(f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections.")
     if "_target_" in whole:
         return {key: value for key, value in _data(whole).items() if key in KEYS}
     problems = Problems(Origins(by_key=dict.fromkeys(map(str, whole), path.name)))

@@ -84,7 +84,7 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
     if origin is Literal:
         return _choice(value, arguments, optional=optional)
     if annotation in SCALARS:
-        return coerce(value, SCALARS[annotation], text=True)
+        return coerce(value, SCALARS[annotation])
     if annotation is str:
         return _text(value, optional=optional)
     if origin in (list, tuple) or annotation in (list, tuple):
@@ -92,7 +92,7 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return _member(value, annotation)
     if getattr(annotation, "__module__", "") == "torch" and annotation.__name__ == "dtype":
-        return torch_dtype(coerce(value, "dtype", text=True))
+        return torch_dtype(coerce(value, "dtype"))
     if annotation is Any:
         return value
     rule = f"holds {_spelled(annotation)}, which a configuration cannot describe"
@@ -131,7 +131,7 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
 
 def _text(value: Any, *, optional: bool) -> str | None:
     if isinstance(value, str) or (optional and value is False):
-        text: str | None = coerce(value, "name", text=True, switch=optional)
+        text: str | None = coerce(value, "name", switch=optional)
         return text
     remedy = "Quote it" if isinstance(value, int | float) else "Give a single value"
     if isinstance(value, bool):

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 import yaml
+from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -19,6 +20,8 @@ from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from hydra._internal.config_repository import IConfigRepository
 
 __all__ = ["COMPOSITION_ERRORS", "translated"]
 
@@ -71,12 +74,15 @@ SENTENCES = (
 """Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than their text."""
 
 
-def translated(error: Exception, overrides: Sequence[str] = ()) -> BridgeError:
+def translated(
+    error: Exception, overrides: Sequence[str] = (), repository: IConfigRepository | None = None
+) -> BridgeError:
     """Return the error to show instead of `error`; one of our own is returned as it is.
 
     Args:
         error: What Hydra, OmegaConf or the YAML parser raised.
         overrides: The command line, to name it as the origin of what was set there.
+        repository: The configs that can be found, for near names.
     """
     if isinstance(error, BridgeError):
         return error
@@ -86,7 +92,7 @@ def translated(error: Exception, overrides: Sequence[str] = ()) -> BridgeError:
             "characters: 'KEY=\"a=b\"'."
         )
     if isinstance(error, MissingConfigException):
-        return _missing(error, overrides)
+        return _missing(error, overrides, repository)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return RunConfigError(f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line.")
@@ -108,32 +114,37 @@ def _near(cause: OmegaConfBaseException | None) -> tuple[str, list[str]]:
     return did_you_mean(matches) or (f"There are {', '.join(known)}." if known else "Remove it."), matches
 
 
-def _missing(error: MissingConfigException, overrides: Sequence[str]) -> BridgeError:
-    """Say that an option, or the primary config, does not exist."""
+def _missing(
+    error: MissingConfigException, overrides: Sequence[str], repository: IConfigRepository | None
+) -> BridgeError:
+    """Return the error for an option, a file of a defaults list or a primary config that does not exist."""
     message = str(error)
     parent = re.match(r"In '([^']*)'", message)
-    if error.missing_cfg_file and parent is None:
-        what = f"no such config in the folders searched, got {error.missing_cfg_file!r}"
-        return RunConfigError(f"--config-name: {what}. Give the name of a YAML file there, without .yaml.")
-    if error.options is None or not error.missing_cfg_file:
+    name = error.missing_cfg_file
+    if name and parent is None:
+        rule = "no such config in the folders searched"
+        return RunConfigError.of("--config-name", rule, name, "Give the name of a YAML file there, without .yaml.")
+    if not name or parent is None:
         return RunConfigError(f"{message.partition(chr(10))[0].strip().rstrip('.')}. Give the name of one that exists.")
-    group, _, option = error.missing_cfg_file.rpartition("/")
-    chosen_here = any(word.lstrip("+").startswith(f"{group}=") for word in overrides)
-    where = f"{parent.group(1)}.yaml" if parent and not chosen_here else "command line"
+    group, _, option = name.rpartition("/")
+    chosen_here = any(word.lstrip("+").startswith(f"{group}=") and option in word for word in overrides)
+    where = "command line" if chosen_here else f"{parent.group(1)}.yaml"
+    options = list(error.options or (repository.get_group_options(group) if repository is not None else ()))
     if group == GROUP:
-        return _missing_recipe(option, error.options, where)
-    matches = close_matches(option, error.options)
-    hint = did_you_mean(matches) or f"There are {', '.join(error.options)}."
-    return RunConfigError(f"{group}: no such option, got {option!r} ({where}). {hint}", matches)
+        return _missing_recipe(option, options, where)
+    if not options and repository is not None:  # the group itself does not exist
+        groups = [known for known in repository.get_group_options("", ObjectType.GROUP) if known != "hydra"]
+        matches = close_matches(group, groups)
+        hint = did_you_mean(matches) or f"There are {', '.join(groups)}."
+        return RunConfigError(f"{group}: no such group, got {option!r} ({where}). {hint}", matches)
+    matches = close_matches(option, options)
+    hint = did_you_mean(matches) or f"There are {', '.join(options)}."
+    return RunConfigError(f"{group or 'defaults'}: no such option, got {option!r} ({where}). {hint}", matches)
 
 
 def _missing_recipe(option: str, options: Sequence[str], where: str) -> UnknownRecipeError:
-    known = sorted({*options, *REGISTRY.aliases()})
-    matches = close_matches(option, known)
-    text = f"{GROUP}: no such recipe, got {option!r} ({where}). "
-    text += f"{did_you_mean(matches)} " if matches else ""
-    text += f"`precision-bridge recipes` lists all {len(REGISTRY.names())}."
-    if REGISTRY.sources.broken:
-        broken = "; ".join(f"{what} ({why})" for what, why in REGISTRY.sources.broken.items())
-        text += f" Not loaded: {broken}."
+    matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
+    near = f"{did_you_mean(matches)} " if matches else ""
+    count = len(REGISTRY.names())
+    text = f"{GROUP}: no such recipe, got {option!r} ({where}). {near}`precision-bridge recipes` lists all {count}."
     return UnknownRecipeError(text, matches)

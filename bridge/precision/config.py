@@ -54,7 +54,7 @@ class PrecisionConfig(Dumpable):
     """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
     grad_reduce_in_fp32: bool = stated(True, kind="bool")
     """Accumulate and reduce gradients in FP32 instead of the weights' dtype."""
-    fp8: str | None = stated(None, kind="name", optional=True)
+    fp8: str | None = stated(None, kind="name", optional=True, examples=("hybrid", "e4m3"))
     """FP8 format: "e4m3", or "hybrid" for E4M3 forward and E5M2 gradients; None: no FP8."""
     fp8_recipe: str = stated("tensorwise", kind="name", optional=True)
     """FP8 scaling scheme: tensorwise (current scaling), delayed, blockwise, mxfp8 or custom."""
@@ -76,7 +76,7 @@ class PrecisionConfig(Dumpable):
     """Store the weights in FP8. The same setting as `fp8_param_gather`, by the model's name for it."""
     fp8_param_gather: bool = stated(False, kind="bool", unstates=True, twin="fp8_param", leads=True)
     """Store the weights in FP8 and gather them as FP8, by the DDP config's name for it."""
-    fp4: str | None = stated(None, kind="name", optional=True)
+    fp4: str | None = stated(None, kind="name", optional=True, examples=("e2m1",))
     """FP4 format: "e2m1"; None: no FP4."""
     fp4_recipe: str = stated("nvfp4", kind="name", optional=True)
     """FP4 scaling scheme: nvfp4 or custom."""

@@ -42,7 +42,7 @@ class Dumpable(Statements):
         if not isinstance(values, Mapping):
             raise PrecisionTypeError(f"mixed_precision: must be a mapping of fields, got {values!r}.")
         config = cls()
-        config._state({str(key): value for key, value in values.items()}, source=source, text=True)
+        config._state({str(key): value for key, value in values.items()}, source=source)
         return config
 
     def to_json(self, *, full: bool = False, indent: int | None = 2) -> str:

@@ -1,7 +1,8 @@
 """`stated(default)`: a dataclass field that knows whether somebody set it.
 
 The descriptor keeps what was stated in one dictionary per object; an unstated field reads as its default. Values are
-checked for type only: what a value means is the business of `finalize()`.
+checked for type only: what a value means is the business of `finalize()`. The spellings of YAML and command lines
+("2", "off", "1e-5") are read in Python too: a switch is true, yes, on or 1, or false, no, off or 0, in any case.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import copy
 import operator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bridge.errors import PrecisionTypeError, WrongValueError
+from bridge.errors import PrecisionTypeError, WrongValueError, listed
 from bridge.precision.dtypes import dtype_token, torch_dtype
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class StatedField:
         leads: Of two twins stated with different values, this one is read.
         needs: A switch that this one has no meaning without: where an earlier layer turned this one on and a later one
             turns that one off, this one goes off with it.
+        examples: Values to name where one of the wrong type was given.
     """
 
     name: str
@@ -58,6 +60,7 @@ class StatedField:
         twin: str | None = None,
         leads: bool = False,
         needs: str | None = None,
+        examples: tuple[str, ...] = (),
     ) -> None:
         self.default = default
         self.kind = kind
@@ -66,6 +69,7 @@ class StatedField:
         self.twin = twin
         self.leads = leads
         self.needs = needs
+        self.examples = examples
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -88,12 +92,8 @@ class StatedField:
         field.default = self.check(default)
         return field
 
-    def check(self, value: object, *, text: bool = False) -> Any:
+    def check(self, value: object) -> Any:
         """Return `value` in the form it is kept in.
-
-        Args:
-            value: What somebody gave.
-            text: The value comes from YAML, JSON or a command line, where numbers and switches may be strings.
 
         Raises:
             PrecisionTypeError: The value is of the wrong type for the field.
@@ -101,10 +101,11 @@ class StatedField:
         if value is None and (self.optional or self.unstates):
             return None
         try:
-            return coerce(value, self.kind, text=text, switch=self.optional)
+            return coerce(value, self.kind, switch=self.optional)
         except WrongValueError as error:
             path = f"mixed_precision.{self.name}"
-            raise PrecisionTypeError.of(path, error.rule, value, error.remedy) from None
+            remedy = f"Use {listed(self.examples)}." if self.examples else error.remedy
+            raise PrecisionTypeError.of(path, error.rule, value, remedy) from None
 
 
 def stated(default: Any, *, kind: str, **options: Any) -> Any:
@@ -112,22 +113,21 @@ def stated(default: Any, *, kind: str, **options: Any) -> Any:
     return StatedField(default, kind=kind, **options)
 
 
-def coerce(value: object, kind: str, *, text: bool = False, switch: bool = False) -> Any:
+def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
     """Return `value` as a `kind`, without ever changing what it means.
 
     Args:
-        value: Anything.
+        value: Anything; text in the spellings that YAML and command lines produce ("2", "off", "1e-5").
         kind: bool, int, float, name or dtype.
-        text: Accept the spellings that YAML and command lines produce ("2", "off", "1e-5").
         switch: For names: False means None, as YAML reads an unquoted ``off``.
 
     Raises:
         WrongValueError: It cannot be read as that.
     """
-    if text and isinstance(value, str) and kind in _FROM_TEXT:
+    if isinstance(value, str) and kind in _FROM_TEXT:
         value = _FROM_TEXT[kind](value)
     if kind == "name":
-        return _name(value, text=text, switch=switch)
+        return _name(value, switch=switch)
     return _COERCIONS[kind](value)
 
 
@@ -153,13 +153,13 @@ def _float(value: object) -> float:
     raise WrongValueError("must be a number", value)
 
 
-def _name(value: object, *, text: bool, switch: bool) -> str | None:
+def _name(value: object, *, switch: bool) -> str | None:
     value = getattr(value, "value", value)  # Megatron's Fp8Recipe and Fp4Recipe are string enums
-    if switch and (value is False or (text and str(value).lower() in {"none", "null"})):
+    if switch and (value is False or str(value).lower() in {"none", "null"}):
         return None
     if isinstance(value, str):
         return str(value)
-    remedy = "YAML reads an unquoted yes or on as true." if text else ""
+    remedy = "YAML reads an unquoted yes or on as true." if value is True else ""
     raise WrongValueError("must be a name", value, remedy)
 
 

@@ -207,8 +207,8 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     def _assign(self, name: str, value: object) -> None:
         self._state({name: value})
 
-    def _state(self, given: Mapping[str, object], *, source: str | None = None, text: bool = False) -> None:
-        checked = {name: self._field(name).check(value, text=text) for name, value in given.items()}
+    def _state(self, given: Mapping[str, object], *, source: str | None = None) -> None:
+        checked = {name: self._field(name).check(value) for name, value in given.items()}
         for name, value in checked.items():
             field = self._field(name)
             self._aside.pop(name, None)

@@ -121,7 +121,7 @@ def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malform
         values[row.name] = value
         return
     try:
-        values[row.name] = _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, text=True, switch=True)
+        values[row.name] = _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, switch=True)
     except WrongValueError as error:
         malformed.append(Malformed(path=f"{role}.{row.name}", value=value, why=error.rule))
 

@@ -186,8 +186,6 @@ class Registry:
         text = f"Unknown mixed-precision recipe {name!r}."
         text += f" {did_you_mean(matches)}" if matches else ""
         text += f" `precision-bridge recipes` lists all {len(self._recipes)}."
-        if self.sources.broken:
-            text += f" Not loaded: {'; '.join(f'{what} ({why})' for what, why in self.sources.broken.items())}."
         return UnknownRecipeError(text, matches)
 
 

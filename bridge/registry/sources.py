@@ -28,10 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class Sources:
-    """Loads every source once, on first use. A source that fails is kept in `broken` and does not stop the others."""
+    """Loads every source once, on first use. A source that fails is logged and does not stop the others."""
 
     def __init__(self, *, plugins: bool = True) -> None:
         self.broken: dict[str, str] = {}
+        """Plugin, or entry of the variable -> why it was not loaded."""
         self._plugins = plugins
         self._loaded = False
         self._lock = threading.RLock()
@@ -58,7 +59,7 @@ class Sources:
     def _report(self, what: str, error: BaseException) -> None:
         why = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
         self.broken[what] = why
-        log.warning("Recipes of %s could not be loaded: %s", what, why)
+        log.warning("Recipes not loaded: %s: %s", what, why)
 
 
 def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:

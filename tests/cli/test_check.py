@@ -56,8 +56,8 @@ def test_findings_are_told_with_who_set_the_value_and_every_way_out() -> None:
     assert (
         "warning PB206 mixed_precision.fp8 = 'hybrid' (command line): MXFP8 is meant for 'e4m3' in every operand: "
         "E5M2 gradients were found to diverge.\n    - Use fp8='e4m3'.\n    - Use fp8_recipe='tensorwise' for E5M2 "
-        "gradients.\n    source: NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and "
-        "run in NVIDIA's own CI from megatron-core 0.14 to 0.16 (reported by users or "
+        "gradients.\n    source: NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, "
+        "and run in NVIDIA's own CI from megatron-core 0.14 to 0.16 (reported by users or "
         "maintainers in the thread that is named, not reproduced here)\n"
     ) in done.stdout
 
@@ -185,7 +185,7 @@ def test_sarif_has_every_rule_and_a_result_per_finding(tmp_path: Path) -> None:
         ),
         (
             ("--config", "nowhere.yaml"),
-            "--config: cannot be read (no such file or directory), got 'nowhere.yaml'. Give a YAML file.\n",
+            "nowhere.yaml: cannot be read: No such file or directory. Give the path of a file.\n",
         ),
         (
             ("mixed_precision=bf16_mixd",),

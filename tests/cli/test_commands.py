@@ -56,6 +56,23 @@ def test_diff_tells_the_differing_fields() -> None:
     assert told["fields"][0] == {"field": "fp32", "a": False, "b": True, "a_stated": False, "b_stated": True}
 
 
+def test_yaml_recipes_of_a_teams_folder_are_known_by_name(tmp_path: Path) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    (tmp_path / "mixed_precision" / "team_yaml.yaml").write_text(
+        "# What we train with.\ndefaults: [fp8_current, _self_]\nfp8: e4m3\n"
+    )
+    folder = ("--config-dir", str(tmp_path))
+    told = json.loads(run("show", "team_yaml", *folder, "--json").stdout)
+    assert (told["name"], told["scheme"], told["fields"]["fp8"]) == ("team_yaml", "tensorwise", "e4m3")
+    assert run("show", "team_yaml", *folder).stdout.startswith("team_yaml\n\nWhat we train with.\n\n")
+    assert run("diff", "fp8_current", "team_yaml", *folder).stdout.splitlines() == [
+        "                                    bf16_with_fp8_current_scaling_mixed -> team_yaml",
+        "  fp8                               hybrid -> e4m3",
+    ]
+    assert run("plan", "team_yaml", *folder).stdout.startswith("team_yaml\n")
+    assert run("show", "team_yml", *folder).stderr.startswith("mixed_precision: no such recipe, got 'team_yml'")
+
+
 def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
     told = json.loads(run("explain", "autocast_enabled", "bf16_autocast_mixed", "--json").stdout)
     assert told["homes"][0]["attribute"] == "enable_autocast"
@@ -125,4 +142,8 @@ def test_a_teams_recipes_are_listed_and_a_broken_source_is_named_on_stderr(tmp_p
     )
     done = run("recipes", BRIDGE_RECIPES=f"{path}:nowhere.py")
     assert any(line.split() == ["ours", "What", "we", "train", "with."] for line in done.stdout.splitlines())
-    assert "not loaded: BRIDGE_RECIPES entry 'nowhere.py'" in done.stderr
+    assert done.stderr.count("nowhere.py") == 2, "the entry, and the sentence why"
+    assert done.stderr.startswith("Recipes not loaded: BRIDGE_RECIPES entry 'nowhere.py': BRIDGE_RECIPES: there is no")
+    unknown = run("show", "ourz", BRIDGE_RECIPES=f"{path}:nowhere.py")
+    assert len(unknown.stderr.splitlines()) == 2
+    assert unknown.stderr.count("nowhere.py") == 2

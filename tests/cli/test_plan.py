@@ -102,10 +102,11 @@ def test_a_twin_differs_in_precision_alone_and_the_training_script_takes_it(tmp_
     twin = yaml.safe_load(path.read_text())
     assert twin["mixed_precision"] == "bf16_mixed"
     assert twin["model"]["num_query_groups"] == 4
-    command = ["python", str(ROOT / "scripts/train.py"), "--config-path", str(tmp_path), "--config-name", "twin"]
-    done = warm.run([*command, "--cfg", "job"], cwd=tmp_path)
+    command = ["python", str(ROOT / "scripts/train.py"), "--config-path", ".", "--config-name", "twin"]
+    done = warm.run([*command, "--cfg", "job", "checkpoint.save=here"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["model"] == twin["model"]
+    assert yaml.safe_load(done.stdout)["checkpoint"] == {"save": "here", "save_interval": None, "load": None}
 
 
 def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
@@ -123,7 +124,7 @@ def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
     ("arguments", "message"),
     [
         (("plan", "bf16_mixd", *CONF), "mixed_precision: no such recipe, got 'bf16_mixd' (command line)."),
-        (("plan", "--config", "nowhere.yaml"), "--config: cannot be read (no such file or directory), got"),
+        (("plan", "--config", "nowhere.yaml"), "nowhere.yaml: cannot be read: No such file or directory."),
         (("plan", "--config-path", "nowhere"), "--config-path: there is no such folder, got 'nowhere'."),
         (("plan", *CONF, "--picture", "plan.gif"), "--picture: must end in .png, .svg, .pdf, got 'plan.gif'."),
         (("memory", *CONF, "--target", "h100x3", "model.tensor_model_parallel_size=2"), "model: the number of ranks"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -9,11 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, RunConfigError
+from bridge.front import compose
 from bridge.front.loader import RunValues, load_run
+from bridge.registry.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
+
+
+LEVELS = [f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]" for before, name in itertools.pairwise("abcdef")]
+BOMB = f"model: {{a: &a [{','.join('1' * 10)}], {', '.join(LEVELS)}}}"
 
 
 def written(folder: Path, text: str) -> Path:
@@ -128,9 +136,16 @@ def test_what_megatron_bridge_writes_is_read_as_data(tmp_path):
     [
         ("model: {}", ["modle.x=1"], "modle.x: no such section, got '1' (command line). Did you mean 'model'?"),
         ("modle: {}", [], "modle: no such section, got {} (run.yaml). Did you mean 'model'?"),
-        ("- 1", [], "--config: must hold sections such as model and mixed_precision, got list"),
+        ("- 1", [], "run.yaml: must hold sections such as model and mixed_precision, got list"),
         ("model: 3", [], "model: must be a mapping of fields, got 3 (run.yaml). Write model.FIELD=VALUE."),
-        ("model: [", [], "run.yaml:1: is not YAML"),
+        ("model: [", [], "run.yaml, line 2: must be YAML"),
+        ("model: {a: 1, a: 2}", [], "run.yaml, line 1: the key 'a' must not stand twice in one mapping"),
+        ("model: {}\n---\nmodel: {}", [], "run.yaml: must hold one document, got 2."),
+        ("model: &a [*a]", [], "run.yaml, line 1: the alias *a must follow its anchor"),
+        (f"model: {{num_layers: {'9' * 6000}}}", [], "run.yaml, line 1: a number must have fewer digits"),
+        (f"model: {'[' * 5000}", [], "run.yaml, line 1: nesting must not be deeper than 64"),
+        (BOMB, [], "must not hold more than 200000 values"),
+        (f"model: {{a: '{'x' * 50_000_000}'}}", [], "run.yaml: a configuration must not be larger than"),
         ("model: {x: {_target_: os.system}}", [], "model.x._target_: configurations are data"),
         (
             "model: {}",
@@ -160,3 +175,57 @@ def test_values_are_read_without_torch_and_megatron(file):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert RunValues(precision=None).origin_of("model.x") == "configuration"
+
+
+def test_a_named_pipe_is_refused_instead_of_read_for_ever(tmp_path):
+    os.mkfifo(tmp_path / "run.yaml")
+    with pytest.raises(RunConfigError, match="must be a regular file, got a named pipe"):
+        load_run(config_file=tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("num_layers=-3", "model.num_layers: must be at least 1, got -3 (command line). Use 1 or more."),
+        (
+            "num_attention_heads=0",
+            "model.num_attention_heads: must be at least 1, got 0 (command line). Use 1 or more.",
+        ),
+        (
+            "hidden_size=100",
+            "model.hidden_size: must be a multiple of the 8 attention heads while model.kv_channels is not set, "
+            "got 100 (command line). Use 10 heads, or state model.kv_channels.",
+        ),
+        (
+            "num_query_groups=3",
+            "model.num_query_groups: must divide the 8 attention heads, got 3 (command line). Use a divisor.",
+        ),
+        (
+            "num_attention_heads=3",
+            "model.hidden_size: must be a multiple of the 3 attention heads while model.kv_channels is not set, "
+            "got 256 (model/gpt_5m.yaml). Use 2 heads, or state model.kv_channels.",
+        ),
+    ],
+)
+def test_sizes_that_no_model_has_are_one_sentence_each(word, sentence):
+    for strict in (True, False):  # `plan` and `check`
+        with pytest.raises(RunConfigError) as raised:
+            load_run([f"model.{word}"], CONF, strict=strict)
+        assert str(raised.value) == sentence
+    with pytest.raises(RunConfigError) as raised:  # the run itself, before Megatron Core's classes
+        compose([f"model.{word}"], config_path=CONF)
+    assert str(raised.value) == sentence
+
+
+def test_sizes_of_other_architectures_pass(tmp_path):
+    mamba = "{num_layers: 2, hidden_size: 100, num_attention_heads: 0, hybrid_override_pattern: MM}"
+    load_run(config_file=written(tmp_path, f"model: {mamba}"))
+    load_run(["model.hidden_size=100", "model.kv_channels=16"], CONF)
+
+
+def test_the_registry_makes_a_recipe_once_for_a_run(monkeypatch):
+    made = []
+    original = REGISTRY.get
+    monkeypatch.setattr(REGISTRY, "get", lambda name: made.append(name) or original(name))
+    compose(["model=gpt_tiny", "mixed_precision=fp8_current", "mixed_precision.fp8_margin=2"], config_path=CONF)
+    assert made == ["bf16_with_fp8_current_scaling_mixed"]

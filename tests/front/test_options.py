@@ -153,6 +153,20 @@ def test_the_config_is_found_from_any_folder_and_without_torch_or_megatron(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_flags_may_stand_anywhere(shown, team: Path) -> None:
+    before = shown("--config-dir", str(team), "train.seed=7", "mixed_precision=alone")
+    assert shown("train.seed=7", "--config-dir", str(team), "mixed_precision=alone") == before
+
+
+def test_a_config_path_is_read_from_here_and_else_from_beside_the_script(train, tmp_path: Path) -> None:
+    (tmp_path / "here.yaml").write_text("train: {seed: 7}\n")
+    shown = train("--cfg", "job", "--config-path", ".", "--config-name", "here")
+    assert (shown.returncode, shown.stdout) == (0, "train:\n  seed: 7\n")
+    assert train("--cfg", "job", "--config-path", "../conf").stdout.startswith("recipes_from: null\n")
+    missing = train("--cfg", "job", "--config-path", "nowhere")
+    assert missing.stderr.startswith("--config-path: there is no such folder, got 'nowhere'.")
+
+
 def test_the_config_of_an_earlier_run_can_be_shown_again(shown, train, tmp_path: Path) -> None:
     shown_first = train("--cfg", "job", "mixed_precision=fp16_mixed", "mixed_precision.hysteresis=4").stdout
     (tmp_path / "config.yaml").write_text(shown_first)

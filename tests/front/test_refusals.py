@@ -112,6 +112,37 @@ def test_a_mistake_is_answered_with_what_to_do(refused, words: list[str], messag
     assert refused(*CFG, *flags, *overrides) == message
 
 
+@pytest.mark.parametrize(
+    ("defaults", "sentence"),
+    [
+        (
+            "[bf16_mixd, _self_]",
+            "mixed_precision: no such recipe, got 'bf16_mixd' (mixed_precision/mine.yaml). "
+            "Did you mean 'bf16_mixed', 'fp16_mixed' or 'bf16_with_fp8_mixed'? "
+            "`precision-bridge recipes` lists all 18.",
+        ),
+        ("[/model: gpt_tny]", "model: no such option, got 'gpt_tny' (mixed_precision/mine.yaml). Did you mean"),
+        ("[/modl: gpt_tiny]", "modl: no such group, got 'gpt_tiny' (mixed_precision/mine.yaml). Did you mean 'model'?"),
+    ],
+)
+def test_a_typo_in_a_defaults_list_is_answered_with_the_nearest(
+    refused, tmp_path: Path, defaults: str, sentence: str
+) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    (tmp_path / "mixed_precision" / "mine.yaml").write_text(f"defaults: {defaults}\n")
+    assert refused(*CFG, "--config-dir", str(tmp_path), "mixed_precision=mine").startswith(sentence)
+
+
+def test_a_list_of_numbers_is_no_option(refused) -> None:
+    assert refused(*CFG, "optimizer=[1,2]") == (
+        "optimizer: must be the name of an option, got [1, 2] (command line). Give one."
+    )
+
+
+def test_a_wrong_target_leaves_no_run_folder(refused) -> None:
+    assert refused(*TINY, "target=h20x8").startswith("target: must be a GPU such as h100x8 or a version such as te2.8")
+
+
 def test_a_wrong_line_of_yaml_is_named(refused, tmp_path: Path) -> None:
     (tmp_path / "mixed_precision").mkdir()
     path = tmp_path / "mixed_precision" / "mine.yaml"

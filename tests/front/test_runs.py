@@ -52,6 +52,28 @@ def test_the_sync_report_names_recipe_file_and_command_line_as_sources(run_dir: 
     assert "mixed_precision/mine.yaml" in (run_dir / "sync.txt").read_text()
 
 
+def test_a_yaml_recipe_keeps_its_name_in_the_run_folder(run_dir: Path) -> None:
+    label = "mine, params_dtype=bf16"
+    assert json.loads((run_dir / "summary.json").read_text())["precision"] == label
+    assert json.loads((run_dir / "sync.json").read_text())["precision"] == label
+    assert label in (run_dir / "sync.txt").read_text().splitlines()[0]
+
+
+def test_a_job_of_a_sweep_does_not_see_the_environment_of_the_one_before(train, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "from bridge.front import main\n\n"
+        "def job(config, run_dir):\n"
+        "    (run_dir / 'seen').write_text(os.environ.get('NVTE_FUSED_ATTN', 'unset'))\n"
+        "    os.environ['NVTE_FUSED_ATTN'] = str(config.train.seed)\n\n"
+        f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"
+    )
+    done = train("--multirun", "train.seed=1,2", *TINY, script=str(tmp_path / "script.py"))
+    assert done.returncode == 0, done.stderr
+    assert [path.read_text() for path in tmp_path.glob("multirun/*/*/*/seen")] == ["unset", "unset"]
+
+
 def test_without_a_recipe_the_owners_keep_their_own_settings(train, tmp_path: Path) -> None:
     done = train(
         *TINY, "mixed_precision=null", "model.bf16=true", "optimizer.bf16=true", "ddp.grad_reduce_in_fp32=true"

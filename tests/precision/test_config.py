@@ -211,9 +211,9 @@ def test_a_dtype_of_none_takes_the_statement_back() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"fp8_margin": "2"}, "mixed_precision.fp8_margin: must be a whole number, got '2'."),
-        ({"bf16": "yes"}, "mixed_precision.bf16: must be true or false, got 'yes'."),
-        ({"fp8": True}, "mixed_precision.fp8: must be a name, got True."),
+        ({"fp8_margin": "two"}, "mixed_precision.fp8_margin: must be a whole number, got 'two'."),
+        ({"bf16": "maybe"}, "mixed_precision.bf16: must be true or false, got 'maybe'."),
+        ({"fp8": True}, "mixed_precision.fp8: must be a name, got True. Use 'hybrid' or 'e4m3'."),
         ({"hysteresis": 1.5}, "mixed_precision.hysteresis: must be a whole number, got 1.5."),
         ({"loss_scale": True}, "mixed_precision.loss_scale: must be a number, got True."),
     ],
@@ -222,6 +222,13 @@ def test_a_value_of_the_wrong_type_is_refused_in_one_sentence(values: dict[str, 
     with pytest.raises(PrecisionTypeError) as caught:
         MixedPrecisionConfig(**values)
     assert str(caught.value) == message
+
+
+def test_python_reads_the_spellings_of_yaml_and_command_lines() -> None:
+    for spelling in ("no", "Off", "false", "0"):
+        assert MixedPrecisionConfig(bf16=spelling) == MixedPrecisionConfig.from_yaml(f"bf16: '{spelling}'")
+        assert MixedPrecisionConfig(bf16=spelling).bf16 is False
+    assert MixedPrecisionConfig(fp8_margin="2").fp8_margin == 2
 
 
 def test_a_refused_assignment_changes_nothing() -> None:
@@ -258,7 +265,7 @@ def test_yaml_surprises_are_coerced_by_the_type_of_the_field() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fp8: on", "mixed_precision.fp8: must be a name, got True. YAML reads an unquoted yes or on as true."),
+        ("fp8: on", "mixed_precision.fp8: must be a name, got True. Use 'hybrid' or 'e4m3'."),
         ("bf16: maybe", "mixed_precision.bf16: must be true or false, got 'maybe'."),
         ("hysteresis: off", "mixed_precision.hysteresis: must be a whole number, got False."),
         ("- bf16", "mixed_precision: must be a mapping of fields, got ['bf16']."),
