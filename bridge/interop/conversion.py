@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bridge.interop.contract import ExportReport, ImportReport, System
     from bridge.interop.document import Document
-    from bridge.interop.launch import Launch
+    from bridge.interop.launch.launches import Launch
 
 __all__ = ["OURS", "Run", "convert", "payload_text", "plain", "records", "runs_of"]
 
@@ -106,9 +106,9 @@ def _of_script(
     document: Document, chosen: str | None, context: Mapping[str, Any], targets: Sequence[System]
 ) -> list[Run]:
     """Return the runs of a launch script, each read as the system's whose command line it is."""
-    from bridge.interop import command_lines
+    from bridge.interop.launch import systems as command_lines
+    from bridge.interop.launch.alternatives import launches
     from bridge.interop.megatron_lm import importer as megatron_lm
-    from bridge.interop.shell import launches
 
     ours = megatron_lm.SYSTEM
     started = launches(document.text, document.path, megatron_lm.variables_of(context.get("variables")))
@@ -166,7 +166,7 @@ def _named(document: Document, label: str = "") -> Iterator[None]:
 
 def _check_kind(document: Document, one: System) -> None:
     """Raise PayloadError for a script or a program that the system is never written in."""
-    from bridge.interop.command_lines import READERS
+    from bridge.interop.launch.systems import READERS
 
     kinds = (*one.kinds, "shell") if one.name in READERS else one.kinds
     if document.kind in ("shell", "python") and document.kind not in kinds:

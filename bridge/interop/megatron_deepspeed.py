@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
 from bridge.interop.deepspeed import importer as deepspeed
+from bridge.interop.launch.files import settings_of
 from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT, shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
-from bridge.interop.shell_files import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.contract import ImportReport
+    from bridge.interop.launch.files import WrittenFile
     from bridge.interop.megatron_lm.arguments import Arguments, Written
-    from bridge.interop.shell_files import WrittenFile
 
 __all__ = ["OWNED", "cross", "is_engine", "is_read"]
 

@@ -16,11 +16,11 @@ from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import runs_of
 from bridge.interop.detect import candidates
 from bridge.interop.document import Document
+from bridge.interop.launch.relevance import PRECISION_WORDS
 from bridge.interop.project_files import Files, looks_relevant
 from bridge.interop.project_program import sources_of_program
 from bridge.interop.project_source import ORDER, Source, source_of
 from bridge.interop.project_variables import VARIABLES, assigned, exported, of_variables
-from bridge.interop.shell_ways import PRECISION_WORDS
 
 if TYPE_CHECKING:
     from bridge.interop.conversion import Run

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from bridge.errors import BridgeError, PayloadError
 from bridge.interop.accelerate import importer as accelerate
+from bridge.interop.launch.alternatives import launches
 from bridge.interop.project_source import Source, precision
-from bridge.interop.shell import launches
 
 __all__ = ["VARIABLES", "assigned", "exported", "of_variables"]
 

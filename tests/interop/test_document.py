@@ -128,7 +128,7 @@ def test_windows_line_ends_and_a_byte_order_mark_change_nothing(tmp_path: Path) 
     (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfbf16: true\r\nfp8: hybrid\r\n")
     assert Document.load(tmp_path / "a.yaml").content == {"bf16": True, "fp8": "hybrid"}
     (tmp_path / "b.sh").write_bytes(b"torchrun pretrain_gpt.py \\\r\n  --bf16 \\\r\n  --num-layers 2\r\n")
-    from bridge.interop.shell import launches
+    from bridge.interop.launch.alternatives import launches
 
     (launch,) = launches(Document.load(tmp_path / "b.sh").text)
     assert launch.arguments == ("--bf16", "--num-layers", "2")

@@ -133,7 +133,7 @@ def test_a_fragment_whose_arguments_are_not_all_is_no_fp32_run() -> None:
 
 def test_each_way_through_a_fragment_is_told() -> None:
     script = 'if [ -n "$F" ]; then P="--bf16 --fp8-format hybrid"; else P=""; fi\nexport ARGS="--num-layers 2 $P"\n'
-    first, second = megatron_lm.import_all(Document.of_text(script, "run.sh"))
+    second, first = megatron_lm.import_all(Document.of_text(script, "run.sh"))
     assert (first.config.fp8, first.label) == ("hybrid", 'arguments in ARGS; line 1, if [ -n "$F" ]')
     assert second.label == 'arguments in ARGS; line 1, not [ -n "$F" ]'
     assert [loss.field for loss in second.unmapped] == ["launch", "mode", 'line 1, not [ -n "$F" ]']

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch import Launch, holds_arguments
+from bridge.interop.launch.launches import Launch, holds_arguments
+from bridge.interop.launch.relevance import may_hold_options
+from bridge.interop.launch.trainings import trainings
+from bridge.interop.launch.values import is_unknown
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
-from bridge.interop.shell_precision import may_hold_options
-from bridge.interop.shell_trainings import trainings
-from bridge.interop.shell_variables import is_unknown
 
 if TYPE_CHECKING:
-    from bridge.interop.shell_files import WrittenFile
+    from bridge.interop.launch.files import WrittenFile
 
 __all__ = ["Arguments", "Written", "argument_groups", "runs_of"]
 

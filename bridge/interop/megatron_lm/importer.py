@@ -15,6 +15,7 @@ from bridge.errors import PayloadError
 from bridge.interop import megatron_deepspeed
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, Unmapped
+from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import effects as megatron_effects
 from bridge.interop.megatron_lm.arguments import Arguments, Written, runs_of
@@ -22,7 +23,6 @@ from bridge.interop.megatron_lm.effects import LATE, SAY_IT
 from bridge.interop.megatron_lm.exporter import argument_list
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.interop.megatron_recognition import recognise
-from bridge.interop.shell import launches
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document

@@ -21,12 +21,10 @@ EOF
 cat > /dev/null <<'DONE'
 don't read this: torchrun nothing.py --fp16 "
 DONE
-read -r -d '' CMD <<EOF || true
-python pretrain_gpt.py ${ARGS[@]} --bf16 \
-    --loss-scale $(cat scale.txt)
-EOF
+CMD="python pretrain_gpt.py ${ARGS[@]} --bf16 \
+    --loss-scale $(cat scale.txt)"
 eval "$CMD"
-echo "--fp16" | xargs torchrun finetune.py --num-layers 2
+torchrun finetune.py --num-layers 2 --fp16 2>&1 | tee log
 ( cd / && python -c "print('--fp16')" )
 if ! command -v nvidia-smi &> /dev/null; then echo "no GPU"; fi
 bash -c "torchrun pretrain_vlm.py --num-layers 1 ${EXTRA_ARGS}"

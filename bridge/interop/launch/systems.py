@@ -11,21 +11,21 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.command_line import BY_ITSELF, TRAINER, CommandLine, Line, lost
-from bridge.interop.command_words import nested, typed
-from bridge.interop.launch import holds_arguments
+from bridge.interop.launch.files import settings_of
+from bridge.interop.launch.launches import holds_arguments
+from bridge.interop.launch.line import BY_ITSELF, TRAINER, CommandLine, Line, lost
+from bridge.interop.launch.trainings import TOOLS
+from bridge.interop.launch.values import is_unknown
+from bridge.interop.launch.words import nested, typed
 from bridge.interop.megatron_deepspeed import is_read
 from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision
-from bridge.interop.shell_files import settings_of
-from bridge.interop.shell_trainings import TOOLS
-from bridge.interop.shell_variables import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from bridge.interop.contract import Unmapped
-    from bridge.interop.launch import Launch
+    from bridge.interop.launch.launches import Launch
 
 __all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
 

@@ -7,12 +7,12 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from bridge.interop.shell_values import is_unknown
+from bridge.interop.launch.values import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bridge.interop.shell_values import Values
+    from bridge.interop.launch.values import Values
 
 __all__ = ["arithmetic", "decided"]
 
@@ -34,13 +34,7 @@ COMPARISON = re.compile(r"\s*\$?\{?(\w+)\}?\s*(?:(==|!=|<=|>=|<|>)\s*\$?\{?(\w+)
 
 
 def decided(words: list[str], *, double: bool = False) -> bool | None:
-    """Return what `[ ... ]`, `test ...` or, with `double`, the words of `[[ ... ]]` say."""
-    if not double:
-        if words[:1] in (["true"], [":"]):
-            return True
-        if words[:1] == ["false"]:
-            return False
-        words = words[1:-1] if words[:1] == ["["] else words[1:]
+    """Return what the words inside `[ ... ]` or, with `double`, `[[ ... ]]` say."""
     return _either(words, double=double)
 
 

@@ -8,15 +8,14 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.interop.shell_precision import bearing, known, relevant
-from bridge.interop.shell_variables import Unknowns, is_unknown
+from bridge.interop.launch.relevance import bearing, known, relevant
+from bridge.interop.launch.values import Unknowns, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bridge.interop.contract import Unmapped
-    from bridge.interop.shell_choices import Path
-    from bridge.interop.shell_files import WrittenFile
+    from bridge.interop.launch.files import WrittenFile
 
 __all__ = [
     "COMMAND_WORDS",
@@ -112,14 +111,8 @@ class Launch:
     """Lines that start the same, each on a way of its own; empty: this one alone."""
     names: tuple[str, ...] = ()
     """Programs that are started so, each on a way of its own; empty: this one alone."""
-    written: str = ""
-    """The file that the script writes it to, and never starts."""
-    is_printed: bool = False
-    """It stands in a text that the script shows to somebody."""
-    at: int = field(default=0, repr=False, compare=False)
-    """Where the command begins in the script, or in the string of it that is one."""
-    paths: tuple[Path, ...] = field(default=((),), repr=False, compare=False)
-    """The choices at undecided branches, for each way that leads to it."""
+    place: int = 0
+    """Which start it is among those on its line."""
     unknowns: Unknowns = field(default_factory=Unknowns, repr=False, compare=False)
 
     @property
@@ -130,9 +123,6 @@ class Launch:
             return "; ".join(filter(None, (where, *self.decisions)))
         name = " or ".join(self.names or (self.name,))
         where = f"line {' or '.join(map(str, self.lines or (self.line,)))}, {name}"
-        if self.written or self.is_printed:
-            text = f"written to {self.written}" if self.written else "in a text"
-            where = f"{name}, {text} on line {self.line}"
         return "; ".join((where, *self.decisions))
 
     @cached_property
@@ -174,7 +164,7 @@ def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
     """Return runner, program and arguments where a command starts a Python program, else None."""
     if not words or words[0] in QUIET or words[0].startswith("-"):
         return None
-    known = any(RUNNERS.search(word) for word in words[:40]) or "xargs" in words[:1]
+    known = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
         if _is_code(words, place):
             break

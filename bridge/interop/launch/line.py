@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.interop.command_words import CommandWords
 from bridge.interop.contract import Unmapped
+from bridge.interop.launch.words import CommandWords
 from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from bridge.interop.launch import Launch
+    from bridge.interop.launch.launches import Launch
 
 __all__ = ["BY_ITSELF", "NOT_READ", "TRAINER", "CommandLine", "Line", "lost"]
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop import strict_json
-from bridge.interop.shell_precision import bears
-from bridge.interop.shell_variables import MARK, is_unknown
+from bridge.interop.launch.relevance import bears
+from bridge.interop.launch.values import MARK, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["Files", "WrittenFile", "settings_of"]
+__all__ = ["CONFIGURATION", "Files", "WrittenFile", "settings_of"]
 
 CONFIGURATION = re.compile(r"\.(?:json|ya?ml|toml|cfg|ini|conf)$")
 TEMPLATE = re.compile(r"[^\s;{}]*(?:\.(?:json|ya?ml|toml|cfg|ini|conf|tmpl|tpl|j2|in)|template[^/]*)", re.IGNORECASE)
@@ -72,20 +72,6 @@ class Files:
     def precise(self) -> dict[str, tuple[str, ...]]:
         """Return the lines that bear on precision, by the names of their files."""
         return {name: file.precise for name, file in self.known.items() if file.precise}
-
-    def depend(self, other: Files, about: Mapping[str, str]) -> None:
-        """Note that what another way writes instead depends on these defaults."""
-        ours, theirs = self.precise(), other.precise()
-        for name in ours:
-            if ours[name] != theirs.get(name):
-                file = self.known[name]
-                self._keep(name, replace(file, defaulted={**file.defaulted, **about}))
-
-    def copy(self) -> Files:
-        """Return an independent copy."""
-        other = Files(self.shown)
-        other.known = self.known
-        return other
 
     def _keep(self, key: str, file: WrittenFile) -> None:
         rest = {name: known for name, known in self.known.items() if name != key}

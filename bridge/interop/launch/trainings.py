@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from bridge.interop.launch import MEGATRON_FLAGS, RUNNERS, holds_arguments
-from bridge.interop.shell_precision import bears, relevant
-from bridge.interop.shell_values import is_unknown
+from bridge.interop.launch.launches import MEGATRON_FLAGS, RUNNERS, holds_arguments
+from bridge.interop.launch.relevance import bears, relevant
+from bridge.interop.launch.values import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bridge.interop.launch import Launch
+    from bridge.interop.launch.launches import Launch
 
 __all__ = ["TOOLS", "trainings"]
 
@@ -37,7 +37,7 @@ def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch,
         found: Launches in their order.
         strict: Leave out programs of other systems as well.
     """
-    if not any(_has_flags(launch) for launch in found if not launch.is_printed):
+    if not any(_has_flags(launch) for launch in found):
         trained = [launch for launch in found if not TOOLS.search(launch.program)]
         return tuple(launch for launch in found if not trained or launch in trained or _says_something(launch))
     certain: list[Launch] = []
@@ -71,7 +71,7 @@ def _may_have(launch: Launch) -> bool:
         if not is_unknown(word) and (word.startswith(("--", "@")) or "/" not in word):
             return True
     lost = [f"{loss.field} {loss.value}" for loss in launch.unmapped]
-    return any(bears(text) or MEGATRON_FLAGS & set(text.split()) or text.startswith("xargs") for text in lost)
+    return any(bears(text) or MEGATRON_FLAGS & set(text.split()) for text in lost)
 
 
 def _is_of_another(launch: Launch) -> bool:

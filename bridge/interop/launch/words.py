@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.shell_values import is_unknown
+from bridge.interop.launch.values import is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
