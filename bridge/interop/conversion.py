@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -208,8 +209,9 @@ def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
 def _for_system(one: System, context: Mapping[str, Any], *, outward: bool = False) -> dict[str, Any]:
     """Return the part of the context that this system's function takes."""
     function: Any = one.export if outward else one.import_
-    named = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
-    takes_all = bool(function.__code__.co_flags & 0x08)
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {parameter.name for parameter in parameters}
     keys = {key.name for key in one.context}
     return {name: value for name, value in context.items() if name in keys and (takes_all or name in named)}
 
