@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import ClassVar
 
 import pytest
+import torch
 from megatron.core.fp8_utils import is_first_last_bf16_layer
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.errors import BridgeError, RunConfigError, UnknownFieldError
+from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
@@ -22,6 +26,7 @@ from bridge.plan.stages import Parallel
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.registry.synchronize import synchronize
 from tests.contention import allowed
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID
 
@@ -350,3 +355,34 @@ def test_whatever_a_config_holds_the_answer_is_a_plan_or_one_clear_error():
 def test_labels_are_written_as_ranges():
     assert compact(["1", "2", "3", "5", "output"]) == "1-3, 5, output"
     assert compact([str(number) for number in range(1, 20, 2)]) == "1, 3, 5, 7, 9, ... 19 (10 layers)"
+
+
+# -- the settings and the sync ----------------------------------------------------------------------------------------
+
+WRITTEN = [
+    (CURRENT, {}, {}, {}, {}),
+    ("bf16_mixed", {}, {"enable_autocast": True, "autocast_dtype": torch.float16}, {}, {}),
+    ("bf16_autocast_mixed", {}, {}, {}, {}),
+    ("fp16_mixed", {"grad_reduce_in_fp32": False}, {}, {"use_distributed_optimizer": True}, {}),
+    ("bf16_with_mxfp8_mixed", {}, {}, {}, {"fp8_param_gather": True, "reuse_grad_buf_for_mxfp8_param_ag": True}),
+    ("bf16_with_mxfp8_mixed", {"fp8_param_gather": True}, {"num_layers_at_end_in_bf16": 2}, {}, {}),
+    (CURRENT, {"num_layers_at_start_in_bf16": 0}, {"num_layers_at_end_in_bf16": 0}, {}, {}),
+    ("bf16_with_nvfp4_mixed", {}, {"first_last_layers_bf16": True}, {}, {}),
+    ("fp32", {}, {"bf16": True, "params_dtype": torch.bfloat16}, {}, {}),
+]
+"""Recipe, fields stated over it, fields of model, optimizer and DDP config."""
+
+
+@pytest.mark.parametrize("case", WRITTEN, ids=str)
+def test_settings_are_what_the_sync_writes_into_megatrons_configs(case):
+    name, stated, model, optimizer, ddp = case
+    precision = REGISTRY.get(name).state(**stated)
+    shape = {"num_layers": 6, "hidden_size": 64, "num_attention_heads": 4, "use_cpu_initialization": True}
+    owners = {
+        "model": TransformerConfig(**shape, **model),
+        "optimizer": OptimizerConfig(**optimizer),
+        "ddp": DistributedDataParallelConfig(**ddp),
+    }
+    synchronize(precision, **owners)
+    planned = Settings.of(precision, {**shape, **model}, optimizer, ddp)
+    assert dataclasses.replace(planned, notes=()) == dataclasses.replace(Settings.of(None, **owners), notes=())

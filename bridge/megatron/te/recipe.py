@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BackendUnavailableError, Finding, PrecisionConfigError, close_matches, did_you_mean
 from bridge.megatron.te.variables import NVTE_VARIABLES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
+from bridge.rules.fields import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,13 +56,14 @@ _CLASSES: dict[str, tuple[str, dict[str, str]]] = {
 
 Source: megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe, TEDelayedScaling."""
 
-_MEGATRON_DEFAULTS: dict[str, object] = {
-    "fp8_margin": 0,
-    "fp8_amax_history_len": 1,
-    "fp8_amax_compute_algo": "most_recent",
-    "fp8_dot_product_attention": False,
-    "fp8_multi_head_attention": False,
-}
+_SETTINGS = (
+    "fp8_margin",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+)
+_MEGATRON_DEFAULTS = {name: DEFAULTS["model"][name] for name in _SETTINGS}
 """Defaults of `TransformerConfig`: another value was set by the user."""
 _POWER_OF_TWO = {"use_power_2_scales": True, "use_f32_scales": False}
 """Keyword -> the value under which scales are powers of two."""
