@@ -94,7 +94,9 @@ def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
     float8["enable_fsdp_float8_all_gather"] = config.fp8_param_gather
     if not config.fp8_wgrad:
         for operand in ("input_for_grad_weight", "grad_output_for_grad_weight"):
-            float8[f"cast_config_{operand}"] = {"scaling_type": "disabled"}
+            # torchao asserts that an operand has one dtype in both of its GEMMs, also where one of them is off
+            target = {"target_dtype": "e4m3"} if config.fp8 == "e4m3" else {}
+            float8[f"cast_config_{operand}"] = {"scaling_type": "disabled", **target}
     return {"float8": float8}
 
 

@@ -123,6 +123,8 @@ def test_rowwise_is_reported_and_not_called_tensorwise() -> None:
     imported = axolotl.import_({"bf16": True, "fp8": True, "fp8_config": {"recipe": "rowwise"}})
     assert imported.config.fp8 is None
     assert reasons(imported, "fp8_config.recipe") == ["unsupported"]
+    rows = {"bf16": True, "fp8": True, "fp8_config": {"recipe": "rowwise"}, "fp8_enable_fsdp_float8_all_gather": False}
+    assert reasons(axolotl.import_(rows), "fp8_enable_fsdp_float8_all_gather") == ["unsupported"]
     sharded = {"bf16": True, "fp8": True, "deepspeed": "zero3.json"}
     assert axolotl.import_({**sharded, "fp8": False}).recipe is None  # DeepSpeed's file decides about the reduction
     assert axolotl.import_({**sharded, "fp8_config": {"recipe": "rowwise"}}).recipe is None

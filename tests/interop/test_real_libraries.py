@@ -360,6 +360,10 @@ class TestTorchao:
         assert torchao.import_(made).config == config
         assert float8_linear_config_for(config) == made
 
+    def test_e4m3_with_a_weight_gradient_in_high_precision_is_a_config_that_torchao_takes(self, version: str) -> None:
+        config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="tensorwise", fp8_wgrad=False)
+        assert torchao.import_(float8_linear_config_for(config)).config == config
+
     def test_delayed_scaling_and_the_old_mx_config_are_gone(self, version: str) -> None:
         from torchao.float8 import Float8LinearConfig
 

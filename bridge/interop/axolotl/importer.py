@@ -174,6 +174,8 @@ def _float8(builder: ImportBuilder, top: Settings) -> None:
         remedy = "Choose tensorwise or blockwise scaling by hand."
         builder.report("fp8_config.recipe", recipe, "unsupported", detail, remedy)
         builder.report("fp8", True, "unsupported", detail, remedy)
+        if gather is not None:
+            builder.report("fp8_enable_fsdp_float8_all_gather", gather, "unsupported", detail, remedy)
         return
     builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
     if top.given("fp8_config"):
