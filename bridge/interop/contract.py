@@ -16,6 +16,7 @@ evaluation.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["REASONS", "SEMANTICS", "ContextKey", "ExportReport", "ImportReport", "Recognised", "System", "Unmapped"]
+__all__ = [
+    "REASONS",
+    "SEMANTICS",
+    "ContextKey",
+    "ExportReport",
+    "ImportReport",
+    "Recognised",
+    "System",
+    "Unmapped",
+    "as_json",
+    "as_yaml",
+]
 
 REASONS = MappingProxyType(
     {
@@ -150,6 +162,8 @@ class ContextKey:
     name: str
     meaning: str
     default: object = None
+    use: tuple[str, ...] = ("import",)
+    """Which functions take it: "import", "export"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +189,16 @@ class System:
     context: tuple[ContextKey, ...] = ()
     import_all: Callable[..., tuple[ImportReport, ...]] | None = None
     """As `import_`, for a payload that starts several runs: one `ImportReport` each, the first being `import_`'s."""
+
+
+def as_json(payload: Any) -> str:
+    """Return a payload as the text of a JSON file."""
+    return json.dumps(payload, indent=2) + "\n"
+
+
+def as_yaml(payload: Any) -> str:
+    """Return a payload as the text of a YAML file."""
+    import yaml  # here only: reading a launch script needs no YAML
+
+    text: str = yaml.safe_dump(payload, sort_keys=False)
+    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -159,7 +158,7 @@ def _named(document: Document, label: str = "") -> Iterator[None]:
     try:
         yield
     except PayloadError as error:
-        if str(error).startswith(document.path):
+        if error.path == document.path:
             raise
         where = ", ".join(filter(None, (document.path, label)))
         raise PayloadError(f"{where}: {error}") from None
@@ -192,7 +191,7 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
     target = system(to)
     if target.export is None:
         raise PayloadError(f"--to: {target.title} has no form to write, got {to!r}. Choose another system.")
-    return target.export(run.imported.config, **_for_system(target, context or {}, outward=True))
+    return target.export(run.imported.config, **_for_system(target, context or {}, "export"))
 
 
 def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
@@ -206,14 +205,10 @@ def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
             raise PayloadError(f"--context: {name!r} is no key of {names}. {hint}")
 
 
-def _for_system(one: System, context: Mapping[str, Any], *, outward: bool = False) -> dict[str, Any]:
-    """Return the part of the context that this system's function takes."""
-    function: Any = one.export if outward else one.import_
-    parameters = inspect.signature(function).parameters.values()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = {parameter.name for parameter in parameters}
-    keys = {key.name for key in one.context}
-    return {name: value for name, value in context.items() if name in keys and (takes_all or name in named)}
+def _for_system(one: System, context: Mapping[str, Any], use: str = "import") -> dict[str, Any]:
+    """Return the part of the context that this system's `import_` or `export` takes."""
+    keys = {key.name for key in one.context if use in key.use}
+    return {name: value for name, value in context.items() if name in keys}
 
 
 def payload_text(run: Run, to: str, exported: ExportReport | None) -> str:

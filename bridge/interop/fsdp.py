@@ -8,12 +8,11 @@ that come from FP32 ones at every step. `None` is two different things: as `para
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
-from bridge.interop.contract import ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.settings import Settings
 from bridge.precision.dtypes import dtype_token
 from bridge.pytorch.fsdp import fsdp_policy_for, policy_dtypes
@@ -138,10 +137,6 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-def _write(payload: Any) -> str:
-    return json.dumps(payload, indent=2) + "\n"
-
-
 SYSTEM = System(
     name="fsdp",
     title="PyTorch FSDP",
@@ -150,6 +145,6 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_json,
     context=(),
 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning, PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
@@ -279,14 +279,6 @@ def _spelt(value: Any, field: str, shape: str) -> Any:
     return {"_target_": name, "_call_": False} if shape == "fields" else name
 
 
-def write(payload: Any) -> str:
-    """Return the payload as YAML."""
-    import yaml
-
-    text: str = yaml.safe_dump(payload, sort_keys=False)
-    return text
-
-
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
     top = document.mapping
@@ -321,9 +313,9 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=recognise,
-    write=write,
+    write=as_yaml,
     context=(
-        ContextKey(name="shape", meaning="fields, strings (for overrides) or name", default="fields"),
-        ContextKey(name="bridge_version", meaning="Megatron Bridge of the run", default="0.7"),
+        ContextKey(name="shape", meaning="fields, strings (for overrides) or name", default="fields", use=("export",)),
+        ContextKey(name="bridge_version", meaning="Megatron Bridge of the run", default="0.7", use=("export",)),
     ),
 )

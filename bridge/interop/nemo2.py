@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, Program, program_of
 from bridge.precision.dtypes import TORCH_NAMES, dtype_token
@@ -121,7 +121,9 @@ def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imp
         calls = [call for call in program.calls if call.name in names]
         if not calls:
             rule = f"must call {PLUGIN} or one of NeMo's precision recipes"
-            raise PayloadError(f"{payload.path}: {rule}, and calls neither. Give the file that does.")
+            raise PayloadError(
+                f"{payload.path}: {rule}, and calls neither. Give the file that does.", path=payload.path
+            )
         later = _assigned_later(program)
         found = tuple(_called(call, release) for call in calls)
         return tuple(replace(one, unmapped=(*one.unmapped, *later), recipe=None) for one in found) if later else found
@@ -380,14 +382,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload)
 
 
-def write(payload: Any) -> str:
-    """Return the arguments as YAML that nemo-run and Hydra read."""
-    import yaml
-
-    text: str = yaml.safe_dump(payload, sort_keys=False)
-    return text
-
-
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for NeMo 2.x's, or None."""
     if PLUGIN in document.text:
@@ -412,7 +406,7 @@ SYSTEM = System(
     export=export,
     recognise=recognise,
     read=read,
-    write=write,
+    write=as_yaml,
     context=(
         ContextKey(
             name="nemo_version", meaning="release that runs it; recipes changed under their names", default="2.6"

@@ -85,16 +85,17 @@ def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program
     """
     if len(text) > MAX_CHARACTERS:
         raise PayloadError(
-            f"{path}: must not be longer than {MAX_CHARACTERS} characters. Give the part that configures."
+            f"{path}: must not be longer than {MAX_CHARACTERS} characters. Give the part that configures.",
+            path=path,
         )
     try:
         return _read(ast.parse(text), wanted)
     except SyntaxError as error:
         raise PayloadError(
-            f"{path}, line {error.lineno or 1}: must be Python; {error.msg}. Correct it there."
+            f"{path}, line {error.lineno or 1}: must be Python; {error.msg}. Correct it there.", path=path
         ) from None
     except (RecursionError, MemoryError, ValueError):
-        raise PayloadError(f"{path}: must be Python of ordinary depth. This is no configuration.") from None
+        raise PayloadError(f"{path}: must be Python of ordinary depth. This is no configuration.", path=path) from None
 
 
 def _read(tree: ast.Module, wanted: Callable[[str], object]) -> Program:

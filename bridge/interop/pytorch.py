@@ -5,14 +5,13 @@ The functions that make PyTorch's objects of a recipe stand in `bridge.pytorch`,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop import fsdp, torchao
 from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.scaler import assume_torch_scaler
 from bridge.interop.settings import Settings
 from bridge.precision.dtypes import dtype_token
@@ -200,10 +199,6 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-def _write(payload: Any) -> str:
-    return json.dumps(payload, indent=2) + "\n"
-
-
 SYSTEM = System(
     name="pytorch",
     title="plain PyTorch",
@@ -212,5 +207,5 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_json,
 )

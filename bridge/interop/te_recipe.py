@@ -6,7 +6,6 @@ reduction live elsewhere. Its classes are pydantic dataclasses that swallow argu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -275,11 +274,6 @@ MODES = ("fp32", "fp16", "bf16")
 OUTSIDE = ("params_dtype", "pipeline_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
 
-def write(payload: Any) -> str:
-    """Return the payload as JSON."""
-    return json.dumps(payload, indent=2) + "\n"
-
-
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for a Transformer Engine recipe, or None."""
     top = document.mapping
@@ -298,7 +292,7 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=recognise,
-    write=write,
+    write=as_json,
     context=(
         ContextKey(name="mode", meaning="what the run around the recipe trains in: bf16, fp16 or fp32", default="bf16"),
     ),

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.settings import Settings
 from bridge.pytorch.float8 import float8_settings
 
@@ -299,10 +298,6 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-def _write(payload: Any) -> str:
-    return json.dumps(payload, indent=2) + "\n"
-
-
 SYSTEM = System(
     name="torchao",
     title=TITLE,
@@ -311,6 +306,6 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_json,
     context=(ContextKey(name="mode", meaning="bf16, fp16 or fp32: what the trainer runs outside the linear layers"),),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -241,3 +242,11 @@ def test_a_recipe_is_named_only_where_it_keeps_the_same_master_weights(semantics
     builder = ImportBuilder("another system")
     builder.map("bf16", bf16=True, params_dtype="bf16")
     assert builder.finish(semantics).recipe == recipe
+
+
+def test_each_key_of_the_context_is_an_argument_of_the_functions_it_names() -> None:
+    for name, module in MODULES.items():
+        for key in module.SYSTEM.context:
+            for use, function in (("import", module.SYSTEM.import_), ("export", module.SYSTEM.export)):
+                takes = key.name in inspect.signature(function).parameters
+                assert takes is (use in key.use), f"{name}: {use} takes {key.name}: {takes}"

@@ -29,7 +29,7 @@ def test_every_field_but_tf32_returns(config: MixedPrecisionConfig) -> None:
 @pytest.mark.parametrize("shape", ["fields", "strings", "name"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_returns_by_name_in_every_shape(name: str, shape: str) -> None:
-    text = megatron_bridge.write(megatron_bridge.export(REGISTRY.get(name), shape=shape).payload)
+    text = megatron_bridge.SYSTEM.write(megatron_bridge.export(REGISTRY.get(name), shape=shape).payload)
     assert megatron_bridge.import_(Document.of_text(text, "mp.yaml").content).recipe == name
 
 
@@ -154,7 +154,7 @@ def test_what_is_no_configuration_is_refused(payload, message: str) -> None:
 
 def test_omegaconf_reads_what_is_written() -> None:
     omegaconf = pytest.importorskip("omegaconf")
-    text = megatron_bridge.write(megatron_bridge.export(REGISTRY.get("bf16_mixed")).payload)
+    text = megatron_bridge.SYSTEM.write(megatron_bridge.export(REGISTRY.get("bf16_mixed")).payload)
     assert omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(text)) == yaml.safe_load(text)
 
 

@@ -35,7 +35,7 @@ def test_what_is_exported_is_carried_or_reported_and_returns(config: MixedPrecis
 )
 def test_what_nemo_can_say_returns_by_name_through_omegaconf(name: str) -> None:
     omegaconf = pytest.importorskip("omegaconf")
-    text = nemo1.write(nemo1.export(REGISTRY.get(name)).payload)
+    text = nemo1.SYSTEM.write(nemo1.export(REGISTRY.get(name)).payload)
     read_back = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(text), resolve=True)
     assert nemo1.import_(read_back).recipe == name
 

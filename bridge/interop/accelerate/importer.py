@@ -15,7 +15,7 @@ from bridge.interop.accelerate.fp8 import BACKENDS, export_fp8, import_fp8
 from bridge.interop.accelerate.sharding import import_deepspeed, import_fsdp, plain_fields, sharding_of
 from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.deepspeed.unsupported import LOOKS_LIKE_PRECISION
 from bridge.interop.gpu import capability
 from bridge.interop.scaler import assume_torch_scaler, report_scaler
@@ -319,13 +319,6 @@ def _read(document: Any) -> Any:
     return {name: value for name, value in values.items() if name.startswith(PREFIX)}
 
 
-def _write(payload: Any) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(payload, sort_keys=False)
-    return text
-
-
 SYSTEM = System(
     name="accelerate",
     title=TITLE,
@@ -334,11 +327,13 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_yaml,
     read=_read,
     context=(
         ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0; FP8 becomes FP16 below 8.9"),
         ContextKey(name="fp8_backend", meaning="AO, TE or MSAMP where the file does not say"),
-        ContextKey(name="form", meaning="yaml, or arguments for those of Accelerator (export)", default="yaml"),
+        ContextKey(
+            name="form", meaning="yaml, or arguments for those of Accelerator (export)", default="yaml", use=("export",)
+        ),
     ),
 )

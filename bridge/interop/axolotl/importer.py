@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.axolotl.detection import Detected, capabilities, detect, refuse
 from bridge.interop.axolotl.unsupported import LOOKS_LIKE_PRECISION, report_unsupported
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.gpu import capability
 from bridge.interop.scaler import assume_torch_scaler, report_scaler
 from bridge.interop.settings import Settings
@@ -307,13 +307,6 @@ def _recognise(document: Any) -> Recognised | None:
     return Recognised(certainty=0.95, evidence=f"has `base_model` and `{found[0]}`, which Axolotl has together")
 
 
-def _write(payload: Any) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(payload, sort_keys=False)
-    return text
-
-
 SYSTEM = System(
     name="axolotl",
     title=TITLE,
@@ -322,9 +315,9 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_yaml,
     context=(
         ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0, cpu; decides what auto becomes"),
-        ContextKey(name="sharding", meaning="fsdp or deepspeed where the run will use one (export)"),
+        ContextKey(name="sharding", meaning="fsdp or deepspeed where the run will use one (export)", use=("export",)),
     ),
 )

@@ -7,12 +7,11 @@ two settings in two places say FP32.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from bridge.interop.amp import amp_fields
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.contract import ContextKey, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_json
 from bridge.interop.deepspeed.exporter import export
 from bridge.interop.deepspeed.gradients import DTYPE_NAMES, import_gradients
 from bridge.interop.deepspeed.unsupported import STATE, refuse_apex, report_half, report_unsupported
@@ -214,10 +213,6 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-def _write(payload: Any) -> str:
-    return json.dumps(payload, indent=2) + "\n"
-
-
 SYSTEM = System(
     name="deepspeed",
     title=TITLE,
@@ -226,7 +221,7 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_json,
     context=(
         ContextKey(name="auto", meaning='what the layer above makes of "auto": bf16, fp16 or fp32; none: nothing does'),
     ),

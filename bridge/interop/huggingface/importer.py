@@ -7,7 +7,6 @@ Arguments of the model that other programs write into the same file do say it, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.huggingface.fp8 import SETTINGS as FP8
 from bridge.interop.huggingface.fp8 import float8
 from bridge.interop.huggingface.launcher import LAUNCHER, launchers_precision, launchers_sharding, report_launcher
@@ -314,10 +313,6 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-def _write(payload: Any) -> str:
-    return json.dumps(payload, indent=2) + "\n"
-
-
 SYSTEM = System(
     name="huggingface",
     title="Hugging Face TrainingArguments",
@@ -326,7 +321,7 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_json,
     context=(
         ContextKey(name="weights_dtype", meaning="dtype the model is loaded in: fp32, bf16 or fp16"),
         ContextKey(name="accelerate_mixed_precision", meaning="the environment's ACCELERATE_MIXED_PRECISION"),

@@ -276,7 +276,11 @@ SYSTEM = System(
     recognise=_recognise,
     write=_write,
     context=(
-        ContextKey(name="strategy", meaning="the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp"),
+        ContextKey(
+            name="strategy",
+            meaning="the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp",
+            use=("import", "export"),
+        ),
         ContextKey(name="accelerator", meaning="cpu turns 16-mixed into bf16-mixed"),
     ),
 )

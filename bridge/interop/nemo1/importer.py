@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
 from bridge.interop.nemo1.exporter import exported
 from bridge.interop.nemo1.file import File, switch
 from bridge.interop.nemo1.fp8 import SETTINGS, low_precision
@@ -204,14 +204,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return exported(config, TITLE)
 
 
-def write(payload: Any) -> str:
-    """Return the payload as YAML."""
-    import yaml
-
-    text: str = yaml.safe_dump(payload, sort_keys=False)
-    return text
-
-
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for NeMo 1.x's, or None."""
     top = document.mapping
@@ -243,7 +235,7 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=recognise,
-    write=write,
+    write=as_yaml,
     context=(
         ContextKey(
             name="nemo_version", meaning="release whose shipped file this one overrides (unsaid: the file is whole)"

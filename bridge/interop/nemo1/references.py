@@ -1,27 +1,26 @@
-"""OmegaConf's `${...}` in a NeMo 1.x file, as far as a file can answer for it.
+"""OmegaConf's `${...}` in a NeMo 1.x file, by OmegaConf's own grammar, as far as the file answers it.
 
-References to other keys are followed, `oc.decode`, `oc.select` and `oc.deprecated` too. What comes from an environment
-variable has the default that stands beside it, and that is noted; without one, and for resolvers that compute, there
-is no answer in the file. No environment variable is read.
-Source: OmegaConf 2.3.1 resolvers/oc, grammar.
+References to other keys are followed, `oc.decode`, `oc.select` and `oc.deprecated` too. An environment variable has the
+default that stands with it, and that is recorded; without one, and for resolvers that compute, the file has no answer.
+No environment variable is read and no resolver is run, so that OmegaConf's own resolution cannot be used.
 """
 
 from __future__ import annotations
 
-import re
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.precision import strict_yaml
 
 __all__ = ["References"]
 
-PATH = re.compile(r"\.*[\w.\-]*")
 DEEPEST = 16
+LONGEST = 2000
+"""Characters of a text with references; the grammar takes a millisecond for ten."""
 MISSING = "???"
-ABSENT = "${}"
-"""What no key can hold: OmegaConf refuses an empty reference."""
+_ABSENT = object()
 
 
 class References:
@@ -46,124 +45,70 @@ class References:
         return value
 
     def follow(self, value: Any, where: str, depth: int = 0) -> Any:
-        """Return what a value comes to.
+        """Return the value that a written one comes to.
 
         Args:
-            value: What is written.
+            value: The written value.
             where: Its path, for references that are relative and for messages.
             depth: How many references led here.
 
         Raises:
-            PayloadError: The file does not say.
+            PayloadError: The file does not answer it.
         """
         if value == MISSING:
             rule = "must be given where the run is started, and the file leaves it open"
             raise PayloadError(f"{where}: {rule}, got {value!r}. Write the value itself.")
         if not isinstance(value, str) or "${" not in value:
             return value
-        if depth > DEEPEST:
-            raise PayloadError(f"{where}: the reference {value!r:.60} leads in a circle. Write the value itself.")
-        whole = _body(value, 0)
-        if whole is not None and whole[1] == len(value):
-            return self._answer(whole[0], value, where, depth)
-        return self._filled(value, where, depth)
+        if depth > DEEPEST or len(value) > LONGEST:
+            rule = "leads in a circle" if depth > DEEPEST else "is too long"
+            raise PayloadError(f"{where}: the reference {value!r:.60} {rule}. Write the value itself.")
+        return self._parsed(value, where, depth)
 
-    def _filled(self, text: str, where: str, depth: int) -> str:
-        """Return a text with each reference in it replaced."""
-        parts, at = [], 0
-        while (begin := text.find("${", at)) >= 0:
-            found = _body(text, begin)
-            if found is None:
-                break
-            parts += [text[at:begin], str(self._answer(found[0], text, where, depth))]
-            at = found[1]
-        return "".join((*parts, text[at:]))
+    def _parsed(self, text: str, where: str, depth: int, rule: str = "configValue") -> Any:
+        from omegaconf.errors import OmegaConfBaseException
+        from omegaconf.grammar_parser import parse
+        from omegaconf.grammar_visitor import GrammarVisitor
 
-    def _answer(self, body: str, written: str, where: str, depth: int) -> Any:
-        name, colon, rest = body.partition(":")
-        if not colon:
-            return self._key(body.strip(), written, where, depth)
-        arguments = [argument.strip() for argument in _arguments(rest)]
-        if name == "oc.env":
-            return self._environment(arguments, written, where, depth)
-        if name == "oc.decode":
-            return _decoded(self.follow(_unquoted(arguments[0]), where, depth + 1))
-        if name in ("oc.select", "oc.deprecated"):
-            found = self._value(arguments[0], where)
-            if found in (None, ABSENT) and name == "oc.select" and len(arguments) > 1:
-                found = _decoded(_unquoted(arguments[1]))
-            return self.follow(None if found == ABSENT else found, where, depth + 1)
-        rule = f"is computed by the resolver {name!r} when the run is started"
-        raise PayloadError(f"{where}: {rule}, got {written!r:.80}. Write the value that it comes to.")
+        key = partial(self._key, written=text, where=where, depth=depth)
+        resolver = partial(self._resolver, written=text, where=where, depth=depth)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return GrammarVisitor(key, resolver, None).visit(parse(text, parser_rule=rule))
+        except (OmegaConfBaseException, RecursionError):
+            raise PayloadError(f"{where}: must be a reference of OmegaConf's, got {text!r:.80}. Correct it.") from None
 
-    def _environment(self, arguments: list[str], written: str, where: str, depth: int) -> Any:
-        variable = arguments[0]
-        if len(arguments) < 2:
-            rule = f"comes from the environment variable {variable}, which no file holds"
-            remedy = f"Write the value itself, or a default as in ${{oc.env:{variable},VALUE}}."
-            raise PayloadError(f"{where}: {rule}, got {written!r:.80}. {remedy}")
-        default = _decoded(self.follow(_unquoted(arguments[1]), where, depth + 1))
-        self.assumed[where] = (variable, default)
-        return default
-
-    def _key(self, path: str, written: str, where: str, depth: int) -> Any:
-        found = self._value(path, where) if PATH.fullmatch(path) else ABSENT
-        if found == ABSENT:
+    def _key(self, path: str, _memo: object, *, written: str, where: str, depth: int) -> Any:
+        found = self._value(path, where)
+        if found is _ABSENT:
             raise PayloadError(f"{where}: the reference {written!r:.80} leads nowhere. Write the value itself.")
         return self.follow(found, where, depth + 1)
+
+    def _resolver(
+        self, name: str, args: tuple[Any, ...], args_str: tuple[str, ...], *, written: str, where: str, depth: int
+    ) -> Any:
+        del args_str
+        if name == "oc.env" and len(args) > 1:
+            self.assumed[where] = (str(args[0]), args[1])
+            return args[1]
+        if name == "oc.env" and args:
+            rule = f"comes from the environment variable {args[0]}, which no file holds"
+            remedy = f"Write the value itself, or a default as in ${{oc.env:{args[0]},VALUE}}."
+            raise PayloadError(f"{where}: {rule}, got {written!r:.80}. {remedy}")
+        if name == "oc.decode" and args:
+            return self._parsed(args[0], where, depth, "singleElement") if isinstance(args[0], str) else args[0]
+        if name in ("oc.select", "oc.deprecated") and args:
+            found = self._value(str(args[0]), where)
+            if found in (None, _ABSENT):
+                found = args[1] if name == "oc.select" and len(args) > 1 else None
+            return self.follow(found, where, depth + 1)
+        rule = f"is computed by the resolver {name!r} when the run is started"
+        raise PayloadError(f"{where}: {rule}, got {written!r:.80}. Write the value that it comes to.")
 
     def _value(self, path: str, where: str) -> Any:
         """Return a value by an absolute path, or by one that begins with dots and is relative to where it stands."""
         dots = len(path) - len(path.lstrip("."))
         if dots:
             path = ".".join([*where.split(".")[:-dots], path[dots:]])
-        return self.raw(path, ABSENT)
-
-
-def _body(text: str, begin: int) -> tuple[str, int] | None:
-    """Return what stands within the `${` at `begin` and its `}`, and where the latter ends; None without one."""
-    if not text.startswith("${", begin):
-        return None
-    depth = 0
-    for at in range(begin, len(text)):
-        if text.startswith("${", at):
-            depth += 1
-        elif text[at] == "}":
-            depth -= 1
-            if not depth:
-                return text[begin + 2 : at], at + 1
-    return None
-
-
-def _arguments(text: str) -> list[str]:
-    """Return a resolver's arguments: commas within further braces or quotes are none of its own."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "{[":
-            depth += 1
-        elif letter in "}]":
-            depth -= 1
-        elif letter == "," and not depth:
-            parts.append("")
-            continue
-        parts[-1] += letter
-    return parts
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-
-
-def _decoded(value: Any) -> Any:
-    """Return the number, switch or null that a text spells, and anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        (found, *_) = strict_yaml.load_all(value, "default")
-    except PayloadError:
-        return value
-    return found if not isinstance(found, Mapping | list) else value
+        return self.raw(path, _ABSENT)

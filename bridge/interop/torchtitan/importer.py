@@ -9,7 +9,6 @@ Parameters are FP32 shards that are gathered in BF16, unless `training.dtype` ma
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.settings import Settings
 from bridge.interop.torchtitan.unsupported import report_unsupported
 
@@ -356,10 +355,6 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-def _write(payload: Any) -> str:
-    return json.dumps(payload, indent=2) + "\n"
-
-
 SYSTEM = System(
     name="torchtitan",
     title=TITLE,
@@ -368,7 +363,7 @@ SYSTEM = System(
     import_=import_,
     export=export,
     recognise=_recognise,
-    write=_write,
+    write=as_json,
     read=_read,
     context=(ContextKey(name="sharded", meaning="false without FSDP, where torchtitan uses autocast", default=True),),
 )
