@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -54,6 +55,11 @@ def test_a_source_file_is_one_noun_without_asserts() -> None:
         if isinstance(node, ast.Assert)
     ]
     assert asserts == [], "what a user can cause raises a class of bridge/errors.py"
+
+
+def test_nothing_inspects_code_objects() -> None:
+    found = [path for path in SOURCES if re.search(r"\b__code__\b", path.read_text(encoding="utf-8"))]
+    assert found == [], "inspect.signature and inspect.getfile answer the same questions"
 
 
 def test_files_import_each_other_without_a_cycle() -> None:

@@ -61,8 +61,8 @@ class Recipe:
     @property
     def place(self) -> str:
         """``file:line`` of the function."""
-        code = inspect.unwrap(self.function).__code__ if hasattr(self.function, "__code__") else None
-        return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(self.function)
+        file, line = _source(self.function)
+        return ":".join(str(part) for part in (file, line) if part is not None) or repr(self.function)
 
 
 class Registry:
@@ -240,22 +240,34 @@ def _words(words: Any) -> tuple[str, ...]:
     return (words,) if isinstance(words, str) else tuple(words)
 
 
+def _source(function: RecipeFunction) -> tuple[Path | None, int | None]:
+    """Return file and first line of a function; None for what has neither, a notebook's cell without lines say."""
+    try:
+        file = Path(inspect.getfile(inspect.unwrap(function)))
+    except TypeError:  # a callable that is no function
+        return None, None
+    try:
+        return file, inspect.getsourcelines(inspect.unwrap(function))[1]
+    except (OSError, SyntaxError):
+        return file, None
+
+
 def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
     """Return whether the two functions come from one `def` that was run more than once."""
     if one is two:
         return True
-    first, second = (getattr(inspect.unwrap(function), "__code__", None) for function in (one, two))
+    (first, first_line), (second, second_line) = _source(one), _source(two)
     if first is None or second is None or one.__qualname__ != two.__qualname__ or "<lambda>" in one.__qualname__:
         return False
     if one.__defaults__ != two.__defaults__ or _captured(one) != _captured(two):
         return False  # one `def` in a loop or a factory
-    if not Path(second.co_filename).is_file():  # a notebook cell or an interactive prompt
+    if not second.is_file():  # a notebook cell or an interactive prompt
         return one.__module__ == two.__module__
-    if Path(first.co_filename).resolve() != Path(second.co_filename).resolve():
-        return not Path(first.co_filename).is_file() and one.__module__ == two.__module__
-    if first.co_firstlineno == second.co_firstlineno:
+    if first.resolve() != second.resolve():
+        return not first.is_file() and one.__module__ == two.__module__
+    if first_line == second_line is not None:
         return True
-    tree = ast.parse(Path(second.co_filename).read_text(encoding="utf-8"))  # edited and loaded again, or there twice?
+    tree = ast.parse(second.read_text(encoding="utf-8"))  # edited and loaded again, or there twice?
     return sum(isinstance(node, ast.FunctionDef) and node.name == two.__name__ for node in ast.walk(tree)) < 2
 
 
