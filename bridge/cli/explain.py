@@ -54,8 +54,8 @@ def run(chosen: argparse.Namespace) -> None:
         else:
             print("\n".join(f"{name:<33} {text}" for name, text in docs.items()))
         return
-    told = explanation(chosen.field, chosen.name)
-    print(json.dumps(told, indent=2) if chosen.json else _text(told))
+    found = explanation(chosen.field, chosen.name)
+    print(json.dumps(found, indent=2) if chosen.json else _text(found))
 
 
 def explanation(field: str, recipe: str | None = None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def explanation(field: str, recipe: str | None = None) -> dict[str, Any]:
     """
     name = _field_name(field)
     default = getattr(MixedPrecisionConfig, name)
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "field": name,
         "type": field_types(MixedPrecisionConfig)[name],
         "default": default,
@@ -81,13 +81,13 @@ def explanation(field: str, recipe: str | None = None) -> dict[str, Any]:
     }
     if recipe is not None:
         config = REGISTRY.get(recipe)
-        told["in_recipe"] = {
+        found["in_recipe"] = {
             "recipe": config.recipe,
             "value": config.to_dict(full=True)[name],
             "stated": config.is_stated(name),
             "by": config.source_of(name),
         }
-    return told
+    return found
 
 
 def _field_name(field: str) -> str:
@@ -119,11 +119,11 @@ def _home(route: Route, default: object) -> dict[str, Any]:
     }
 
 
-def _text(told: dict[str, Any]) -> str:
-    lines = [f"{told['field']}: {told['type']} = {told['default']!r}", f"  {told['meaning']}"]
-    if told["read_by_schemes"]:
-        lines.append(f"  Read under: {', '.join(told['read_by_schemes'])}.")
-    for home in told["homes"]:
+def _text(found: dict[str, Any]) -> str:
+    lines = [f"{found['field']}: {found['type']} = {found['default']!r}", f"  {found['meaning']}"]
+    if found["read_by_schemes"]:
+        lines.append(f"  Read under: {', '.join(found['read_by_schemes'])}.")
+    for home in found["homes"]:
         if home["attribute"] is None:
             lines.append(f"  No home in {home['class']}. {home['note']}")
             continue
@@ -134,8 +134,8 @@ def _text(told: dict[str, Any]) -> str:
             lines.append(f"    {home['note']}")
         if home["source"]:
             lines.append(f"    Source: {home['source']}.")
-    if "in_recipe" in told:
-        row = told["in_recipe"]
+    if "in_recipe" in found:
+        row = found["in_recipe"]
         how = f"stated by {row['by']}" if row["stated"] else "not stated"
         lines.append(f"  In {row['recipe']}: {row['value']!r}, {how}.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What `precision-bridge explain PB101` prints: a rule of the check, in full; `explain rules` lists them."""
+"""`precision-bridge explain PB101`: a rule of the check, in full; `explain rules` lists them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def explain_rule(word: str, *, as_json: bool) -> None:
         matches = [name for name in BY_ID if name.startswith(word.upper())][:3] or close_matches(word, BY_ID)
         hint = did_you_mean(matches) or f"`precision-bridge explain {LIST}` lists them."
         raise UnknownFieldError(f"Unknown rule {word!r}. {hint}", matches)
-    told = rule_dict(rule)
-    print(json.dumps(told, indent=2) if as_json else _text(told))
+    row = rule_dict(rule)
+    print(json.dumps(row, indent=2) if as_json else _text(row))
 
 
 def rule_dict(rule: Rule) -> dict[str, Any]:
@@ -77,14 +77,14 @@ def _print_list(rules: tuple[Rule, ...], *, as_json: bool) -> None:
     print("\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in rules))
 
 
-def _text(told: dict[str, Any]) -> str:
-    lines = [f"{told['id']}, {told['severity']}: {told['title']}", f"  {told['about']}: {told['says']}."]
-    if told["explanation"]:
-        lines.append(f"  {told['explanation']}")
+def _text(row: dict[str, Any]) -> str:
+    lines = [f"{row['id']}, {row['severity']}: {row['title']}", f"  {row['about']}: {row['says']}."]
+    if row["explanation"]:
+        lines.append(f"  {row['explanation']}")
     lines.append("  Ways out:")
-    lines += [f"    - {way[:1].upper()}{way[1:]}{'' if way.endswith('?') else '.'}" for way in told["ways_out"]]
-    lines += [f"  Holds for {versions}." for versions in told["holds_for"]]
-    lines.append(f"  Source: {told['source']}.")
-    lines.append(f"  Evidence: {told['evidence']} ({told['evidence_means']}).")
-    lines.append(f"  Silence it with --silence {told['id']}=REASON; the reason is kept with the run.")
+    lines += [f"    - {way[:1].upper()}{way[1:]}{'' if way.endswith('?') else '.'}" for way in row["ways_out"]]
+    lines += [f"  Holds for {versions}." for versions in row["holds_for"]]
+    lines.append(f"  Source: {row['source']}.")
+    lines.append(f"  Evidence: {row['evidence']} ({row['evidence_means']}).")
+    lines.append(f"  Silence it with --silence {row['id']}=REASON; the reason is kept with the run.")
     return "\n".join(lines)

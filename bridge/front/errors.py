@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["COMPOSITION_ERRORS", "translated"]
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
-"""What Hydra raises for its user's mistakes."""
+"""The errors that Hydra raises for its user's mistakes."""
 
 SENTENCES = (
     (

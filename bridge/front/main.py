@@ -93,7 +93,7 @@ def main(
 
 
 def _config_path(given: str | None) -> str | None:
-    """Return the folder that ``--config-path`` names: here, or else beside the script, as Hydra reads it."""
+    """Return the folder that ``--config-path`` names: here, or else in the script's folder, where Hydra looks."""
     if given is None or "://" in given:
         return given
     by_script = Path(sys.argv[0]).resolve().parent / given
@@ -111,7 +111,7 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> 
             register()
         else:
             prepared(search, overrides)
-        arguments.config_path = None  # Hydra would look for it beside this module
+        arguments.config_path = None  # Hydra would look for it in this module's folder
         _run_hydra(arguments, get_args_parser(), _sweep_task(job), search.main, search.config_name)
     elif arguments.cfg:
         with composed(search, overrides, job_name=name) as composition:

@@ -1,4 +1,4 @@
-"""What a run was, as files of its folder: the settled config and what the precision changed in it."""
+"""The record of a run in its folder: the config after the sync, and the fields that the precision changed in it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, 
 __all__ = ["KEYS", "OWNERS", "RUN_KEYS", "SECTIONS", "store_sections"]
 
 SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointConfig, "logging": LoggingConfig}
-"""Sections with classes of our own: shown with their defaults."""
+"""Sections with classes of our own; they are listed with their defaults."""
 OWNERS = ("model", "optimizer", "ddp")
 """Sections with classes of Megatron Core, which are imported only when a run needs them."""
 RUN_KEYS = ("precision_backend", "target", "silence")

@@ -1,4 +1,4 @@
-"""`MixedPrecisionConfig`: every precision decision of a run, and which of them somebody stated.
+"""`MixedPrecisionConfig`: every precision decision of a run, and which of them were stated.
 
 config = MixedPrecisionConfig(bf16=True, fp8="hybrid")
 config.fp8_recipe            # 'tensorwise': the default, as at Megatron Bridge
@@ -46,7 +46,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         """Check the config against itself.
 
         Raises:
-            PrecisionConfigError: It can never be right; all findings, each with the way out.
+            PrecisionConfigError: It can never be right; all findings, each with the remedy.
         """
         found = self.faults()
         if found:

@@ -1,4 +1,4 @@
-"""Megatron Bridge's own config objects: told by their class, and read without importing it.
+"""Megatron Bridge's own config objects: recognised by their class, and read without importing it.
 
 Recipes and model providers stay with Megatron Bridge, so its `MixedPrecisionConfig` meets ours in one program.
 """
@@ -42,7 +42,7 @@ def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
     """Return the config that an object of Megatron Bridge's class describes.
 
     Stated are the mode switches, the scheme of a format that is on, both counts of kept layers where one was given, and
-    every other field away from the peer's default. What was given there with the value of its default cannot be told
+    every other field away from the peer's default. A value given there that equals its default cannot be told
     from what was not given.
 
     Raises:

@@ -96,7 +96,7 @@ class Registry:
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
-        self.sources.load()  # so that who takes a built-in recipe's name is told, and not the built-in recipes
+        self.sources.load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
         own_name = name if name is not None else getattr(function, "__name__", None)
         if not callable(function) or not isinstance(own_name, str):
             raise RecipeSourceError(

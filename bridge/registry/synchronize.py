@@ -39,8 +39,8 @@ def synchronize(
         on_conflict: What happens where an owner's own value (away from Megatron's default) meets another stated one:
             "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
             scheme are the recipe's in any case.
-        strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and settle what
-            Megatron Bridge's runtime settles between optimizer and DDP (`bridge.sync.sharding`).
+        strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and bring
+            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.sharding`).
 
     Returns:
         Every precision field of every owner, with old and new value, verdict, who decided, and why.

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """What the run learns from."""
+    """The training data."""
 
     path: str | None = None
     """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair; None: the text of CPython's documentation."""
@@ -102,7 +102,7 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True)
 class LoggingConfig:
-    """What the run writes about itself."""
+    """The files that a run writes about itself."""
 
     run_dir: str | None = None
     """Folder for metrics, plots, configs and reports; None: Hydra's run folder, or ``runs/<time>`` without Hydra."""
@@ -136,7 +136,7 @@ class ConfigContainer:
     silence: dict[str, str] = field(default_factory=dict)
     """Id of a rule of the check -> why it may be broken."""
     precision_choice: dict[str, Any] | None = None
-    """What ``mixed_precision=auto`` was resolved to, why, and what was rejected; None where nothing was chosen."""
+    """The recipe that ``mixed_precision=auto`` was resolved to, why, and the rejected ones; None without ``auto``."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
@@ -177,7 +177,7 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
 
 
 def _share_sharding(config: ConfigContainer) -> None:
-    """Settle between optimizer and DDP what the last sync before a run settles."""
+    """Bring the sharding of optimizer and DDP in step, as the last sync before a run does."""
     given = {"optimizer": config.optimizer, "ddp": config.ddp}
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
     rows = sharding_rows(owners)
@@ -194,7 +194,7 @@ def _share_sharding(config: ConfigContainer) -> None:
 def _finalize(config: ConfigContainer) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
-    What this machine alone lacks is no fault of theirs, and is said where it is needed.
+    A library that only this machine lacks is no fault of the configs; the run reports it where it needs it.
     """
     for role, target in (("optimizer", config.optimizer), ("ddp", config.ddp)):
         if target is not None and Owner(role, target).is_deferred:
@@ -213,7 +213,7 @@ def _finalize(config: ConfigContainer) -> None:
 
 
 def _require_agreement(config: ConfigContainer) -> None:
-    """Refuse a model and an optimizer of different precision: without a recipe nobody else would notice."""
+    """Refuse a model and an optimizer of different precision: without a recipe no other check would notice."""
     for name in ("fp16", "bf16"):
         ours, theirs = getattr(config.model, name, None), getattr(config.optimizer, name, None)
         if None not in (ours, theirs) and ours != theirs:
