@@ -118,13 +118,12 @@ def _of_script(
     looks = candidates(document)
     if not known and chosen not in (None, ours.name):
         raise _nothing(document, started, f"{chosen} does not know")
-    if not known and chosen is None and not looks:
-        raise _nothing(document, started, "no system here knows")
-    evidence = looks[0][1].evidence if looks and chosen is None else "was named with --from"
+    evidence = looks[0][1].evidence if looks else "starts a program of Megatron-LM's"
+    evidence = evidence if chosen is None else "was named with --from"
     found: list[Run] = []
     left: list[Unmapped] = []
     for launch, line in zip(started, lines, strict=True):
-        if line is None and chosen in (None, ours.name) and (not known or command_lines.is_megatron(launch)):
+        if line is None and (chosen == ours.name or (chosen is None and command_lines.is_megatron(launch))):
             with _named(document, launch.label):
                 (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))
             found.append(Run(document=document, system=ours, evidence=evidence, imported=imported))
@@ -141,6 +140,9 @@ def _of_script(
     if left and not found:
         said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left)
         raise PayloadError(f"{document.path}: {said}. {left[0].remedy}")
+    if not found:
+        rule = f"{chosen} does not know" if chosen is not None else "no system here knows"
+        raise _nothing(document, started, rule)
     first = replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left))
     return [replace(found[0], imported=first), *found[1:]]
 
@@ -184,7 +186,8 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
     if run.imported.decided_by is not None:
         where = ", ".join(filter(None, (run.document.path, run.imported.label)))
         rule = f"the precision must be stated; {run.imported.decided_by} decides it"
-        remedy = f"Give that, or take {run.imported.default_mode} with --assume-defaults"
+        log = ", the log of a run with the arguments it printed" if run.document.kind == "shell" else ""
+        remedy = f"Give that{log}, or take {run.imported.default_mode} with --assume-defaults"
         raise PayloadError(f"{where}: {rule}. {remedy}.")
     if to == OURS:
         return None

@@ -21,6 +21,8 @@ from bridge.precision.strict_yaml import MAX_BYTES
 __all__ = ["KINDS", "MAX_BYTES", "Document"]
 
 KINDS = ("yaml", "json", "shell", "python", "env", "text")
+PRINTED = "- end of arguments -"
+"""In the log of a run of Megatron-LM."""
 MAX_KEY_PARTS = 64
 DOTTED = re.compile(
     r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
@@ -74,6 +76,8 @@ class Document:
     @classmethod
     def of_bytes(cls, data: bytes, path: str, *, kind: str | None = None) -> Document:
         """Return the document of a file's contents; raises as `load`."""
+        if len(data) > MAX_BYTES and PRINTED.encode() in data:  # a log, whose rest says nothing of the precision
+            data = data[:MAX_BYTES].rpartition(b"\n")[0]
         return cls.of_text(strict_yaml.decoded(data, path), path, kind=kind)
 
     @classmethod
@@ -150,6 +154,8 @@ def _kind(path: str, text: str) -> str:
     suffix = Path(name).suffix
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
+    if PRINTED in text:
+        return "text"
     start = text.lstrip()[:400]
     if re.match(r"#!.*python", start):
         return "python"

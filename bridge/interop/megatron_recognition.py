@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bridge.interop.contract import Recognised
 from bridge.interop.megatron_lm.arguments import argument_groups
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, dest
+from bridge.interop.megatron_lm.printed import EVIDENCE, START
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -63,6 +64,8 @@ KEYS = (
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron-LM's, or None."""
     if document.kind in ("shell", "text", "env"):
+        if START.search(document.text):
+            return Recognised(certainty=0.97, evidence=EVIDENCE)
         found = sorted(set(STRONG.findall(document.text)))
         if found:
             certainty = min(0.95, 0.5 + 0.15 * len(found))
@@ -73,9 +76,6 @@ def recognise(document: Document) -> Recognised | None:
             return Recognised(
                 certainty=0.35, evidence="is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
             )
-        named = re.search(r"megatron|pretrain_\w+\.py", document.text, re.IGNORECASE)
-        if document.kind == "shell" and named is not None:
-            return Recognised(certainty=0.3, evidence=f"is a shell script that names `{named[0]}`")
         return None
     top = document.mapping
     if document.has("language_model", "model_parallel"):

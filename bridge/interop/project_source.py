@@ -71,11 +71,12 @@ def source_of(
 ) -> Source:
     """Return the source that an import makes: without a precision where the system leaves it to somebody else."""
     is_open = leaves_open(imported, system)
+    decider = OPEN.get(system) or f"{imported.decided_by} decides"
     return Source(
         path=path,
         system=system,
         kind=kind,
-        says=": ".join(filter(None, (says, OPEN[system]))) if is_open else says or precision(imported.config),
+        says=": ".join(filter(None, (says, decider))) if is_open else says or precision(imported.config),
         precision=None if is_open else precision(imported.config),
         run=run,
         semantics=None if is_open else imported.semantics,

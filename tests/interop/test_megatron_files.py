@@ -185,9 +185,9 @@ def test_another_systems_program_is_not_megatrons(script: str, says: str) -> Non
 
 
 def test_a_tool_beside_a_training_is_no_run() -> None:
-    script = "python tools/convert_data.py --in x\ntorchrun train_megatron.py $GPT_ARGS"
+    script = "python tools/convert_data.py --in x\ntorchrun pretrain_gpt.py $GPT_ARGS"
     (run,) = runs_of(Document.of_text(script, "run.sh"))
-    assert run.source["run"] == "line 2, train_megatron.py"
+    assert run.source["run"] == "line 2, pretrain_gpt.py"
 
 
 def test_only_model_args_are_runs_where_a_file_has_them() -> None:

@@ -400,7 +400,7 @@ def test_arguments_as_one_string_are_read() -> None:
     assert meaning(megatron_lm.import_("--bf16 --fp4-format e2m1").config)["fp4_recipe"] == "nvfp4"
 
 
-def test_fp32_by_default_says_what_could_say_otherwise() -> None:
+def test_an_unresolved_variable_leaves_the_mode_unstated() -> None:
     (run,) = megatron_lm.import_all(Document.of_text("torchrun pretrain_gpt.py --num-layers 2 $MODEL_ARGS", "run.sh"))
-    (loss,) = [loss for loss in run.unmapped if loss.field == "--bf16"]
-    assert loss.detail.endswith("trains in FP32, unless $MODEL_ARGS says otherwise")
+    assert run.decided_by == "$MODEL_ARGS, which only the run knows,"
+    assert run.semantics == "unstated"

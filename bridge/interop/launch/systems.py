@@ -74,10 +74,15 @@ def read(launch: Launch, context: Mapping[str, object], chosen: str | None = Non
 
 
 def is_megatron(launch: Launch) -> bool:
-    """Return whether a launch has a flag that only Megatron-LM's parser knows, or starts one of its programs."""
+    """Return whether a launch has flags that Megatron-LM's parser knows, or starts one of its programs.
+
+    One flag that others have too says nothing; `--bf16` and `--fp16` without a value are as Megatron-LM takes them.
+    """
     if MEGATRON_PROGRAMS.search(launch.program):
         return True
-    return any(MEGATRON_LM.fullmatch(word.partition("=")[0]) for word in launch.arguments)
+    words = {word.partition("=")[0] for word in launch.arguments}
+    own = sum(MEGATRON_LM.fullmatch(word) is not None for word in words)
+    return own > 1 or bool(words & {"--bf16", "--fp16"}) or (not launch.line and own > 0)
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
@@ -102,6 +107,14 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
 
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
+    recipe = line.words.options.get("recipe", line.words.undecided.get("recipe"))
+    if isinstance(recipe, str) and not own and not forced:
+        from bridge.registry.registry import REGISTRY
+
+        evidence = f"has `--recipe {recipe}`, as Megatron Bridge's scripts take it"
+        if recipe not in REGISTRY:
+            return CommandLine(system="megatron-bridge", evidence=evidence, elsewhere=f"the recipe {recipe}")
+        own["mixed_precision"] = recipe
     beside = {key: typed(value) for key, value in line.words.overrides.items() if key.split(".")[0] in OWNERS}
     if not own and not (forced and beside):
         return None

@@ -16,12 +16,19 @@ from bridge.interop.launch.relevance import may_hold_options
 from bridge.interop.launch.trainings import trainings
 from bridge.interop.launch.values import is_unknown
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
+from bridge.precision.fields import LAYER_COUNTS
 
 if TYPE_CHECKING:
     from bridge.interop.launch.files import WrittenFile
 
-__all__ = ["Arguments", "Written", "argument_groups", "runs_of"]
+__all__ = ["Arguments", "Written", "argument_groups", "runs_of", "runs_printed"]
 
+PROGRAMS = re.compile(
+    r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"
+)
+"""Megatron-LM's own programs, whose default is FP32. Source: Megatron-LM 0.1 to 0.20."""
+DELAYED = frozenset({"fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo"})
+DYNAMIC = frozenset({"initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"})
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
 RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 """Groups that Megatron-LM's own tests start, one run each; other groups of such a file are none."""
@@ -142,7 +149,31 @@ def _of_launch(launch: Launch) -> Arguments:
     found.is_fragment = not launch.line and bool(launch.arguments or launch.notes)
     if not launch.line:
         found.used_by = found.decided_by = "the script that uses these arguments"
+    else:
+        found.decided_by = _decider(found)
     return found
+
+
+def _decider(run: Arguments) -> str:
+    """Return what decides the mode of a started run without `--bf16` and `--fp16`, as a noun.
+
+    Empty where this is the whole command of one of Megatron-LM's own programs, so that its default decides.
+    """
+    sourced = [note.removeprefix("source ") for note in run.notes if note.startswith("source ")]
+    if sourced:
+        return f"{sourced[0]}, which the script sources,"
+    if run.undecided:
+        return f"{run.undecided[0]}, which only the run knows,"
+    if run.elsewhere:
+        return run.elsewhere[0]
+    if run.notes:
+        return run.notes[0]
+    unknown = next((one.name for key, one in run.settings.items() if not _is_known(key)), "")
+    if unknown:
+        return f"{unknown}, which is no flag of Megatron-LM's,"
+    if not PROGRAMS.search(run.program):
+        return f"{run.program.rpartition('/')[2]}, a program whose defaults are not known here,"
+    return ""
 
 
 def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
@@ -266,6 +297,28 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
             _add_key(found, str(key), value)
         runs.append(found)
     return runs
+
+
+def runs_printed(blocks: Sequence[Mapping[str, Any]]) -> list[Arguments]:
+    """Return the runs of printed arguments: every argument has its value there, defaults too."""
+    found = []
+    for place, block in enumerate(blocks, 1):
+        run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments")
+        run.program = "pretrain_gpt.py"
+        for key, value in block.items():
+            if value is not None and (_is_known(key) or value is not False) and not _is_inactive(key, block):
+                _add_key(run, key, value)
+        found.append(run)
+    return found
+
+
+def _is_inactive(key: str, block: Mapping[str, Any]) -> bool:
+    """Return whether an argument, which is printed with its default in any case, is not read by this run."""
+    if key.startswith(("fp8_", "fp4_")):
+        return not block.get(key[:3]) or (key in DELAYED and block.get("fp8_recipe", "delayed") != "delayed")
+    if key in LAYER_COUNTS:
+        return not block.get("first_last_layers_bf16")
+    return key in DYNAMIC and (not block.get("fp16") or bool(block.get("loss_scale")))
 
 
 def _all_flags(value: Mapping[Any, Any]) -> bool:

@@ -11,17 +11,18 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bridge.errors import PayloadError
+from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop import megatron_deepspeed
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, Unmapped
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import effects as megatron_effects
-from bridge.interop.megatron_lm.arguments import Arguments, Written, runs_of
+from bridge.interop.megatron_lm.arguments import Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT
 from bridge.interop.megatron_lm.exporter import argument_list
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
+from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_recognition import recognise
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ def import_all(payload: object, *, te_version: str = "2.8", variables: object = 
     """Return what every run of a payload asks for; arguments as `import_`."""
     from bridge.interop.document import Document
 
+    if isinstance(payload, Document) and START.search(payload.text):
+        runs = [_imported(run, modern=_is_modern(te_version)) for run in runs_printed(printed_arguments(payload.text))]
+        if not runs:
+            raise PayloadError("megatron-lm: the printed arguments are empty. Give the whole log.")
+        return tuple(runs)
     if isinstance(payload, Document):
         payload = launches(payload.text, payload.path, variables_of(variables))
     runs = [_imported(run, modern=_is_modern(te_version)) for run in runs_of(payload)]
@@ -174,8 +180,10 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
         else:
             builder.report(written.name, written.value, row.reason, row.detail, row.remedy)
     elif bears_on_precision(key) and written.value is not False:
+        near = did_you_mean(close_matches(written.name, [flag.option for flag in BY_NAME.values()], limit=1))
         detail = f"no flag of {TITLE} that this bridge knows"
-        builder.report(written.name, written.value, "unsupported", detail, "Look it up where it was added.")
+        remedy = near or "Look it up where it was added."
+        builder.report(written.name, written.value, "unsupported", detail, remedy)
     elif bears_on_precision(key):
         builder.map(written.name)
 

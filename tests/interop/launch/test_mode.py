@@ -1,0 +1,124 @@
+"""The mode of a launch: stated by the script, or the default of a program whose whole command is there, or neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.errors import PayloadError
+from bridge.interop.conversion import Run, convert, runs_of
+from bridge.interop.document import Document
+
+WHOLE = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8"
+
+
+def only(text: str, path: str = "run.sh", **context: object) -> Run:
+    (run,) = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n", path), None, context)
+    return run
+
+
+def test_the_default_of_a_whole_command_decides_and_is_recorded() -> None:
+    run = only(WHOLE)
+    assert (run.imported.config.mode, run.imported.decided_by, run.imported.semantics) == ("fp32", None, "fp32")
+    assert [entry.field for entry in run.imported.unmapped if entry.reason == "implied default"] == ["--bf16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "decided_by"),
+    [
+        (f"source conf.sh\n{WHOLE}", "conf.sh, which the script sources,"),
+        (f"{WHOLE} $EXTRA_ARGS", "$EXTRA_ARGS, which only the run knows,"),
+        (f'{WHOLE} "$@"', "$@, which only the run knows,"),
+        (f"{WHOLE} --yaml-cfg a.yaml", "--yaml-cfg a.yaml"),
+        (f"{WHOLE} --dtype bf16", "--dtype, which is no flag of Megatron-LM's,"),
+        (WHOLE.replace("pretrain_gpt", "train"), "train.py, a program whose defaults are not known here,"),
+        ('ARGS="--num-layers 2 --hidden-size 8"', "the script that uses these arguments"),
+    ],
+)
+def test_elsewhere_the_mode_is_not_stated_and_what_decides_is_named(text: str, decided_by: str) -> None:
+    run = only(text)
+    assert (run.imported.decided_by, run.imported.semantics, run.imported.recipe) == (decided_by, "unstated", None)
+    with pytest.raises(PayloadError, match="the precision must be stated; .* decides it") as caught:
+        convert(run, "recipe")
+    assert "the log of a run" in str(caught.value)
+    assert run.imported.assume_default().config.mode == "fp32"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Megatron-LM\npython prepare.py --num-layers 2",
+        "cd Megatron-LM\npytest tests/unit_tests",
+        "python tools/checkpoint/convert.py --model-type GPT --target-tensor-parallel-size 2",
+    ],
+)
+def test_a_word_or_one_shared_flag_makes_no_script_megatrons(text: str) -> None:
+    with pytest.raises(PayloadError, match=r"^run\.sh: "):
+        runs_of(Document.of_text(f"#!/bin/bash\n{text}\n", "run.sh"))
+
+
+def test_a_misspelt_flag_gets_the_nearest_name() -> None:
+    run = only(f"{WHOLE} --bf16 --fp8-fromat hybrid")
+    (entry,) = [entry for entry in run.imported.unmapped if entry.field == "--fp8-fromat"]
+    assert entry.remedy == "Did you mean '--fp8-format'?"
+
+
+def test_a_file_beside_that_is_sourced_is_read(tmp_path: Path) -> None:
+    (tmp_path / "common.sh").write_text('ARGS="--bf16 --fp8-format hybrid"\n')
+    script = f'#!/bin/bash\nHERE=$(dirname "$0")\nsource "$HERE/common.sh"\n{WHOLE} $ARGS\n'
+    (tmp_path / "run.sh").write_text(script)
+    (run,) = runs_of(Document.load(tmp_path / "run.sh"))
+    assert (run.imported.config.fp8, run.imported.decided_by) == ("hybrid", None)
+
+
+def test_a_recipe_decides_unless_the_registry_knows_its_name() -> None:
+    with pytest.raises(PayloadError, match="takes its precision from the recipe llama3_8b_pretrain_config"):
+        only("python run_recipe.py --recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=2")
+    run = only("python run_recipe.py --recipe bf16_mixed")
+    assert (run.system.name, run.imported.config.mode) == ("megatron-bridge", "bf16")
+
+
+# -- what the run itself printed ---------------------------------------------------------------------------------------
+
+
+def printed(prefix: str = "", **arguments: object) -> str:
+    """A block as Megatron-LM's `_print_args` writes it."""
+    lines = ["------------------------ arguments ------------------------"]
+    lines += [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in sorted(arguments.items())]
+    lines += ["-------------------- end of arguments ---------------------"]
+    return "".join(f"{prefix}{line}\n" for line in ["using world size: 8", *lines, "> building datasets"])
+
+
+BLOCK = {
+    "accumulate_allreduce_grads_in_fp32": True,
+    "bf16": True,
+    "fp16": False,
+    "fp8": "hybrid",
+    "fp8_recipe": "blockwise",
+    "loss_scale": None,
+    "main_grads_dtype": "torch.float32",
+    "num_layers": 2,
+    "params_dtype": "torch.bfloat16",
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "0: ", "[default0]:", "2026-01-02 10:00:00 [rank0]: "])
+def test_printed_arguments_are_the_run(prefix: str) -> None:
+    (run,) = runs_of(Document.of_text(printed(prefix, **BLOCK), "out.log"))
+    assert (run.imported.config.mode, run.imported.config.fp8_recipe) == ("bf16", "blockwise")
+    assert (run.imported.recipe, run.imported.unmapped) == ("bf16_with_fp8_subchannel_scaling_mixed", ())
+
+
+def test_printed_arguments_state_fp32_too() -> None:
+    (run,) = runs_of(Document.of_text(printed(bf16=False, fp16=False, num_layers=2), "slurm-1.out"))
+    assert (run.imported.config.mode, run.imported.decided_by) == ("fp32", None)
+
+
+def test_each_start_in_a_log_is_a_run_and_a_long_log_is_read(tmp_path: Path, capsys) -> None:
+    text = printed(**BLOCK) + printed(**{**BLOCK, "fp8": None}) + printed(**BLOCK)
+    (tmp_path / "out.log").write_text(text + "iteration 1\n" * 100_000)
+    assert [run.imported.config.fp8 for run in runs_of(Document.load(tmp_path / "out.log"))] == ["hybrid", None]
+    assert main(["convert", str(tmp_path / "out.log"), "--to", "megatron-lm"]) == 0
+    assert "--fp8-recipe blockwise" in capsys.readouterr().out
