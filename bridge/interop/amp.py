@@ -1,7 +1,7 @@
-"""Autocast over FP32 weights, the "mixed precision" of most trainers, and what becomes of Megatron's on its way there.
+"""Autocast over FP32 weights, the "mixed precision" of most trainers, and Megatron's modes converted to it.
 
 BF16   fp32=True, autocast_enabled=True, autocast_dtype="bf16": the recipe `bf16_autocast_mixed`
-FP16   fp16=True besides, with params_dtype="fp32": only the `fp16` switch has a loss scale
+FP16   fp16=True too, with params_dtype="fp32": only the `fp16` switch has a loss scale
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
             builder.map("fp16", *settings)
         elif mode != "fp32":
             detail = f"{builder.system} casts FP32 weights per operator, and has no {mode} weights"
-            builder.report(mode, "semantics", detail, "State fp32=True beside BF16 autocast, which is the same.")
+            builder.report(mode, "semantics", detail, "State fp32=True with BF16 autocast, which is the same.")
         if config.grad_reduce_in_fp32:
             builder.map("grad_reduce_in_fp32")
         return compute
     builder.exported_mode = "fp16" if mode == "fp16" else "fp32"
-    megatron = f"Megatron trains {mode} weights beside FP32 masters"
+    megatron = f"Megatron trains {mode} weights with FP32 masters"
     detail = f"{builder.system} keeps FP32 weights and casts each operator; {megatron}"
     remedy = "Nothing to do if AMP is welcome: it needs more memory and rounds later."
     for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):

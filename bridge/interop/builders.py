@@ -170,7 +170,7 @@ class ExportBuilder:
             why = inert(self.config, field)
             if field == self.exported_mode and not self.values[field]:
                 detail = f"what {self.system} does instead is {field} to Megatron"
-                self.report(field, "semantics", detail, "See what is said of the mode that was stated.")
+                self.report(field, "semantics", detail, "See the record of the mode that was stated.")
             elif _is_off(field, self.values[field]):
                 self.map(field)
             elif why is None:

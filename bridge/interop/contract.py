@@ -105,7 +105,7 @@ class ImportReport:
     label: str = ""
     """The run of the file, where it starts several: "line 41, pretrain_gpt.py"."""
     decided_by: str | None = None
-    """What decides the mode where the document does not, as a noun: "the recipe that run_recipe.py loads".
+    """The source that decides the mode where the document does not, as a noun: "the recipe that run_recipe.py loads".
 
     None: the mode is stated, or it is the known default of a program whose whole configuration this is."""
     default_mode: str = "fp32"

@@ -64,7 +64,7 @@ def runs_of(
 
     Args:
         document: The document.
-        chosen: The system somebody insists on.
+        chosen: The system given with --from.
         context: What the file cannot say.
         targets: Systems that read the context too.
 

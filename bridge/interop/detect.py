@@ -28,7 +28,7 @@ def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
 
     Args:
         document: The document.
-        chosen: The name of a system that somebody insists on; overrules what the document looks like.
+        chosen: The name of the system given with --from; overrules detection.
 
     Raises:
         PayloadError: No system recognises it, two do with the same certainty, or `chosen` is the name of none.

@@ -51,7 +51,7 @@ class Document:
     """One file, or one YAML document of a file that holds several."""
 
     path: str
-    """What it is called in messages."""
+    """Its name in messages."""
     text: str
     """Its text, without byte-order mark and with Unix line ends."""
     kind: str

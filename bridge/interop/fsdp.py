@@ -2,7 +2,7 @@
 
 FP32 shards are cast when they are gathered, so what computes is what Megatron's O2 computes: half-precision weights
 that come from FP32 ones at every step. `None` is two different things: as `param_dtype` it means no cast, as
-`reduce_dtype` "as param_dtype", which is BF16 reduction without anybody having said so.
+`reduce_dtype` "as param_dtype", which is BF16 reduction that nothing states.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if semantics == "amp_o1":
         detail = "weights are cast as they are gathered, once for all operators, norms and softmax among them"
         for field in ("autocast_enabled", "autocast_dtype", "params_dtype", mode):
-            remedy = "Use autocast_for beside an FP32 policy to keep casting per operator."
+            remedy = "Use autocast_for with an FP32 policy to keep casting per operator."
             builder.report_if_stated(field, "approximated", detail, remedy)
     else:
         builder.map(mode, "param_dtype")

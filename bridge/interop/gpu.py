@@ -1,4 +1,4 @@
-"""What a stated GPU is to the systems that ask for one: its compute capability."""
+"""The compute capability of a stated GPU, which some systems ask for."""
 
 from __future__ import annotations
 

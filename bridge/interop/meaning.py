@@ -1,7 +1,7 @@
-"""What a config *means* once what has no effect is left out: the equality under which precisions are compared.
+"""The meaning of a config, without fields that have no effect: the equality under which precisions are compared.
 
 Two configs that state different fields can ask for the same run: a scheme is unread while its format is off, amax
-settings are unread outside delayed scaling, a dtype that nobody stated is that of the mode. `meaning` leaves out what
+settings are unread outside delayed scaling, an unstated dtype is that of the mode. `meaning` leaves out what
 is unread and fills in what is derived; `recipe_named` finds the registered recipe of that meaning.
 """
 

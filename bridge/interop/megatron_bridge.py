@@ -1,6 +1,6 @@
 """Megatron Bridge: recipe names, `MixedPrecisionConfig` mappings, overrides, and the run configs in its checkpoints.
 
-The peer's class has the same fields and defaults as ours, so that nothing is lost on the way, with four traps:
+The peer's class has the same fields and defaults as ours, so that nothing is lost, with four traps:
 
 - `MixedPrecisionConfig(fp8_param=True)` reads as False there; only `fp8_param_gather` works in a constructor.
 - `first_last_layers_bf16=True` alone keeps 0 and 0 layers in BF16: it switches nothing on.
@@ -67,7 +67,7 @@ def import_(payload: object) -> ImportReport:
     else:
         rule = "must be a recipe's name or a mapping of fields"
         raise PayloadError(f"mixed_precision: {rule}, got {chosen!r:.60}. Correct it in the file.")
-    return _beside(payload, imported, builder)
+    return _report_others(payload, imported, builder)
 
 
 def _named(name: str, where: str, builder: ImportBuilder) -> ImportReport:
@@ -191,8 +191,8 @@ def _megatrons_defaults(builder: ImportBuilder) -> None:
         builder.implied("ddp.grad_reduce_in_fp32", False, detail, grad_reduce_in_fp32=False)
 
 
-def _beside(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
-    """Report what the owners' sections say beside `mixed_precision`, which is written over them."""
+def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
+    """Report the owners' own values, which `mixed_precision` overwrites."""
     values, acting = imported.config.to_dict(full=True), meaning(imported.config)
     for owner in OWNERS:
         section = payload.get(owner)
@@ -297,7 +297,7 @@ def recognise(document: Document) -> Recognised | None:
         return Recognised(certainty=0.7, evidence="has sections with Megatron's targets, as its run configs do")
     known = [name for name in OWN if name in top]
     if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
-        whole = len(known) == len(top)  # `bf16` and `fp8` beside other keys are other systems' words too
+        whole = len(known) == len(top)  # `bf16` and `fp8` among other keys are other systems' words too
         return Recognised(
             certainty=0.6 if whole else 0.4,
             evidence=f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class",

@@ -45,7 +45,7 @@ def is_read(key: str) -> bool:
 
 
 def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str | None]:
-    """Carry what the engine's file says where the script writes it, and leave open what it decides where not.
+    """Map what the engine's file says where the script writes it, and leave open what it decides where not.
 
     Args:
         run: The arguments.

@@ -1,4 +1,4 @@
-"""torch's `GradScaler`, which most trainers use for FP16, beside Megatron's own: other defaults, fewer settings.
+"""torch's `GradScaler`, which most trainers use for FP16, and Megatron's own: other defaults, fewer settings.
 
     scale on overflow: times backoff_factor at once (Megatron: after `hysteresis` overflows)
     scale afterwards:  times growth_factor after growth_interval good steps (Megatron: `loss_scale_window`)
@@ -25,7 +25,7 @@ NAMES = {"initial_loss_scale": "init_scale", "loss_scale_window": "growth_interv
 
 
 def assume_torch_scaler(builder: ImportBuilder, where: str, *, given: tuple[str, ...] = ()) -> None:
-    """Note the defaults of a `GradScaler` that `where` makes, except for the fields `given` by somebody."""
+    """Note the defaults of a `GradScaler` that `where` makes, except for the fields in `given`."""
     for field, value in TORCH_SCALER.items():
         if field in given:
             continue

@@ -44,7 +44,7 @@ class Settings:
         return f"{self.path}.{key}" if self.path else key
 
     def given(self, key: str) -> bool:
-        """Return whether somebody wrote a value, null not counting."""
+        """Return whether a value is written, null not counting."""
         return self.values.get(key) is not None
 
     def switch(self, key: str) -> bool | None:

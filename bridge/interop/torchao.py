@@ -65,11 +65,11 @@ def import_(payload: object, *, mode: str | None = None) -> ImportReport:
     if around is None:
         detail = "torchao converts linear layers and leaves the rest to the trainer; BF16 was assumed"
         builder.report("mode", None, "implied default", detail, "Say mode=bf16 to be sure.")
-    beside = _beside(payload, kind) if given.path == kind else {}
-    for name, block in beside.items():
-        detail = f"{kind} was read, and nothing beside it"
+    others = _others(payload, kind) if given.path == kind else {}
+    for name, block in others.items():
+        detail = f"{kind} was read, and nothing else"
         builder.report(name, block, "unsupported", detail, "Convert it by itself.")
-    is_open = bool(beside)
+    is_open = bool(others)
     if payload:
         is_open |= (_import_mx if kind == "mxfp8" else _import_float8)(builder, given)
     imported = builder.finish("fp32" if around == "fp32" else "megatron_o2")
@@ -128,8 +128,8 @@ def _kind(payload: object) -> tuple[str, Settings]:
     return ("mxfp8" if mx else "float8"), top
 
 
-def _beside(payload: object, kind: str) -> dict[str, Any]:
-    """Return what stands beside the block that is read."""
+def _others(payload: object, kind: str) -> dict[str, Any]:
+    """Return the other blocks, which are not read."""
     if not isinstance(payload, Mapping):
         return {}
     return {str(name): block for name, block in payload.items() if name != kind and block is not None}
@@ -175,7 +175,7 @@ def _import_mx(builder: ImportBuilder, given: Settings) -> bool:
 
 
 def _import_float8(builder: ImportBuilder, given: Settings) -> bool:
-    """Carry the config; return whether its FP8 has no form here, so that no recipe may be named."""
+    """Map the config; return whether its FP8 has no form here, so that no recipe may be named."""
     recipe = given.word("recipe_name", FLOAT8_RECIPES)
     casts = _casts(given, recipe)
     high_wgrad = casts["grad_weight"] == "disabled" or recipe == FLOAT8_RECIPES[2]
@@ -187,7 +187,7 @@ def _import_float8(builder: ImportBuilder, given: Settings) -> bool:
         raise given.wrong("enable_fsdp_float8_all_gather", "needs tensorwise scaling of weights", True, "Turn it off")
     if row or off:
         what = "torchao scales each row by itself, with powers of two; Megatron has no such scheme"
-        detail = "no GEMM runs in FP8" if off else f"{what}, so no FP8 was carried"
+        detail = "no GEMM runs in FP8" if off else f"{what}, so no FP8 was written"
         for name in names or ["recipe_name"]:
             value = given.values.get(name)
             remedy = "Choose tensorwise or blockwise scaling by hand."
@@ -282,7 +282,7 @@ def _details(builder: ImportBuilder, given: Settings, *, power_of_two: bool) -> 
             detail = f"not a setting of {VERSION}'s Float8LinearConfig"
             builder.report(given.name(key), value, "unsupported", detail, "Check its spelling, or drop it.")
     if given.given("module_filter_fn"):
-        detail = "a function that chooses modules cannot be carried"
+        detail = "a function that chooses modules cannot be converted"
         shown = "a function" if callable(given["module_filter_fn"]) else given["module_filter_fn"]
         builder.report(given.name("module_filter_fn"), shown, "unsupported", detail, "State first_last_layers_bf16.")
 

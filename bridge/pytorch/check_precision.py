@@ -107,7 +107,7 @@ class PrecisionReport:
         if wanted not in self.matmuls and not (wanted == "float32" and wide):
             return [*found, f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?"]
         if other:
-            found.append(f"Matmuls ran in {', '.join(other)} beside {wanted}: {counted}. Which layers cast to it?")
+            found.append(f"Matmuls ran in {', '.join(other)} and {wanted}: {counted}. Which layers cast to it?")
         if wanted != "float32" and sum(wide.values()) * 2 > sum(self.matmuls.values()):
             found.append(
                 f"Most matmuls ran in {', '.join(wide)}, not in {wanted}: {counted}. Does autocast cover them?"
@@ -202,7 +202,7 @@ def _matmul_counter(matmuls: Counter[str]) -> Any:
                 tensors = [value for value in args if hasattr(value, "dtype") and value.dim() > 1]
                 if tensors:
                     names = [_name(value.dtype) for value in tensors]
-                    low = [name for name in names if name.startswith(("float8", "float4"))]  # beside are their scales
+                    low = [name for name in names if name.startswith(("float8", "float4"))]  # the rest are scales
                     matmuls[(low or names)[-1]] += 1
             return func(*args, **(kwargs or {}))
 

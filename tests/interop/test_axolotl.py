@@ -67,7 +67,7 @@ def test_emulated_bf16_is_pointed_out() -> None:
         ({"fp8": True, "fp8_enable_fsdp_float8_all_gather": True}, None, "needs fsdp_version: 2"),
         ({"fp8_config": {"recipe": "rowwise"}}, None, "fp8_config: needs fp8: true"),
         ({"fp8": True, "fp8_config": {"margin": 1}}, None, "has `recipe` and nothing else"),
-        ({"deepspeed": "z.json", "fsdp": ["full_shard"]}, None, "fsdp: must not stand beside deepspeed"),
+        ({"deepspeed": "z.json", "fsdp": ["full_shard"]}, None, "fsdp: must not stand together with deepspeed"),
         ({"fp32_norms": True}, None, "fp32_norms: needs an fsdp_config block"),
         ({"fp32_norms": True, "fsdp_config": {"x": 1}, "fsdp_version": 1}, None, "fp32_norms: needs fsdp_version: 2"),
         ({"bf16": True}, "h1000", "gpu: must be a card or its compute capability"),

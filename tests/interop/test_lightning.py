@@ -166,7 +166,7 @@ def test_a_file_under_fsdp_reduces_in_bf16() -> None:
     [
         ({"precision": "transformer-engine", "strategy": "fsdp"}, "under the fsdp strategy"),
         ({"precision": "16-mixed", "strategy": "model_parallel"}, "under the modelparallel strategy"),
-        ({"precision": "bf16-mixed", "plugins": [te()]}, "must not stand beside a precision plugin"),
+        ({"precision": "bf16-mixed", "plugins": [te()]}, "must not stand together with a precision plugin"),
         (te(recipe={"fp8_format": "hybrid"}), "must be 'HYBRID' or 'E4M3', got 'hybrid'. Did you mean 'HYBRID'?"),
         ({"class_path": TE, "init_args": {}}, "weights_dtype: must be given"),
         (te(recipe=3), "must be None, a mapping or a DelayedScaling"),

@@ -122,7 +122,7 @@ FIGURE = (
 def test_a_fragment_that_says_nothing_names_first_what_decides() -> None:
     run = read(FIGURE)
     assert [loss.field for loss in run.unmapped] == ["source `pwd`/CONFIG.sh", "source SBATCH.sh", "launch", "mode"]
-    assert run.unmapped[0].detail.startswith("nothing is started here, and nothing said of the precision")
+    assert run.unmapped[0].detail.startswith("nothing is started here, and the precision is not stated")
     assert (run.mode_is_stated, run.recipe, run.mapped) == (False, None, {})
 
 

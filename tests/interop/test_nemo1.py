@@ -317,7 +317,7 @@ def test_a_default_of_a_variable_is_named_and_typed() -> None:
     assert (imported.config.hysteresis, imported.semantics) == (4, "megatron_o2")
     (loss,) = (loss for loss in imported.unmapped if loss.field == "model.hysteresis")
     assert (loss.value, loss.reason) == (4, "implied default")
-    assert loss.detail == "the environment variable HYSTERESIS decides; the default beside it was taken"
+    assert loss.detail == "the environment variable HYSTERESIS decides; the default written with it was taken"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ UNREAD = {
     "amax_compute_algorithm": "amax_compute_algo",
     "optimization_level": "opt_level",
 }
-"""Keys that `accelerate config` writes and nobody reads -> the key that is read."""
+"""Keys that `accelerate config` writes and nothing reads -> the key that is read."""
 READ = {
     "TE": (
         "margin",
@@ -41,7 +41,7 @@ READ = {
 
 
 def import_fp8(builder: ImportBuilder, fp8: Settings, backend: str) -> None:
-    """Carry the settings of one back end."""
+    """Map the settings of one back end."""
     for key, value in fp8.values.items():
         if key == "backend" or value is None:
             continue
@@ -52,10 +52,10 @@ def import_fp8(builder: ImportBuilder, fp8: Settings, backend: str) -> None:
             other = next((name for name in BACKENDS if key in READ[name]), None)
             detail = f"a setting of the {other} back end" if other else f"not a setting of {VERSION}"
             builder.report(fp8.name(key), value, "dead knob", detail, "Drop it, or change the back end.")
-    {"TE": _arrive_te, "AO": _arrive_ao, "MSAMP": _arrive_msamp}[backend](builder, fp8)
+    {"TE": _import_te, "AO": _import_ao, "MSAMP": _import_msamp}[backend](builder, fp8)
 
 
-def _arrive_te(builder: ImportBuilder, fp8: Settings) -> None:
+def _import_te(builder: ImportBuilder, fp8: Settings) -> None:
     name = "fp8_format" if fp8.given("fp8_format") else "format"
     format_ = (fp8.text(name) or "HYBRID").upper()
     if format_ not in ("HYBRID", "E4M3"):
@@ -139,7 +139,7 @@ def _overrides(builder: ImportBuilder, fp8: Settings) -> None:
     builder.report(name, list(value), "dead knob", detail, "Drop it.")
 
 
-def _arrive_ao(builder: ImportBuilder, fp8: Settings) -> None:
+def _import_ao(builder: ImportBuilder, fp8: Settings) -> None:
     builder.fields |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
     gather = fp8.switch("enable_fsdp_float8_all_gather")
     name = fp8.name("enable_fsdp_float8_all_gather")
@@ -159,7 +159,7 @@ def _arrive_ao(builder: ImportBuilder, fp8: Settings) -> None:
         )
     detail = "the first and the last nn.Linear stay in high precision: modules, not layers"
     if fp8.given("module_filter_func"):
-        detail = "a function that chooses modules cannot be carried"
+        detail = "a function that chooses modules cannot be converted"
     remedy = "State first_last_layers_bf16 if you want whole layers."
     builder.report(fp8.name("module_filter_func"), fp8.values.get("module_filter_func"), "approximated", detail, remedy)
     config = fp8.values.get("config")
@@ -167,11 +167,11 @@ def _arrive_ao(builder: ImportBuilder, fp8: Settings) -> None:
         builder.report(fp8.name("config"), config, "unsupported", "an object", "Convert it by itself, from torchao.")
 
 
-def _arrive_msamp(builder: ImportBuilder, fp8: Settings) -> None:
+def _import_msamp(builder: ImportBuilder, fp8: Settings) -> None:
     level = fp8.word("opt_level", ("O1", "O2")) or "O2"
     detail = "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does, and it is unmaintained"
     builder.report(
-        fp8.name("opt_level"), level, "unsupported", detail, "Choose an FP8 recipe by hand; BF16 was carried."
+        fp8.name("opt_level"), level, "unsupported", detail, "Choose an FP8 recipe by hand; BF16 was written."
     )
 
 
@@ -179,12 +179,12 @@ def export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
     """Return the `fp8_config` for the config's FP8, or None where no back end has it."""
     config = builder.config
     if config.fp8 == "hybrid" and config.fp8_recipe == "tensorwise":
-        return _depart_ao(builder)
+        return _export_ao(builder)
     if config.fp8_recipe == "mxfp8":
         block = {"backend": "TE", "fp8_format": str(config.fp8).upper(), "use_mxfp8_block_scaling": True}
         builder.map("fp8", "fp8_config.fp8_format")
         builder.map("fp8_recipe", "fp8_config.use_mxfp8_block_scaling")
-        _lose_te(builder)
+        _report_te(builder)
         return block
     if config.fp8_recipe != "delayed":
         detail = f"no back end of {VERSION} has {config.fp8_recipe} scaling in {config.fp8}, so no FP8 was written"
@@ -213,18 +213,18 @@ def export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
     if not config.fp8_wgrad:
         detail = "Transformer Engine 2.0 and later cannot turn it off"
         builder.report("fp8_wgrad", "dead knob", detail, "Drop it.")
-    _lose_te(builder)
+    _report_te(builder)
     return block
 
 
-def _lose_te(builder: ExportBuilder) -> None:
+def _report_te(builder: ExportBuilder) -> None:
     for field in ("fp8_param_gather", "fp8_param"):
         if builder.values[field]:
             detail = "accelerate replaces modules of a finished model and keeps its weights as they are"
             builder.report_if_stated(field, "unsupported", detail, "Do without FP8 weights there.")
 
 
-def _depart_ao(builder: ExportBuilder) -> dict[str, Any]:
+def _export_ao(builder: ExportBuilder) -> dict[str, Any]:
     config = builder.config
     for field in ("fp8", "fp8_recipe"):
         builder.map(field, "fp8_config.backend")

@@ -31,7 +31,7 @@ VERSION = "accelerate 1.15.0"
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 HANDLERS = {"TERecipeKwargs": "TE", "AORecipeKwargs": "AO", "MSAMPRecipeKwargs": "MSAMP"}
 OLD_HANDLER = "FP8RecipeKwargs"
-"""The handler of earlier releases, still taken: it names its back end itself, Transformer Engine unless told."""
+"""The handler of earlier releases, still taken: it names its back end itself, Transformer Engine by default."""
 PLUGINS = {"fsdp_plugin": "FullyShardedDataParallelPlugin", "deepspeed_plugin": "DeepSpeedPlugin"}
 """Argument of `Accelerator` -> the class that it is of, the name that it has here."""
 SHARDED = ("fsdp_config", "deepspeed_config", "megatron_lm_config")
@@ -75,7 +75,7 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
     if decided_elsewhere and base == "fp32":
         builder.fields.pop("fp32", None)
         builder.leave_mode("DeepSpeed's own configuration")
-    _beside(builder, top, compute)
+    _report_others(builder, top, compute)
     _unknown(builder, top)
     semantics = {"fsdp": "fsdp_policy", "deepspeed": "megatron_o2", "megatron": "megatron_o2"}.get(
         sharding or "", "amp_o1"
@@ -245,7 +245,7 @@ def _scaler(builder: ImportBuilder, top: Settings, *, used: bool) -> None:
     assume_torch_scaler(builder, TITLE, given=tuple(taken))
 
 
-def _beside(builder: ImportBuilder, top: Settings, compute: str) -> None:
+def _report_others(builder: ImportBuilder, top: Settings, compute: str) -> None:
     if compute == "fp16" and top.switch("use_cpu"):
         detail = f"on a CPU {VERSION} turns FP16 off without a word: the run is FP32"
         builder.report("use_cpu", True, "semantics", detail, "Write bf16, or no.")

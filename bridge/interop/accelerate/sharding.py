@@ -1,4 +1,4 @@
-"""What shards an accelerate run: DeepSpeed, FSDP or neither, and what either does to weights and gradients.
+"""The sharding of an accelerate run: DeepSpeed, FSDP or neither, and what it does to weights and gradients.
 
 `accelerate launch` goes by `distributed_type` alone: a block of the other kind stays unread, and the empty blocks that
 earlier releases wrote mean nothing. Arguments of `Accelerator` have no such word; there a plugin that is given acts.
@@ -23,7 +23,7 @@ BLOCKS = {
     "fsdp": ("FullyShardedDataParallelPlugin", "fsdp_config"),
     "deepspeed": ("DeepSpeedPlugin", "deepspeed_config"),
 }
-"""What shards -> where its settings stand."""
+"""Kind of sharding -> its blocks of settings."""
 TRUE = ("true", "1", "yes", "on", "y", "t")
 SCALE = {
     "initial_scale_power": ("initial_loss_scale", 65536),
@@ -48,7 +48,7 @@ def sharding_of(builder: ImportBuilder, top: Settings, compute: str) -> str | No
             detail = f"read under distributed_type: {what.upper()} only"
             builder.report(name, top[name], "dead knob", detail, "Drop it, or set distributed_type.")
     if kind == "MEGATRON_LM" and compute in ("bf16", "fp16"):
-        detail = f"no autocast: Megatron-LM trains {compute} weights beside FP32 masters ({VERSION})"
+        detail = f"no autocast: Megatron-LM trains {compute} weights with FP32 masters ({VERSION})"
         builder.report("distributed_type", kind, "semantics", detail, "Convert Megatron-LM's own arguments too.")
         return "megatron"
     if kind == "XLA" and compute == "bf16":
@@ -63,13 +63,13 @@ def plain_fields(value: object) -> object:
 
 
 def import_fsdp(builder: ImportBuilder, top: Settings, base: str) -> None:
-    """Carry what the policy says of gradients, and report the rest of it."""
+    """Map what the policy says of gradients, and report the rest of it."""
     name = "FullyShardedDataParallelPlugin" if top.given("FullyShardedDataParallelPlugin") else "fsdp_config"
     block = top.section(name)
     key = next((k for k in ("mixed_precision_policy", "fsdp_mixed_precision_policy") if block.given(k)), None)
     for loading in ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading"):
         if builder.fields.get("fp8_recipe") == "tensorwise" and str(block.values.get(loading)).lower() in TRUE:
-            detail = f"{VERSION} raises on it beside torchao's FP8"
+            detail = f"{VERSION} raises on it together with torchao's FP8"
             builder.report(block.name(loading), block[loading], "unsupported", detail, "Set it to false.")
     if key is not None and name == "fsdp_config":
         detail = f"`accelerate launch` hands no policy on; only an argument of the plugin is read ({VERSION})"

@@ -20,7 +20,7 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 
 @dataclass(frozen=True, kw_only=True)
 class Detected:
-    """What Axolotl trains in."""
+    """The dtypes that Axolotl detects."""
 
     bf16: bool
     fp16: bool
@@ -79,7 +79,7 @@ def refuse(settings: Settings, gpu: dict[str, bool] | None, gpu_name: object) ->
         rule = "is in Axolotl's documentation, and its schema refuses it (0.18 and 0.19)"
         raise settings.wrong("bf16", rule, "full", remedy)
     if settings.values.get("deepspeed") and settings.values.get("fsdp"):
-        raise settings.wrong("fsdp", "must not stand beside deepspeed", settings["fsdp"], "Keep one of the two")
+        raise settings.wrong("fsdp", "must not stand together with deepspeed", settings["fsdp"], "Keep one of the two")
     fp8 = bool(settings.switch("fp8"))
     config = settings.section("fp8_config")
     recipe = config.word("recipe", RECIPES) or RECIPES[0]

@@ -170,7 +170,7 @@ def _float8(builder: ImportBuilder, top: Settings) -> None:
         return
     recipe = top.section("fp8_config").values.get("recipe", "tensorwise")
     if recipe != "tensorwise":
-        detail = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was carried"
+        detail = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was written"
         remedy = "Choose tensorwise or blockwise scaling by hand."
         builder.report("fp8_config.recipe", recipe, "unsupported", detail, remedy)
         builder.report("fp8", True, "unsupported", detail, remedy)

@@ -1,7 +1,7 @@
-"""What an Axolotl configuration says of precision beside the mode: everything here has no field and is reported.
+"""Settings of Axolotl that bear on precision and have no field: all are reported.
 
 Three kinds: settings of Axolotl itself, settings of its kernels plugin, which act only where `plugins` names it, and
-names that look like precision and that nobody reads.
+names that look like precision and that nothing reads.
 Source: Axolotl 0.19.0 utils/schemas, loaders/model.py, integrations/kernels/args.py.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["LOOKS_LIKE_PRECISION", "report_unsupported"]
 
 VERSION = "Axolotl 0.19.0"
 BY_HAND = "Set it up by hand where you train next."
-BESIDE = {
+UNSUPPORTED = {
     "load_in_4bit": "the frozen weights are stored in 4 bits (bitsandbytes)",
     "load_in_8bit": "the frozen weights are stored in 8 bits (bitsandbytes), and loaded in FP16 unless bf16 is on",
     "gptq": "the frozen weights are a GPTQ checkpoint",
@@ -39,7 +39,7 @@ BESIDE = {
     "use_onebitllms": "weights of 1.58 bits (BitNet)",
     "fp32_norms": "norms are sharded under a policy of their own, in FP32",
     "fp32_norm_classes": "which norms are kept in FP32",
-    "embeddings_skip_upcast": "embeddings are not upcast to FP32 beside an adapter",
+    "embeddings_skip_upcast": "embeddings are not upcast to FP32 under an adapter",
     "cut_cross_entropy": "embeddings and norms are cast back to the compute dtype",
     "peft_autocast_adapter_dtype": "whether adapter weights are upcast to FP32",
     "qgalore_proj_quant": "the projection of Q-GaLore is quantised",
@@ -53,7 +53,7 @@ BESIDE = {
 KERNELS = {
     "nonexpert_quantization": "weights outside the experts are quantised when they are loaded",
     "dsv4_fp8_nonexpert_mode": "whether weights outside the experts stay FP8 or become BF16 when they are loaded",
-    "dsv4_fp8_lora_kernel": "attention projections run in blockwise FP8 beside their adapters",
+    "dsv4_fp8_lora_kernel": "attention projections run in blockwise FP8 under their adapters",
     "dsv4_bf16_all": "weights that the model keeps in FP32 are cast to the compute dtype as well",
     "dsv4_fp4_grouped_mode": "GEMMs of the frozen experts run on FP4 weights, with FP4 or FP8 activations",
     "gemma4_fp8_nonexpert": "weights outside the experts are stored in FP8",
@@ -78,9 +78,9 @@ LOOKS_LIKE_PRECISION = re.compile(
 
 def report_unsupported(builder: ImportBuilder, top: Settings, done: Collection[str]) -> None:
     """Report whatever else than `done` bears on precision, and what looks as if it did and is ignored."""
-    for key, detail in BESIDE.items():
+    for key, detail in UNSUPPORTED.items():
         if top.given(key):
-            _lose_if_on(builder, key, top[key], detail)
+            _report_if_on(builder, key, top[key], detail)
     for key in COMPILE:
         if top.given(key):
             detail = "compiled kernels may round elsewhere; a recipe does not say whether to compile"
@@ -89,7 +89,7 @@ def report_unsupported(builder: ImportBuilder, top: Settings, done: Collection[s
     _attention(builder, top)
     _optimizer(builder, top)
     _inference(builder, top)
-    known = {*done, *BESIDE, *KERNELS, *COMPILE}
+    known = {*done, *UNSUPPORTED, *KERNELS, *COMPILE}
     for key in top.values:
         if key not in known and LOOKS_LIKE_PRECISION.search(key):
             detail = f"not a setting of {VERSION}, which ignores unknown names without a word"
@@ -99,7 +99,7 @@ def report_unsupported(builder: ImportBuilder, top: Settings, done: Collection[s
             builder.report(key, top[key], "dead knob", detail, f"Write {key.lower()} if it is meant.")
 
 
-def _lose_if_on(builder: ImportBuilder, name: str, value: Any, detail: str) -> None:
+def _report_if_on(builder: ImportBuilder, name: str, value: Any, detail: str) -> None:
     if value is False:
         builder.map(name)
     else:
@@ -113,7 +113,7 @@ def _kernels(builder: ImportBuilder, top: Settings) -> None:
         if not top.given(key):
             continue
         if named or top[key] is False:
-            _lose_if_on(builder, key, top[key], detail)
+            _report_if_on(builder, key, top[key], detail)
         else:
             unread = "a setting of the kernels plugin, which `plugins` does not name"
             builder.report(key, top[key], "dead knob", unread, "Drop it, or name the plugin.")
@@ -122,13 +122,13 @@ def _kernels(builder: ImportBuilder, top: Settings) -> None:
 def _attention(builder: ImportBuilder, top: Settings) -> None:
     chosen = top.values.get("attn_implementation")
     if chosen == "sage":
-        builder.report("attn_implementation", chosen, "unsupported", BESIDE["sage_attention"], BY_HAND)
+        builder.report("attn_implementation", chosen, "unsupported", UNSUPPORTED["sage_attention"], BY_HAND)
     elif chosen == "fp8":
         builder.map("attn_implementation")
         detail = "attention through torchao's FP8 kernels (SM 9.0, PyTorch 2.11)"
         if "fp8" in builder.fields:
             builder.map("attn_implementation", fp8_dot_product_attention=True)
-        remedy = "Use fp8_dot_product_attention beside an FP8 recipe."
+        remedy = "Use fp8_dot_product_attention with an FP8 recipe."
         builder.report("attn_implementation", "fp8", "approximated", detail, remedy)
 
 
@@ -136,21 +136,21 @@ def _optimizer(builder: ImportBuilder, top: Settings) -> None:
     name = top.values.get("optimizer")
     detail = low_precision_optimizer(name)
     if detail is not None:
-        builder.report("optimizer", name, "unsupported", detail, "Megatron keeps it in FP32 unless told otherwise.")
+        builder.report("optimizer", name, "unsupported", detail, "Megatron keeps it in FP32 by default.")
     arguments = top.values.get("optim_args")
     detail = "an argument of the optimizer that decides how its state or the weights are rounded"
     if isinstance(arguments, dict):
         for key, value in arguments.items():
             if LOOKS_LIKE_PRECISION.search(str(key)):
-                _lose_if_on(builder, f"optim_args.{key}", value, detail)
+                _report_if_on(builder, f"optim_args.{key}", value, detail)
     elif isinstance(arguments, str) and LOOKS_LIKE_PRECISION.search(arguments):
         builder.report("optim_args", arguments, "unsupported", detail, BY_HAND)
 
 
 def _inference(builder: ImportBuilder, top: Settings) -> None:
-    """Report in what the engine beside the trainer generates."""
+    """Report the dtype in which the engine next to the trainer generates."""
     block = top.values.get("vllm")
     for key, value in block.items() if isinstance(block, dict) else ():
         if value is not None and LOOKS_LIKE_PRECISION.search(str(key)):
-            detail = "what vLLM generates in beside training; a recipe is about training"
+            detail = "the dtype in which vLLM generates; a recipe is about training"
             builder.report(f"vllm.{key}", value, "unsupported", detail, BY_HAND)

@@ -1,4 +1,4 @@
-"""In what DeepSpeed accumulates and reduces gradients: two settings in two places, where Megatron has one switch.
+"""The dtypes in which DeepSpeed accumulates and sends gradients: two settings, where Megatron has one switch.
 
 Source: DeepSpeed 0.19.8 runtime/config.py (`DtypeEnum`, `get_communication_data_type`), runtime/engine.py.
 """
@@ -18,17 +18,17 @@ __all__ = ["DTYPE_NAMES", "import_gradients"]
 
 VERSION = "DeepSpeed 0.19.8"
 SENT = ("fp32", "fp16", "bf16")
-"""What `communication_data_type` takes, in either case."""
+"""Values of `communication_data_type`, in either case."""
 DTYPE_NAMES = {
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
 }
-"""What every other dtype is spelled like -> ours. Case counts."""
+"""Spelling of every other dtype -> ours. Case counts."""
 
 
 def import_gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
-    """Carry the two settings that together decide in what gradients are accumulated and reduced."""
+    """Map the two settings that together decide in what gradients are accumulated and reduced."""
     types = top.section("data_types")
     accumulated, sent = _dtype(types, "grad_accum_dtype"), _sent(builder, top, "communication_data_type")
     names = {types.name("grad_accum_dtype"): accumulated, "communication_data_type": sent}
@@ -56,12 +56,12 @@ def import_gradients(builder: ImportBuilder, top: Settings, mode: str | None) ->
             remedy = "Set zero_optimization.stage to 1 or more."
             builder.report(types.name("grad_accum_dtype"), accumulated, "unsupported", detail, remedy)
     _module_dtypes(builder, types, mode)
-    beside = _sent(builder, top, "seq_parallel_communication_data_type")
-    if beside == "fp32":
+    by_sequence = _sent(builder, top, "seq_parallel_communication_data_type")
+    if by_sequence == "fp32":
         builder.map("seq_parallel_communication_data_type")
-    elif beside is not None:
+    elif by_sequence is not None:
         detail = "gradients of sequence-parallel ranks are reduced in it"
-        builder.report("seq_parallel_communication_data_type", beside, "unsupported", detail, "Check it by hand.")
+        builder.report("seq_parallel_communication_data_type", by_sequence, "unsupported", detail, "Check it by hand.")
 
 
 def _stage(top: Settings) -> object:

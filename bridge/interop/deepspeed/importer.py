@@ -88,7 +88,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
 
 
 def _enabled(builder: ImportBuilder, block: Settings, mode: str, above: str | None) -> bool:
-    """Return whether a block is on, with "auto" resolved by the layer above, or by nobody."""
+    """Return whether a block is on, with "auto" resolved by the layer above, or off without one."""
     if not block.given("enabled"):
         if block.values:
             builder.report(block.name("enabled"), False, "implied default", f"off in {VERSION}", STATE)
@@ -153,7 +153,7 @@ def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str 
 
 
 def _loss_scale(builder: ImportBuilder, block: Settings, *, dynamic_mode: bool) -> None:
-    """Carry the loss scale and its schedule, where FP16 is on."""
+    """Map the loss scale and its schedule, where FP16 is on."""
     keys = ("loss_scale", *SCALE_DEFAULTS)
     if not dynamic_mode:
         for key in keys:
@@ -174,11 +174,11 @@ def _loss_scale(builder: ImportBuilder, block: Settings, *, dynamic_mode: bool) 
             continue
         least = 1 if key in ("loss_scale_window", "min_loss_scale", "hysteresis") else 0
         value = block.whole(key, least=least) if given is not None else default
-        field, carried = _scale_field(block, key, value if value is not None else default)
+        field, field_value = _scale_field(block, key, value if value is not None else default)
         if given is not None:
-            builder.map(block.name(key), **{field: carried})
+            builder.map(block.name(key), **{field: field_value})
         else:
-            builder.fields[field] = carried
+            builder.fields[field] = field_value
             builder.report(block.name(key), default, "implied default", f"{default} in {VERSION}", STATE)
     if not scale and block.given("min_loss_scale"):
         detail = "an overflow at the smallest scale ends the run there; Megatron stays at it and goes on"

@@ -1,6 +1,6 @@
-"""What a DeepSpeed configuration says of precision beside its modes: nothing of it has a field, all of it is reported.
+"""Settings of DeepSpeed that bear on precision and have no field: all are reported.
 
-Blocks forbid names they do not know, the top of the file ignores them without a word; both are said. So is what
+Blocks forbid names they do not know, the top of the file ignores them silently; both are reported. So is what
 DeepSpeed has removed: it refuses a file that still has the block, switched on or off, where earlier releases read it.
 Source: DeepSpeed 0.19.8 runtime/config.py, runtime/precision_config.py, runtime/zero/config.py, runtime/engine.py.
 """
@@ -23,7 +23,7 @@ VERSION = "DeepSpeed 0.19.8"
 STATE = "Write it down to be sure."
 MASTERS = "Megatron keeps FP32 masters: plan 4 more bytes per weight, or use its precision-aware optimizer."
 IGNORED = ("fp8", "fp4", "tf32", "float16", "fp32", "mixed_precision", "fp32_allreduce")
-"""Names at the top that people write and nobody reads."""
+"""Names at the top that people write and nothing reads."""
 READ = ("fp16", "bf16", "bfloat16", "torch_autocast", "data_types", "communication_data_type", "amp")
 """Names at the top that are accounted for elsewhere."""
 REMOVED = {
@@ -31,7 +31,7 @@ REMOVED = {
     "quantize_training": "weights are fake-quantised in training (MoQ)",
     "eigenvalue": "decides when weights are quantised further (MoQ)",
 }
-BESIDE = {
+UNSUPPORTED = {
     "weight_quantization": "the weights are stored quantised",
     "msamp": "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does",
     "prescale_gradients": "gradients are divided before they are reduced, so that others overflow",
@@ -122,7 +122,7 @@ def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
         if top.given(key):
             removed = f"{detail}; {VERSION} has removed it and refuses the file"
             builder.report(key, top[key], "unsupported", removed, "Drop it, or quantise by other means.")
-    for key, detail in BESIDE.items():
+    for key, detail in UNSUPPORTED.items():
         value = top.values.get(key)
         is_off = key == "msamp" and isinstance(value, Mapping) and value.get("enabled", False) is False
         _switch(builder, key, False if is_off else value, detail)
@@ -131,7 +131,7 @@ def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
         builder.map("gradient_predivide_factor")
     elif factor is not None:
         builder.report(
-            "gradient_predivide_factor", factor, "unsupported", BESIDE["prescale_gradients"], "Check it by hand."
+            "gradient_predivide_factor", factor, "unsupported", UNSUPPORTED["prescale_gradients"], "Check it by hand."
         )
     _zero(builder, top)
     _optimizer(builder, top)

@@ -1,7 +1,7 @@
 """`fp8` in a Trainer's file: an argument of LLaMA-Factory, which hands FP8 on to accelerate past the Trainer.
 
 How it does so stopped working: the Trainer reads ACCELERATE_MIXED_PRECISION before LLaMA-Factory sets it, and gives
-its own answer to the Accelerator, from transformers 5.0 on. What the file asks for is carried, and that is said.
+its own answer to the Accelerator, from transformers 5.0 on. The requested FP8 is mapped, and this is reported.
 Source: LLaMA-Factory 0.9.5 train/fp8_utils.py, transformers 4.57.6, 5.0.0, 5.6.0 and 5.23.0 trainer.py.
 """
 
@@ -23,7 +23,7 @@ CHECK = "Look for `enabled: True` in its log line on FP8, and state no fp8 in th
 
 
 def float8(builder: ImportBuilder, top: Settings, compute: str, *, on: bool) -> str:
-    """Carry FP8, and return the compute that it runs under; `compute` where it is off."""
+    """Map FP8, and return the compute that it runs under; `compute` where it is off."""
     if not on:
         for name in SETTINGS:
             value = top.values.get(name)

@@ -32,7 +32,7 @@ __all__ = ["SYSTEM", "arguments", "export", "import_"]
 TITLE = "TrainingArguments"
 VERSION = "transformers 5.23.0"
 SWITCH_NAMES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "torch_compile", "use_cpu", "no_cuda")
-BESIDE = {
+UNSUPPORTED = {
     "bf16_full_eval": "evaluation casts the weights themselves to BF16; a recipe is about training",
     "fp16_full_eval": "evaluation casts the weights themselves to FP16; a recipe is about training",
     "torch_compile": "compiled kernels may round elsewhere; a recipe does not say whether to compile",
@@ -93,8 +93,8 @@ def import_(
         builder.report("fp16", True, "semantics", detail, "Use bf16 on a CPU.")
     _tf32(builder, on, compute)
     report_removed(builder, top, compute)
-    _beside(builder, top, on)
-    report_model(builder, top, model, {*SWITCH_NAMES, *REMOVED, *BESIDE, *FP8, LAUNCHER, "optim", "pure_bf16"})
+    _report_others(builder, top, on)
+    report_model(builder, top, model, {*SWITCH_NAMES, *REMOVED, *UNSUPPORTED, *FP8, LAUNCHER, "optim", "pure_bf16"})
     is_open = report_launcher(builder, top) and asked == "fp32" and environment is None
     is_open = is_open or bool(top.values.get("deepspeed")) or launchers_sharding(top) == "deepspeed"
     imported = builder.finish(semantics)
@@ -234,7 +234,7 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded) ->
 
 
 def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str, semantics: str) -> None:
-    """Report what the weights are, and carry the setting that says so."""
+    """Report the dtype of the weights, and map the setting that states it."""
     name, value, said = model.setting, model.dtype, model.value
     written = name != "weights_dtype" and not model.is_open
     if semantics == "true":
@@ -253,7 +253,7 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
     elif value is not None and written:
         builder.map(name)
     elif value is None and not model.is_open and semantics in ("amp_o1", "fp32"):
-        detail = f"FP32 was assumed; from_pretrained takes the checkpoint's own dtype unless told ({VERSION})"
+        detail = f"FP32 was assumed; from_pretrained takes the checkpoint's own dtype by default ({VERSION})"
         remedy = "Pass weights_dtype=bf16 if that is how it is loaded."
         if model.upcasts:
             detail = "FP32: LLaMA-Factory 0.9.5 upcasts what it trains, unless pure_bf16 is on"
@@ -261,7 +261,7 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
         builder.report(name, None, "implied default", detail, remedy)
     if model.adapter is not None:
         frozen = f"frozen {value} weights" if value else "frozen weights"
-        detail = f"only the adapter is trained, in FP32 unless PEFT is told otherwise, over {frozen}"
+        detail = f"only the adapter is trained, in FP32 unless PEFT is configured otherwise, over {frozen}"
         remedy = "Use Megatron's own adapters; its masters are FP32 too."
         builder.report(model.adapter, top[model.adapter], "semantics", detail, remedy)
 
@@ -275,8 +275,8 @@ def _tf32(builder: ImportBuilder, on: dict[str, bool | None], compute: str) -> N
         builder.report("tf32", None, "implied default", detail, "Write tf32=false to keep FP32 matmuls exact.")
 
 
-def _beside(builder: ImportBuilder, top: Settings, on: dict[str, bool | None]) -> None:
-    for name, detail in BESIDE.items():
+def _report_others(builder: ImportBuilder, top: Settings, on: dict[str, bool | None]) -> None:
+    for name, detail in UNSUPPORTED.items():
         value = on.get(name, top.values.get(name))
         if name in top and (not value or (name == "accelerator_config" and _is_usual(value))):
             builder.map(name)
@@ -289,7 +289,7 @@ def _beside(builder: ImportBuilder, top: Settings, on: dict[str, bool | None]) -
     optimizer = top.values.get("optim")
     detail = low_precision_optimizer(optimizer) or ""
     if detail:
-        builder.report("optim", optimizer, "unsupported", detail, "Megatron keeps it in FP32 unless told otherwise.")
+        builder.report("optim", optimizer, "unsupported", detail, "Megatron keeps it in FP32 by default.")
 
 
 def _is_usual(block: object) -> bool:

@@ -37,7 +37,7 @@ def launchers_precision(top: Settings) -> str | None:
 
 
 def launchers_sharding(top: Settings) -> str | None:
-    """Return "deepspeed" or "fsdp" where the launcher is told so."""
+    """Return "deepspeed" or "fsdp" where the launcher shards so."""
     block = _block(top)
     return next((name.removeprefix("use_") for name in SHARDING if block.get(name) is True), None)
 

@@ -32,7 +32,7 @@ QUANTISED = re.compile(
 )
 SWITCHED_BY = ("load_in_8bit", "load_in_4bit", "quantization_bit", "quant_bits", "quant_method", "quantization_config")
 """Settings of which one has to be on for the options of a quantisation to be read."""
-BESIDE = {
+UNSUPPORTED = {
     "upcast_layernorm": "weights of norms are kept in FP32",
     "upcast_lmhead_output": "logits are cast to FP32",
     "cast_lm_head_to_fp32": "the output head is kept in FP32",
@@ -48,20 +48,20 @@ LOOKS_LIKE_PRECISION = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What is known of the weights."""
+    """The dtype of the weights, as far as it is known."""
 
     dtype: str | None
     """fp32, bf16 or fp16; None: nothing says."""
     setting: str = "weights_dtype"
-    """What said so, or left it open."""
+    """The setting that states it, or leaves it open."""
     value: object = None
-    """What is written there."""
+    """The written value."""
     is_open: bool = False
     """`setting` says that the checkpoint decides, and that was reported."""
     adapter: str | None = None
     """The setting that has an adapter trained over frozen weights."""
     upcasts: bool = False
-    """What is trained is upcast to FP32 after loading."""
+    """Trained weights are upcast to FP32 after loading."""
 
 
 def loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
@@ -81,7 +81,7 @@ def loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
         )
         return Loaded(dtype=stated or "bf16", setting="pure_bf16", value=top["pure_bf16"])
     if "pure_bf16" in top:
-        _report(builder, "pure_bf16", top["pure_bf16"], f"read by {FACTORY}, which needs finetuning_type beside it")
+        _report(builder, "pure_bf16", top["pure_bf16"], f"read by {FACTORY}, which needs finetuning_type too")
     setting, value = next(iter(_dtypes(top).items()), ("weights_dtype", None))
     upcasts = factory and stated is None and not top.values.get("use_badam")
     if value is None:
@@ -112,8 +112,8 @@ def report_model(builder: ImportBuilder, top: Settings, model: Loaded, done: Col
             continue
         if QUANTISED.fullmatch(key):
             _quantisation(builder, key, value, on=on)
-        elif key in BESIDE:
-            _report(builder, key, value, BESIDE[key])
+        elif key in UNSUPPORTED:
+            _report(builder, key, value, UNSUPPORTED[key])
         elif key != key.lower() and (key.lower() in {*done, *DTYPES} or LOOKS_LIKE_PRECISION.search(key.lower())):
             detail = "another letter case, which is not read"
             builder.report(key, value, "dead knob", detail, f"Write {key.lower()} if it is meant.")
@@ -125,7 +125,7 @@ def report_model(builder: ImportBuilder, top: Settings, model: Loaded, done: Col
         elif isinstance(value, Mapping):
             _nested(builder, key, value)
         elif key not in DTYPES and LOOKS_LIKE_PRECISION.search(key):
-            _report(builder, key, value, f"no argument of {VERSION}; whoever else reads this file decides")
+            _report(builder, key, value, f"no argument of {VERSION}; another reader of this file decides")
 
 
 def _dtypes(top: Settings) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _dtypes(top: Settings) -> dict[str, Any]:
 
 
 def _other_dtypes(builder: ImportBuilder, top: Settings, model: Loaded) -> None:
-    """Account for dtypes beside the one that decided."""
+    """Account for dtypes other than the one that decided."""
     said = _dtypes(top)
     first = next(iter(said), None)
     for name, value in said.items():
@@ -185,7 +185,7 @@ def _quantisation(builder: ImportBuilder, key: str, value: object, *, on: bool) 
         detail = "how the finished model is quantised; a recipe is about training"
         builder.report(key, value, "unsupported", detail, "Quantise the finished model as you do today.")
     elif key.startswith(("ref_model_", "reward_model_")):
-        _report(builder, key, value, "bits of a frozen model beside the one that is trained")
+        _report(builder, key, value, "bits of a frozen model next to the trained one")
     elif key in SWITCHED_BY or key == "quant_config" or on:
         detail = "the frozen weights are stored in few bits"
         _report(builder, key, value, detail if key in SWITCHED_BY else f"{detail}, and this is an option of it")
@@ -195,9 +195,9 @@ def _quantisation(builder: ImportBuilder, key: str, value: object, *, on: bool) 
 
 
 def _nested(builder: ImportBuilder, key: str, block: Mapping[Any, Any]) -> None:
-    """Report what looks like precision inside a block that nobody here reads."""
+    """Report what looks like precision inside a block that is not read here."""
     for name, value in block.items():
         if value is None or (key == INNER and name in DTYPES):
             continue
         if QUANTISED.fullmatch(str(name)) or LOOKS_LIKE_PRECISION.search(str(name)):
-            _report(builder, f"{key}.{name}", value, f"no argument of {VERSION}; whoever reads this block decides")
+            _report(builder, f"{key}.{name}", value, f"no argument of {VERSION}; the reader of this block decides")

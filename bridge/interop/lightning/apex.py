@@ -22,7 +22,7 @@ __all__ = ["casts_by_apex", "import_apex", "report_apex"]
 
 LEVELS = ("O0", "O1", "O2", "O3")
 USUAL = "O2"
-"""What Lightning 1 takes where `amp_level` is not written."""
+"""The level of Lightning 1 where `amp_level` is not written."""
 GONE = "Lightning refuses it from 2.0 on"
 
 

@@ -61,13 +61,13 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
     if made is not None and made.under:
         top = Settings(made.arguments, TITLE, top.name(made.under))
     builder = ImportBuilder(TITLE)
-    _beside(builder, whole, top)
+    _report_others(builder, whole, top)
     plugin = _plugin(top)
     plan = _strategy(top, strategy)
     device = top.values.get("accelerator", accelerator)
     if plugin is not None:
         if top.given("precision"):
-            rule = "must not stand beside a precision plugin"
+            rule = "must not stand together with a precision plugin"
             raise top.wrong("precision", rule, top["precision"], "Keep one of the two")
         report_apex(builder, top)
         report_strategy(builder, top)
@@ -222,7 +222,7 @@ def _word(builder: ImportBuilder, whole: Settings, top: Settings) -> str:
     return str(value)
 
 
-def _beside(builder: ImportBuilder, whole: Settings, top: Settings) -> None:
+def _report_others(builder: ImportBuilder, whole: Settings, top: Settings) -> None:
     """Report what looks like precision and is no argument of the Trainer's."""
     rows = {top.name(key): (value, f"no argument of the Trainer in {VERSION}") for key, value in top.values.items()}
     if whole is not top:

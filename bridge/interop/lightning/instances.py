@@ -1,4 +1,4 @@
-"""Objects written as data: LightningCLI's `class_path` with `init_args`, Hydra's `_target_` with arguments beside it.
+"""Objects written as data: LightningCLI's `class_path` with `init_args`, Hydra's `_target_` with its arguments.
 
 Nothing is imported or made; the class is known by the last word of its name.
 """
@@ -23,9 +23,9 @@ class Instance:
     target: str
     """As it is written: "lightning.pytorch.Trainer"."""
     arguments: Any
-    """A mapping, unless somebody wrote anything else there."""
+    """A mapping, unless the file has another value there."""
     under: str = ""
-    """The key that the arguments stand under; empty: beside the class."""
+    """The key that the arguments stand under; empty: the same mapping as the class."""
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ PRECISIONS = {
     "transformer-engine": ("bf16", "te"),
     "transformer-engine-float16": ("fp16", "te"),
 }
-"""What `Trainer(precision=)` takes, case and all -> dtype and kind."""
+"""Values of `Trainer(precision=)`, case and all -> dtype and kind."""
 OWN = "of Lightning's own"
 UNREAD = ("BitsandbytesPrecision", "DeepSpeedPrecision", "XLAPrecision")
 """Precision plugins of Lightning's own that are not read."""
@@ -84,7 +84,7 @@ def import_sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -
 def import_plugin(builder: ImportBuilder, kind: str, given: Settings) -> ImportReport:
     """Return the import of a precision plugin, given its class and arguments."""
     if kind == "TransformerEnginePrecision":
-        return _arrive_te_plugin(builder, given)
+        return _import_te_plugin(builder, given)
     if kind not in ("MixedPrecision", "HalfPrecision", "DoublePrecision", "Precision", "FSDPPrecision"):
         own = "that this bridge reads, and this one of Lightning's own is not"
         rule = f"must be a precision plugin {own if kind in UNREAD else OWN}"
@@ -132,7 +132,7 @@ def _is_odd(builder: ImportBuilder, scaler: Settings) -> bool:
     return odd
 
 
-def _arrive_te_plugin(builder: ImportBuilder, given: Settings) -> ImportReport:
+def _import_te_plugin(builder: ImportBuilder, given: Settings) -> ImportReport:
     compute = _dtype(given, "weights_dtype")
     if compute is None:
         raise given.wrong("weights_dtype", "must be given", None, "Write torch.bfloat16")
@@ -185,7 +185,7 @@ def _recipe(given: Settings) -> Settings:
 
 
 def import_te(builder: ImportBuilder, recipe: Settings, compute: str, name: str, *, said: str = "") -> ImportReport:
-    """Carry Transformer Engine's delayed scaling, the only recipe that can be written as data."""
+    """Map Transformer Engine's delayed scaling, the only recipe that can be written as data."""
     mode = {compute: True, "params_dtype": compute} if compute != "fp32" else {"fp32": True}
     builder.fields |= mode
     format_ = recipe.word("fp8_format", ("HYBRID", "E4M3"))

@@ -21,7 +21,7 @@ SCALE = {
     "hysteresis": "hysteresis",
     "min_loss_scale": "min_loss_scale",
 }
-BESIDE = {
+UNSUPPORTED = {
     "config": ("its precision blocks decide where it has any", "Convert it as well, from deepspeed."),
     "mixed_precision": ("this policy decides instead of the precision", "Convert it by itself, from fsdp."),
     "precision_plugin": ("a plugin decides instead of the precision", "Convert it by itself, from lightning."),
@@ -43,13 +43,13 @@ def report_strategy(builder: ImportBuilder, top: Settings) -> None:
     if made is None:
         return
     given = Settings(made.arguments, top.system, ".".join(filter(None, (top.name("strategy"), made.under))))
-    for key, (detail, remedy) in BESIDE.items():
+    for key, (detail, remedy) in UNSUPPORTED.items():
         if given.given(key):
             builder.report(given.name(key), given[key], "unsupported", detail, remedy)
 
 
 def import_strategy(builder: ImportBuilder, top: Settings, plan: str, compute: str) -> None:
-    """Carry and report the arguments of a strategy that is written out."""
+    """Map and report the arguments of a strategy that is written out."""
     made = instance(top.values.get("strategy"))
     if made is None:
         return

@@ -35,13 +35,13 @@ RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 PARALLELISM = frozenset(
     {"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "deepspeed"}
 )
-BESIDE = frozenset({"megatron_fsdp_version"})
+MODIFIERS = frozenset({"megatron_fsdp_version"})
 """Settings with a value on which the meaning of others depends."""
 TRUTH = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
-"""What a word directly behind a switch means; Megatron-LM's parser takes none there."""
+"""Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 
@@ -57,12 +57,12 @@ class Written:
     shown: str = ""
     """An undecided value as it was written."""
     refused: str | None = None
-    """What is written behind a switch, which takes no value."""
+    """The word behind a switch, which takes no value."""
 
 
 @dataclass
 class Arguments:
-    """What one run is given."""
+    """The arguments of one run."""
 
     settings: dict[str, Written] = field(default_factory=dict)
     """By destination; the last one written wins, as in argparse."""
@@ -73,7 +73,7 @@ class Arguments:
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     unmapped: list[Unmapped] = field(default_factory=list)
-    """What the words themselves give away: what the shell drops, and files that hold further arguments."""
+    """Records of the words themselves: words that the shell drops, and files that hold further arguments."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
     """Files that the script writes before."""
@@ -86,9 +86,9 @@ class Arguments:
     is_fragment: bool = False
     """It is not started, and has arguments or names files that may have some."""
     used_by: str = ""
-    """What else may have arguments beside these."""
+    """Another source of arguments."""
     decided_by: str = ""
-    """What decides the mode where the arguments state none, as a noun; empty: the program's own default does."""
+    """The source of the mode where the arguments state none, as a noun; empty: the program's own default."""
 
     def add(self, written: Written) -> None:
         """Add a setting; an earlier one of another value is remembered as overridden."""
@@ -101,7 +101,7 @@ class Arguments:
 
     @property
     def elsewhere(self) -> list[str]:
-        """What may set the precision too and is not read."""
+        """Other sources that may set the precision and are not read."""
         files = [
             f"{written.name} {written.value or written.shown}"
             for key, written in self.settings.items()
@@ -248,7 +248,7 @@ def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
 
 
 def _is_known(name: str) -> bool:
-    return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM, BESIDE))
+    return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM, MODIFIERS))
 
 
 def _is_switch(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What Megatron-LM makes of its arguments beyond the letter: defaults that decide, settings that nothing reads."""
+"""Effects of Megatron-LM's arguments beyond their values: defaults that decide, settings that nothing reads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
         detail = "it only keeps --bf16 from reducing in FP32 by itself, and there is nothing to keep here"
         builder.report(run.settings[refused].name, True, "dead knob", detail, "Drop it.")
     if any(key in run for key in _MEGATRON_FSDP) and mode != "fp32":
-        _fsdp_reduction(run, mode, builder, told=kept)
+        _fsdp_reduction(run, mode, builder, states_kept=kept)
     elif wanted in run and kept:
         detail = "--grad-reduce-in-bf16 turns it off"
         builder.report(run.settings[wanted].name, True, "dead knob", detail, "Drop one of the two.")
@@ -106,8 +106,8 @@ def _reduction_by_mode(written: Written | None, mode: str, builder: ImportBuilde
         builder.implied(option, False, detail, grad_reduce_in_fp32=False)
 
 
-def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, told: bool) -> None:
-    """State in what Megatron-FSDP reduces gradients; `told`: the arguments ask for the weights' dtype."""
+def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, states_kept: bool) -> None:
+    """State in what Megatron-FSDP reduces gradients; `states_kept`: the arguments ask for the weights' dtype."""
     option, wanted = "--megatron-fsdp-main-grads-dtype", "--accumulate-allreduce-grads-in-fp32"
     kept = _dtype(run, "megatron_fsdp_main_grads_dtype") or mode
     sent = _dtype(run, "megatron_fsdp_grad_comm_dtype") or kept
@@ -116,7 +116,7 @@ def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, told: 
     again = ""
     if str(getattr(run.settings.get("megatron_fsdp_version"), "value", "")) == "2":
         again = f"; later states of version 2 read {wanted} again, which --bf16 turns on"
-    if kept == mode and not told:
+    if kept == mode and not states_kept:
         detail = f"Megatron-FSDP keeps gradients in the weights' dtype since 0.19, {mode} here, whatever --{mode} means"
         builder.implied(option, "auto", f"{detail} without it{again}")
     if "accumulate_allreduce_grads_in_fp32" in run:
@@ -192,7 +192,7 @@ def loss_scale(mode: str, builder: ImportBuilder) -> None:
 
 
 def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
-    """Name what a way of sharding takes back."""
+    """Report settings that the sharding switches off."""
     fields = builder.fields
     if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run and modern:
         detail = "--use-torch-fsdp2 clears it under Transformer Engine 2.0 and later"
@@ -209,7 +209,7 @@ def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
 
 
 def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
-    """Carry TF32, which the environment decides, and report other variables that bear on precision."""
+    """Map TF32, which the environment decides, and report other variables that bear on precision."""
     forbidden = variables.get("NVIDIA_TF32_OVERRIDE") == "0"
     for name, value in variables.items():
         if name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value == "1" and forbidden:

@@ -96,7 +96,7 @@ class OtherSetting:
     """Without effect at this value."""
     detail: str
     reason: str = "unsupported"
-    remedy: str = "Set it on Megatron's own config beside the recipe."
+    remedy: str = "Set it on Megatron's own config, next to the recipe."
     is_file: bool = False
     """It names a file that is not read, whatever its name will be."""
 
@@ -115,7 +115,7 @@ OTHER_SETTINGS = {
             option="--transformer-impl",
             default="transformer_engine",
             detail="another implementation of the layers: the local one runs no FP8 and no FP4, whatever is asked",
-            remedy="Choose the layer spec beside the recipe.",
+            remedy="Choose the layer spec next to the recipe.",
         ),
         OtherSetting(
             option="--fp8-output-proj", default=False, detail="the output head in MXFP8; a recipe keeps it out"
@@ -126,7 +126,7 @@ OTHER_SETTINGS = {
             option="--te-precision-config-file",
             default=None,
             detail="a file that overrides the precision module by module",
-            remedy="Give the file to Megatron beside the recipe; `precision-bridge sources` shows what it says.",
+            remedy="Give the file to Megatron next to the recipe; `precision-bridge sources` shows what it says.",
             is_file=True,
         ),
         OtherSetting(
@@ -206,7 +206,7 @@ OTHER_SETTINGS = {
         OtherSetting(
             option="--dynamic-loss-scale",
             default=False,
-            detail="releases of 2019 needed it for what FP16 does today without being told",
+            detail="releases of 2019 needed it for what FP16 does by default today",
             reason="dead knob",
             remedy="Drop it.",
         ),

@@ -132,7 +132,7 @@ def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
     """Report that nothing is started and no precision is said, the files first that may; return these."""
     decided = tuple(note for note in run.notes if note.startswith(("source ", "script ")))
     for note in decided:
-        detail = "nothing is started here, and nothing said of the precision: what it sets or starts decides"
+        detail = "nothing is started here, and the precision is not stated: what it sets or starts decides"
         builder.report(note, None, "unsupported", detail, "Convert it by itself.")
     detail = "nothing in it starts a training program or holds arguments that bear on the precision"
     builder.report("launch", None, "unsupported", detail, "Give the script that has the arguments.")
@@ -157,7 +157,7 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> str:
 
 
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
-    """Carry one setting that stands for itself, or report it."""
+    """Map one setting that stands for itself, or report it."""
     flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
     if key in ("bf16", "fp16"):
         if written.value is False:

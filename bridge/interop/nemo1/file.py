@@ -69,10 +69,10 @@ class File:
             return True
         return self.release is not None and not any(key in self.model for key in OTHERS)
 
-    def has_megatrons_keys(self, *, besides: tuple[str, ...] = ()) -> bool:
-        """Return whether a key, other than those `besides`, is one that only Megatron's models read."""
+    def has_megatrons_keys(self, *, other_than: tuple[str, ...] = ()) -> bool:
+        """Return whether a key, other than those in `other_than`, is one that only Megatron's models read."""
         keys = {str(key) for section in (self.model, self.payload) for key in section}
-        return any(MEGATRON.fullmatch(key) for key in keys - {*besides})
+        return any(MEGATRON.fullmatch(key) for key in keys - {*other_than})
 
     @property
     def is_on_megatron_core(self) -> bool:
@@ -94,7 +94,7 @@ class File:
         return self.references.follow(value, where)
 
     def written(self, key: str) -> Any:
-        """Return a key of the model's section, as it is written where nobody needs to know what it comes to."""
+        """Return a key of the model's section, as it is written where its value is not needed."""
         try:
             return self.setting(key)
         except PayloadError:

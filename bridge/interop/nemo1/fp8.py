@@ -37,7 +37,7 @@ SETTINGS = (*GATED, *PLAIN, *LAYER_COUNTS)
 
 
 def low_precision(file: File, builder: ImportBuilder) -> bool:
-    """Carry the FP8 settings; return whether they act."""
+    """Map the FP8 settings; return whether they act."""
     if not (_gate(file, builder) and file.switch("fp8")):
         _ignored(file, builder)
         return False

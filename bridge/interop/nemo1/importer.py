@@ -81,12 +81,12 @@ def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport
 def _is_lightnings(file: File) -> bool:
     """Return whether Megatron's models refuse the precision, and no key but `data` is one of theirs."""
     said = file.get("trainer.precision")
-    return said in ("bf16-true", "16-true") and not file.has_megatrons_keys(besides=("data",))
+    return said in ("bf16-true", "16-true") and not file.has_megatrons_keys(other_than=("data",))
 
 
 def _assumed(file: File) -> list[Unmapped]:
     """Return the records of environment variables whose defaults were taken."""
-    detail, remedy = "the default beside it was taken", "Write the value itself if the variable is set."
+    detail, remedy = "the default written with it was taken", "Write the value itself if the variable is set."
     return [
         Unmapped(
             field=where,
@@ -189,11 +189,11 @@ def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> N
         else:
             builder.map(where, grad_reduce_in_fp32=str(value).lower() in ("32", "fp32", "float32", "32-true"))
     if dtype != "fp32" and file.switch("fsdp") and "grad_reduce_in_fp32" not in builder.fields:
-        detail = f"NeMo's FSDP strategy reduces gradients in {dtype} where nothing is said"
+        detail = f"NeMo's FSDP strategy reduces gradients in {dtype} where nothing states it"
         builder.implied("model.fsdp_grad_reduce_dtype", dtype, detail, grad_reduce_in_fp32=False)
     if dtype != "fp32" and o2 and "grad_reduce_in_fp32" not in builder.fields:
         in_fp32 = dtype == "bf16"
-        detail = f"O2 keeps {'FP32' if in_fp32 else 'FP16'} main gradients for {dtype} where nothing is said"
+        detail = f"O2 keeps {'FP32' if in_fp32 else 'FP16'} main gradients for {dtype} where nothing states it"
         builder.implied(
             "model.optim.grad_sync_dtype", "fp32" if in_fp32 else "fp16", detail, grad_reduce_in_fp32=in_fp32
         )

@@ -1,4 +1,4 @@
-"""What a NeMo 1.x configuration of a Megatron model says of precision beside the mode, the scale and FP8.
+"""Settings of Megatron models in NeMo 1.x that bear on precision, other than the mode, the scale and FP8.
 
 Nothing of it has a field; all of it is reported. `apply_query_key_layer_scaling` depends on the release and on whose
 layers are built:
@@ -34,7 +34,7 @@ MECHANICS = {
 }
 QK_SCALING = "apply_query_key_layer_scaling"
 OPTIMIZER = ("dtype", "with_scaled_states", "store_params", "store_param_remainders")
-"""Keys of `optim` that say what the optimizer keeps, beside those that end in `_dtype`."""
+"""Keys of `optim` that state what the optimizer keeps, other than those that end in `_dtype`."""
 QUANTISATION = ("enable_kv_cache", "awq_block_size", "alpha", "sq_alpha")
 """Settings of the section `quantization` that say how its `algorithm` quantises."""
 
@@ -143,7 +143,7 @@ def report_quantisation(file: File, builder: ImportBuilder) -> bool:
     detail = f"weights, and with most algorithms activations, are quantised ({algorithm}) once the model is trained"
     if isinstance(data, Mapping) and "train_ds" in data:
         detail = f"training goes on over values that are fake-quantised ({algorithm}), which no recipe has"
-    builder.report("quantization.algorithm", algorithm, "unsupported", detail, "Quantise by other means, beside it.")
+    builder.report("quantization.algorithm", algorithm, "unsupported", detail, "Quantise by other means.")
     for key in QUANTISATION:
         value = file.follow(section.get(key), f"quantization.{key}")
         if value not in (None, False):

@@ -46,7 +46,7 @@ TOML_CONVERTERS = (
     "mx",
 )
 """Names for `model.converters` in torchtitan 0.2, the last two in 0.1."""
-ROW_DETAIL = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was carried"
+ROW_DETAIL = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was written"
 ROW_REMEDY = "Choose tensorwise or blockwise scaling by hand."
 
 
@@ -227,7 +227,7 @@ def _converted(builder: ImportBuilder, top: Settings, blocks: list[tuple[str, Se
 
 
 def _quantiser(builder: ImportBuilder, name: str, block: Settings) -> None:
-    carried: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     recipe = block.text("recipe_name")
     if name in ("Float8LinearConverter", "Float8GroupedExpertsConverter", "float8"):
         emulate = block.switch("emulate")
@@ -247,7 +247,7 @@ def _quantiser(builder: ImportBuilder, name: str, block: Settings) -> None:
             )
             recipe = "tensorwise"
         if (recipe or default) == "tensorwise":
-            carried = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+            fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
         elif (recipe or default) in ROWWISE:
             builder.report(block.name("recipe_name"), recipe or default, "unsupported", ROW_DETAIL, ROW_REMEDY)
         else:
@@ -255,17 +255,17 @@ def _quantiser(builder: ImportBuilder, name: str, block: Settings) -> None:
                 "recipe_name", "must be tensorwise, rowwise or rowwise_with_gw_hp", recipe, "Use tensorwise"
             )
     elif name == "NVFP4LinearConverter":
-        carried = {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
+        fields = {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
     else:
         if recipe is not None and not recipe.startswith("mxfp8"):
             raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
-        carried = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
-    low = {"fp8", "fp4"} & set(carried)
+        fields = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
+    low = {"fp8", "fp4"} & set(fields)
     if low and any(builder.fields.get(other) for other in {"fp8", "fp4"} - low):
         raise block.wrong("", "FP8 and FP4 cannot be combined in one recipe", name, "Keep one of the converters")
-    builder.fields |= carried
-    if carried:
-        builder.map(block.name("recipe_name") if recipe else block.path, **carried)
+    builder.fields |= fields
+    if fields:
+        builder.map(block.name("recipe_name") if recipe else block.path, **fields)
     _filters(builder, name, block)
 
 

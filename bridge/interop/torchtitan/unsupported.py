@@ -1,4 +1,4 @@
-"""What a torchtitan configuration says of precision beside the mode and the converters; none of it has a field.
+"""Settings of torchtitan that bear on precision, other than the mode and the converters; none has a field.
 
 A name that torchtitan does not know belongs to a fork, or to a module named in `job.custom_config_module`: 0.1 ignores
 it without a word, 0.2 refuses the file unless that module declares it, and 0.3 reads no files.
@@ -37,7 +37,7 @@ KNOWN: dict[str, tuple[Any, str]] = {
 }
 """Setting -> the value that changes nothing, and what another one does."""
 HARMLESS = {"optimizer.implementation": ("for-loop", "foreach")}
-CARRIED = ("training.dtype", "training.mixed_precision_param", "training.mixed_precision_reduce")
+MAPPED = ("training.dtype", "training.mixed_precision_param", "training.mixed_precision_reduce")
 BLOCKS = ("float8", "mx")
 CONVERTED = ("quantize.linear.float8", "quantize.linear.mx", "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
 """Blocks that are read as converters."""
@@ -56,7 +56,7 @@ def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
                 builder.map(name)
             else:
                 builder.report(name, value, "unsupported", detail, BY_HAND)
-        elif name in CARRIED or value is None or name.rpartition(".")[2] in TEXT:
+        elif name in MAPPED or value is None or name.rpartition(".")[2] in TEXT:
             continue
         elif bears_on_precision(name.rpartition(".")[2]) or QUANTISER.fullmatch(name):
             builder.report(name, value, "unsupported", UNKNOWN, "Look it up in the fork that reads it, or drop it.")
@@ -64,11 +64,11 @@ def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
     chosen = optimizer.get("name") if isinstance(optimizer, Mapping) else None
     low = low_precision_optimizer(chosen)
     if low is not None:
-        builder.report("optimizer.name", chosen, "unsupported", low, "Megatron keeps it in FP32 unless told otherwise.")
+        builder.report("optimizer.name", chosen, "unsupported", low, "Megatron keeps it in FP32 by default.")
 
 
 def _leaves(block: Mapping[Any, Any], under: str = "") -> list[tuple[str, Any]]:
-    """Return settings by their dotted names, without what is read as converters; blocks nobody knows are whole."""
+    """Return settings by their dotted names, without what is read as converters; unknown blocks are whole."""
     found: list[tuple[str, Any]] = []
     for key, value in block.items():
         name = f"{under}{key}"
