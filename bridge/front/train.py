@@ -15,7 +15,7 @@ from bridge.front.record import record
 from bridge.front.run_folder import is_first_process
 from bridge.preflight.run_check import check_run
 from bridge.report.findings import findings_dict, verdict_line
-from bridge.training.config import runtime_config_update
+from bridge.training.config import write_precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,10 +44,10 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
 
 def train(config: ConfigContainer, run_dir: Path) -> None:
     """Check the run, write its precision into the configs, record both in its folder, and train."""
-    require_checked(config, run_dir)
-    report = runtime_config_update(config)
+    known = require_checked(config, run_dir)
+    report = write_precision(config)
     if report is not None:
-        report.log(log, file=run_dir / "sync.txt")
+        report.log(log, file=run_dir / "sync.txt", known=known)
     record(run_dir, config, report)
     from bridge.training.loop import pretrain  # imports torch and Megatron, which `--help` and `--cfg` can do without
 
@@ -55,13 +55,16 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
         sys.exit(STOPPED)  # not 0: the scheduler that waits for the run has to see that it is not done
 
 
-def require_checked(config: ConfigContainer, run_dir: Path) -> None:
+def require_checked(config: ConfigContainer, run_dir: Path) -> set[tuple[str, str]]:
     """Check a run before anything of it is built, log its warnings, and keep the findings in its folder.
 
     Args:
         config: The run, before its precision is written into the sections.
         run_dir: Gets ``findings.json``: the findings, the silenced ones with their reasons, and the choice behind
             ``auto``.
+
+    Returns:
+        (rule's id, path) of each finding that was logged, so that the sync does not log it again.
 
     Raises:
         CheckError: Every finding that is an error.
@@ -81,3 +84,4 @@ def require_checked(config: ConfigContainer, run_dir: Path) -> None:
             f"'silence.{first}=why it is all right here' lets the run pass:",
             [replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
         )
+    return {(finding.id, finding.path) for finding in report.of("warning")}

@@ -8,6 +8,7 @@ config.finalize()            # raises PrecisionConfigError with every fault at o
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from bridge.rules.ask import ask, by_gate
 from bridge.rules.context import RuleContext
 from bridge.rules.rulebook import RULES
 from bridge.sync.owner import Owner
-from bridge.sync.synchroniser import refuse_wrong_objects, run
+from bridge.sync.synchroniser import no_owner, refuse_wrong_objects, run
 
 if TYPE_CHECKING:
     from bridge.errors import Finding
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MixedPrecisionConfig"]
 
+
+log = logging.getLogger(__name__)
 
 _ALONE = by_gate(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
 
@@ -72,4 +75,8 @@ class MixedPrecisionConfig(PrecisionConfig):
         given = {"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config}
         owners = [Owner(role, target) for role, target in given.items() if target is not None]
         refuse_wrong_objects(owners)
-        return run(self, owners, on_conflict="override", strict=False)
+        if not owners:
+            raise no_owner()
+        report = run(self, owners, on_conflict="override", strict=False)
+        report.log_overrides(log)
+        return report

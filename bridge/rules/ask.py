@@ -58,7 +58,7 @@ def _finding(rule: Rule, context: RuleContext, values: Mapping[str, Any], depend
     path = context.path(values.get("path", rule.path))
     words = {**values, "path": path}
     severity = values.get("severity", rule.severity)
-    remedies = tuple(one.format(s=context, **words) for one in rule.remedies)
+    remedies = tuple(filter(None, (one.format(s=context, **words) for one in rule.remedies)))
     clause = rule.message.format(s=context, **words)
     if depends is not None:
         clause += f" (holds for {depends}; the target does not say which it is)"

@@ -7,14 +7,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bridge.precision.config import MODE_SWITCHES
 from bridge.precision.dtypes import dtype_token
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from bridge.errors import Finding
 
-__all__ = ["SyncReport", "SyncRow", "plain"]
+__all__ = ["OVERRIDE", "SyncReport", "SyncRow", "plain"]
+
+OVERRIDE = "PB123"
+"""Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,20 @@ class SyncRow:
     def changes(self) -> bool:
         """Whether the sync gave the owner another value. The process changes later, when the run starts."""
         return self.verdict != "absent" and self.owner != "process" and repr(self.old) != repr(self.new)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the sync replaced a value that somebody had given the owner."""
+        return self.changes and (self.verdict == "override" or self.replaces_own)
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether ``on_conflict="keep"`` keeps the owner's value: not for the mode, its dtypes and the scheme."""
+        return self.by != "mode" and self.field not in (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
+
+    def __str__(self) -> str:
+        change = f"{plain(self.old)!r} -> {plain(self.new)!r}"
+        return f"{self.owner}.{self.attribute}: {change} ({self.verdict}, {self.by}: {self.why})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +118,7 @@ class SyncReport:
             ],
             "findings": [
                 {
+                    "id": finding.id,
                     "severity": finding.severity,
                     "path": finding.path,
                     "rule": finding.rule,
@@ -110,16 +130,32 @@ class SyncReport:
             ],
         }
 
-    def lines(self) -> list[tuple[int, str]]:
-        """Return (logging level, sentence) pairs: one INFO line that sums up, a warning per override, the findings."""
-        lines = [(logging.INFO, self.summary())]
-        for row in self.changes:
-            if row.verdict == "override" or row.replaces_own:
-                change = f"{plain(row.old)!r} -> {plain(row.new)!r}"
-                why = f"({row.verdict}, {row.by}: {row.why})"
-                lines.append((logging.WARNING, f"{row.owner}.{row.attribute}: {change} {why}"))
+    def __str__(self) -> str:
+        """Return the changed fields and the findings, one per line."""
+        findings = [f"{finding.severity}: {finding}" for finding in self.findings]
+        return "\n".join([self.summary(), *(f"  {row}" for row in self.changes), *findings])
+
+    def lines(self, known: Collection[tuple[str, str]] = ()) -> list[tuple[int, str]]:
+        """Return (logging level, sentence) pairs: one INFO line that sums up, a warning per override, the findings.
+
+        Args:
+            known: (rule's id, path) of what the reader has read already; an override is rule PB123 of the check.
+        """
+        replaced = [row for row in self.changes if row.replaces]
+        unknown = [row for row in replaced if (OVERRIDE, f"{row.owner}.{row.attribute}") not in known]
+        findings = [finding for finding in self.findings if (finding.id, finding.path) not in known]
         levels = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
-        return lines + [(levels[finding.severity], str(finding)) for finding in self.findings]
+        return [
+            (logging.INFO, self.summary()),
+            *((logging.WARNING, str(row)) for row in unknown),
+            *((levels[finding.severity], str(finding)) for finding in findings),
+        ]
+
+    def log_overrides(self, logger: logging.Logger) -> None:
+        """Log a warning for each value of an owner's own that was replaced."""
+        for row in self.changes:
+            if row.replaces:
+                logger.warning("%s", row)
 
     def summary(self) -> str:
         """Return one sentence: how many fields of each owner were changed, and how many were kept."""
@@ -130,14 +166,15 @@ class SyncReport:
         sentence = f"{self.precision}: {changed.total()} {noun} written" + (f" ({each})" if each else "")
         return f"{sentence}, {kept} kept." if kept else f"{sentence}."
 
-    def log(self, logger: logging.Logger, *, file: Path | None = None) -> None:
+    def log(self, logger: logging.Logger, *, file: Path | None = None, known: Collection[tuple[str, str]] = ()) -> None:
         """Write `lines` to a logger.
 
         Args:
             logger: Where to.
             file: Where every field is listed; named in the first line.
+            known: As for `lines`.
         """
-        (level, first), *others = self.lines()
+        (level, first), *others = self.lines(known)
         logger.log(level, first if file is None else f"{first} Each is in {file}")
         for level, sentence in others:
             logger.log(level, sentence)

@@ -13,14 +13,16 @@ from bridge.sync.apply import apply
 from bridge.sync.context import is_refused, sync_findings
 from bridge.sync.owner import Owner, seen_through
 from bridge.sync.plan import plan
-from bridge.sync.report import SyncReport, SyncRow, plain
+from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
 from bridge.sync.routes import OWNERS
 from bridge.sync.trial import try_on_copies
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
 
-__all__ = ["megatron_version", "refuse_wrong_objects", "role_of", "run"]
+__all__ = ["megatron_version", "no_owner", "refuse_wrong_objects", "role_of", "run"]
+
+KEEP = " or 'keep'"
 
 
 def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, strict: bool) -> SyncReport:
@@ -43,6 +45,12 @@ def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, stric
         findings=(*trial.findings, *asked),
         megatron_version=megatron_version(),
     )
+
+
+def no_owner() -> PrecisionTypeError:
+    """Return the error of a sync that has nothing to write into."""
+    rule = "a sync writes into at least one of model, optimizer, ddp and train"
+    return PrecisionTypeError.of("model", rule, None, "Give the model's config, say.")
 
 
 def refuse_wrong_objects(owners: list[Owner]) -> None:
@@ -82,16 +90,21 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
     conflicts = [
         Finding(
             path=f"{row.owner}.{row.attribute}",
-            rule=f"its own value differs from {plain(row.new)!r} of {row.by}",
+            rule=f"its own value differs from {plain(row.new)!r} of {_decided_by(row)}",
             value=plain(row.old),
             where="set by you or your model provider",
-            remedy="Drop one of the two, or use on_conflict='override' or 'keep'.",
+            remedy=f"Drop one of the two, or use on_conflict='override'{KEEP if row.can_be_kept else ''}.",
+            id=OVERRIDE,
         )
         for row in rows
         if row.verdict == "override"
     ]
     if conflicts:
         raise SyncConflictError(f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts)
+
+
+def _decided_by(row: SyncRow) -> str:
+    return f"the recipe ({row.why})" if row.by == "mode" else row.by
 
 
 def _process_rows(config: PrecisionConfig) -> list[SyncRow]:

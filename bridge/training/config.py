@@ -15,7 +15,7 @@ from bridge.errors import Finding, SyncCheckError
 from bridge.precision.auto import is_auto
 from bridge.preflight.run_check import resolve_precision, target_of
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.registry.synchronize import synchronize
+from bridge.registry.synchronize import write
 from bridge.sync.context import sync_findings
 from bridge.sync.owner import Owner
 from bridge.sync.sharding import BUFFER, sharding_rows, under_fsdp
@@ -149,7 +149,8 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         config: The container; `config.mixed_precision` is the resolved config afterwards.
 
     Returns:
-        What was changed and why; None where no precision is set and the owners keep their own settings.
+        Every field with its old and new value and the reason; None where no precision is set and the owners keep
+            their own settings. A warning is logged for each value of an owner's own that was replaced.
 
     Raises:
         UnknownRecipeError: No such recipe.
@@ -157,6 +158,14 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         SyncError: It cannot be written into these configs, or without one model and optimizer disagree. Nothing was
             changed.
     """
+    report = write_precision(config)
+    if report is not None:
+        report.log_overrides(log)
+    return report
+
+
+def write_precision(config: ConfigContainer) -> SyncReport | None:
+    """Do what `runtime_config_update` does without logging the overrides, for a caller that logs the report."""
     if config.mixed_precision is None:
         _require_agreement(config)
         _share_sharding(config)
@@ -168,9 +177,8 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         )
         config.precision_choice = choice.to_dict() if choice is not None else None
     precision = get_mixed_precision_config(config.mixed_precision)
-    report = synchronize(
-        precision, model=config.model, optimizer=config.optimizer, ddp=config.ddp, train=config.train, strict=True
-    )
+    given = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp, "train": config.train}
+    report = write(precision, given, strict=True)
     config.mixed_precision = precision
     _finalize(config)
     return report

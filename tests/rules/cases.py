@@ -535,6 +535,10 @@ CASES = {
         run("bf16_mixed", model=dict(DENSE, **INTERLEAVED)),
         run("bf16_mixed", model=dict(DENSE, **INTERLEAVED, overlap_p2p_comm=True, batch_p2p_comm=False)),
     ),
+    "PB408": (
+        run("bf16_mixed", model=dict(DENSE, tensor_model_parallel_size=6, ffn_hidden_size=14400, num_query_groups=6)),
+        run("bf16_mixed", model=dict(DENSE, tensor_model_parallel_size=8)),
+    ),
     "PB421": (full(CURRENT, H100, MOE), full(CURRENT, H100, PADDED_MOE)),
     "PB422": (
         full(CURRENT, H100, dict(PADDED_MOE, moe_token_dispatcher_type="allgather")),  # noqa: S106  a dispatcher

@@ -12,7 +12,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
+from bridge import (
+    ConfigContainer,
+    MixedPrecisionConfig,
+    get_mixed_precision_config,
+    runtime_config_update,
+    synchronize,
+)
 from bridge.errors import PrecisionConfigError, PrecisionTypeError, SyncCheckError, SyncConflictError
 from bridge.registry.registry import REGISTRY
 from bridge.sync.owner import WRITTEN
@@ -170,6 +176,52 @@ def test_overrides_of_own_values_are_logged_as_warnings(megatron_owners, caplog)
     assert logged["model.fp8: 'e4m3' -> None (override, mode: the mode is bf16)"] == "WARNING"
 
 
+def test_a_sync_logs_each_override_once_whoever_starts_it(megatron_owners, caplog) -> None:
+    config = get_mixed_precision_config("bf16_mixed")
+
+    def of(owners):
+        return [owners["model"], owners["optimizer"], owners["ddp"]]
+
+    for start in (
+        lambda owners: synchronize(config, **owners),
+        lambda owners: config.setup(*of(owners)),
+        lambda owners: runtime_config_update(ConfigContainer(mixed_precision=config, **owners)),
+    ):
+        caplog.clear()
+        start(megatron_owners(fp8="e4m3"))
+        assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+            ("WARNING", "model.fp8: 'e4m3' -> None (override, mode: the mode is bf16)")
+        ]
+
+
+def test_a_printed_report_is_its_changes_and_findings(megatron_owners) -> None:
+    config = get_mixed_precision_config("bf16_mixed").state("command line", hysteresis=4)
+    lines = str(synchronize(config, model=megatron_owners()["model"])).splitlines()
+    assert lines == [
+        "bf16_mixed, hysteresis=4: 4 fields written (model 4).",
+        "  model.bf16: False -> True (set, recipe bf16_mixed: stated)",
+        "  model.params_dtype: 'fp32' -> 'bf16' (set, recipe bf16_mixed: stated)",
+        "  model.pipeline_dtype: None -> 'bf16' (set, recipe bf16_mixed: stated)",
+        "  model.autocast_dtype: 'fp32' -> 'bf16' (derive, mode: follows params_dtype)",
+        "warning: mixed_precision.hysteresis: has no effect: a BF16 run has no dynamic loss scale, got 4 "
+        "(command line). Drop it; or choose an fp16 recipe without loss_scale.",
+    ]
+
+
+def test_a_sync_without_an_owner_is_an_error() -> None:
+    for start in (lambda: synchronize("bf16_mixed"), lambda: get_mixed_precision_config("bf16_mixed").setup(None)):
+        with pytest.raises(PrecisionTypeError, match="a sync writes into at least one of model, optimizer, ddp"):
+            start()
+
+
+def test_keep_is_named_as_a_remedy_where_it_keeps(megatron_owners) -> None:
+    owners = megatron_owners()
+    owners["ddp"].grad_reduce_in_fp32 = True
+    with pytest.raises(SyncConflictError) as caught:
+        synchronize(MixedPrecisionConfig(bf16=True, grad_reduce_in_fp32=False), **owners, on_conflict="error")
+    assert str(caught.value).endswith("use on_conflict='override' or 'keep'.")
+
+
 def test_log_of_a_sync_is_one_line_where_nothing_was_overridden(megatron_owners, caplog, tmp_path) -> None:
     report = synchronize("bf16_mixed", **megatron_owners())
     with caplog.at_level(logging.INFO):
@@ -241,10 +293,10 @@ def test_conflicts_can_be_an_error_and_then_nothing_is_changed(megatron_owners) 
         synchronize("bf16_mixed", **owners, on_conflict="error")
     assert str(caught.value) == (
         "The recipe 'bf16_mixed' and the configs disagree; nothing was changed:\n"
-        "  model.fp8: its own value differs from None of mode, got 'e4m3' (set by you or your model provider). "
-        "Drop one of the two, or use on_conflict='override' or 'keep'.\n"
-        "  optimizer.fp16: its own value differs from False of mode, got True (set by you or your model provider). "
-        "Drop one of the two, or use on_conflict='override' or 'keep'."
+        "  model.fp8: its own value differs from None of the recipe (the mode is bf16), got 'e4m3' (set by you or your "
+        "model provider). Drop one of the two, or use on_conflict='override'.\n"
+        "  optimizer.fp16: its own value differs from False of the recipe (the mode is bf16), got True (set by you or "
+        "your model provider). Drop one of the two, or use on_conflict='override'."
     )
     assert {role: dict(vars(owner)) for role, owner in owners.items()} == before
 

@@ -12,44 +12,52 @@ if TYPE_CHECKING:
 
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "tokens", "widths"]
 
 _SMALL = 1024
 """Width up to which FP8 GEMMs were measured to be slower than BF16 ones."""
 
 
-def _tokens(s: RuleContext) -> int | None:
-    """Return the tokens of a micro-batch on one rank (M of its GEMMs), or None where that is not known."""
+def tokens(s: RuleContext) -> int | None:
+    """Return the tokens of a micro-batch on one rank (M of its GEMMs), or None where that is not known.
+
+    Tokens that do not divide by the ranks are none of an alignment's: that is a fault of its own (PB408).
+    """
     seq = s.data.seq_length or s.model.seq_length
     batch = s.train.micro_batch_size
     if not seq or not batch or s.data.packing or s.is_emulated:
         return None
     shards = s.cp * (s.tp if s.sp else 1)
-    return int(seq * batch // shards)
+    return int(seq * batch // shards) if not seq % shards else None
 
 
-def _widths(s: RuleContext) -> Iterator[tuple[str, str, int]]:
-    """Yield (setting, how it is divided, size on one rank) of the widths that GEMMs contract over or produce."""
+def widths(s: RuleContext) -> Iterator[tuple[str, str, int]]:
+    """Yield (setting, how it is divided, size on one rank) of the widths that GEMMs contract over or produce.
+
+    A width that does not divide by the ranks is left out: that is a fault of its own (PB408).
+    """
     model, tp = s.model, s.tp
     if model.hidden_size:
         yield "model.hidden_size", "", model.hidden_size
-    if model.ffn_hidden_size:
-        yield "model.ffn_hidden_size", f" / TP {tp}" if tp > 1 else "", model.ffn_hidden_size / tp
+    if model.ffn_hidden_size and not model.ffn_hidden_size % tp:
+        yield "model.ffn_hidden_size", f" / TP {tp}" if tp > 1 else "", model.ffn_hidden_size // tp
     if model.hidden_size and model.num_attention_heads and not model.multi_latent_attention and not s.is_hybrid:
         head = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
         groups = model.num_query_groups or model.num_attention_heads
         qkv = head * (model.num_attention_heads + 2 * groups)
-        yield "model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv / tp
+        if not model.num_attention_heads % tp and not qkv % tp:
+            yield "model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv // tp
     if s.is_moe and model.moe_ffn_hidden_size:
         etp = s.etp
-        size = model.moe_ffn_hidden_size / etp
-        yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", size
+        if not model.moe_ffn_hidden_size % etp:
+            size = model.moe_ffn_hidden_size // etp
+            yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", size
 
 
 def _odd_widths(s: RuleContext, multiple: int) -> list[dict[str, Any]]:
     return [
         {"path": path, "how": how, "size": f"{size:g}", "multiple": multiple}
-        for path, how, size in _widths(s)
+        for path, how, size in widths(s)
         if size % multiple
     ]
 
@@ -61,11 +69,11 @@ def _refused_widths(s: RuleContext) -> list[dict[str, Any]]:
 
 
 def _refused_tokens(s: RuleContext) -> Any:
-    tokens = _tokens(s)
-    if tokens is None or s.row is None or s.row.alignment is None:
+    held = tokens(s)
+    if held is None or s.row is None or s.row.alignment is None:
         return None
     multiple = s.row.alignment[0]
-    return bool(tokens % multiple) and {"value": tokens, "multiple": multiple, "nearest": _next(tokens, multiple)}
+    return bool(held % multiple) and {"tokens": held, "multiple": multiple, "nearest": _next(held, multiple)}
 
 
 def _odd_blocks(s: RuleContext) -> list[dict[str, Any]]:
@@ -73,9 +81,9 @@ def _odd_blocks(s: RuleContext) -> list[dict[str, Any]]:
     if s.is_emulated:
         return []
     found = [row for row in _odd_widths(s, 128) if not float(row["size"]) % 16]
-    tokens = _tokens(s)
-    if tokens is not None and tokens % 128 and not tokens % 16:
-        found.append({"path": "train.micro_batch_size", "how": " x tokens / ranks", "size": tokens, "multiple": 128})
+    held = tokens(s)
+    if held is not None and held % 128 and not held % 16:
+        found.append({"path": "train.micro_batch_size", "how": " tokens", "size": held, "multiple": 128})
     return found
 
 
@@ -102,7 +110,7 @@ def _mamba_width(s: RuleContext) -> Any:
 def _small(s: RuleContext) -> Any:
     if s.is_emulated or not s.has_model:
         return None
-    names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in _widths(s) if 0 < size <= _SMALL]
+    names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in widths(s) if 0 < size <= _SMALL]
     return bool(names) and {"names": ", ".join(names), "value": s.model.hidden_size}
 
 
@@ -118,8 +126,8 @@ RULES = (
         path="train.micro_batch_size",
         needs="target",
         predicate=_refused_tokens,
-        message="seq_length x micro_batch_size over context and sequence parallel ranks must be a multiple of "
-        "{multiple} under {s.scheme}",
+        message="the tokens of a rank (seq_length x micro_batch_size over context and sequence parallel ranks) are "
+        "{tokens}, and must be a multiple of {multiple} under {s.scheme}",
         remedies=("pad to {nearest} tokens", "choose another sequence length, micro-batch or layout"),
         source="Transformer Engine 2.20 pytorch/utils.py, common/gemm/cublaslt_gemm.cu; modelscope/ms-swift issue "
         "9722, 2026-07-10",

@@ -139,7 +139,13 @@ RULES = (
         path="model",
         needs="owners",
         predicate=lambda s: [
-            {"path": f"{row.owner}.{row.attribute}", "value": row.old, "new": row.new, "field": row.field}
+            {
+                "path": f"{row.owner}.{row.attribute}",
+                "value": row.old,
+                "new": row.new,
+                "field": row.field,
+                "keep": "call synchronize(on_conflict='keep')" if row.can_be_kept else "",
+            }
             for row in s.rows
             if row.verdict == "override" and row.replaces_own
         ],
@@ -147,7 +153,7 @@ RULES = (
         remedies=(
             "state mixed_precision.{field}={value} to keep it",
             "drop it to go with the recipe",
-            "call synchronize(on_conflict='keep')",
+            "{keep}",
         ),
         source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
         gate="precision",

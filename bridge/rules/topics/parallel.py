@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.rule import Rule, mcore
+from bridge.rules.topics.alignment import tokens, widths
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -42,6 +43,30 @@ def _odd_for_user_buffers(s: RuleContext) -> Any:
     return s.model.tp_comm_overlap and any(size % 128 for size in sizes) and not s.is_emulated
 
 
+def _blockwise_gather(s: RuleContext) -> Any:
+    if not s.sp or s.is_emulated:
+        return None
+    sizes = [size for _, _, size in widths(s)] + [size for size in (tokens(s),) if size is not None]
+    odd = any(size % 128 for size in sizes)
+    return {"align": "make tokens per rank and widths multiples of 128" if odd or not sizes else ""}
+
+
+def _indivisible(s: RuleContext) -> list[dict[str, Any]]:
+    """Return sizes that are cut over ranks and do not divide by their number."""
+    model = s.model
+    heads, groups = model.num_attention_heads or 0, model.num_query_groups or 0
+    cut = [
+        ("model.num_attention_heads", heads, f"TP {s.tp}", s.tp),
+        ("model.num_query_groups", 0 if groups and not s.tp % groups else groups, f"TP {s.tp}", s.tp),
+        ("model.ffn_hidden_size", model.ffn_hidden_size or 0, f"TP {s.tp}", s.tp),
+        ("model.moe_ffn_hidden_size", (s.is_moe and model.moe_ffn_hidden_size) or 0, f"expert TP {s.etp}", s.etp),
+    ]
+    seq = s.data.seq_length or model.seq_length or 0
+    ranks, names = (s.cp * s.tp, f"CP {s.cp} x TP {s.tp}") if s.sp else (s.cp, f"CP {s.cp}")
+    cut.append(("data.seq_length" if s.data.seq_length else "model.seq_length", seq, names, ranks))
+    return [{"path": path, "value": size, "by": by} for path, size, by, number in cut if size > 0 and size % number]
+
+
 RULES = (
     Rule(
         id="PB401",
@@ -49,10 +74,10 @@ RULES = (
         title="blockwise scaling under sequence parallelism",
         path="fp8_recipe",
         needs="target",
-        predicate=lambda s: s.sp and not s.is_emulated,
+        predicate=_blockwise_gather,
         message="gathering blockwise tensors over TP {s.tp} with sequence parallelism was reported to fail (all-gather "
         "requires a quantizable tensor)",
-        remedies=("make tokens per rank and widths multiples of 128", "use TP 1", "use fp8_recipe='tensorwise'"),
+        remedies=("{align}", "use TP 1", "use fp8_recipe='tensorwise'"),
         source="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
         evidence="reported",
         gate="is_blockwise",
@@ -136,5 +161,16 @@ RULES = (
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); a BF16 run on "
         "megatron-core 0.16.1 and gloo, whose loss rose",
         gate="has_model",
+    ),
+    Rule(
+        id="PB408",
+        severity="error",
+        title="size that does not divide by its ranks",
+        path="model.num_attention_heads",
+        predicate=_indivisible,
+        message="does not divide by {by}: each rank has to get the same part",
+        remedies=("choose a multiple", "change the parallel sizes"),
+        source="megatron-core 0.16.1 transformer_config.py __post_init__, tensor_parallel/utils.py divide; "
+        "pipeline_parallel/schedules.py",
     ),
 )
