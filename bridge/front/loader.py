@@ -25,7 +25,7 @@ from bridge.front.sanity import require_sane_model
 from bridge.front.sections import OWNERS, RUN_KEYS, SECTIONS
 from bridge.precision.auto import is_auto
 from bridge.preflight.section import read_section
-from bridge.rules.field_names import NAMES
+from bridge.rules.fields import NAMES
 from bridge.rules.topics.names import nearest_fields
 
 if TYPE_CHECKING:

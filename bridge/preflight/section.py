@@ -15,8 +15,7 @@ from bridge.errors import PrecisionTypeError, WrongValueError
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.field_names import NAMES
-from bridge.rules.fields import DEFAULTS, FIELDS, OwnerField
+from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
 from bridge.sync.owner import WRITTEN, Owner, seen_through
 
 __all__ = ["Malformed", "Section", "read_precision", "read_section"]

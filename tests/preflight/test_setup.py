@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 import warnings
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +19,12 @@ from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
-from bridge.rules.fields import DEFAULTS, FIELDS
+from bridge.rules.fields import FIELDS
+from bridge.rules.versions import parse_version
 from bridge.sync.routes import ROUTES
+
+FILE = Path(__file__).resolve().parents[2] / "bridge" / "rules" / "megatron_fields.json"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "write_megatron_fields.py"
 
 OWNERS = {
     "bare": ({}, {}, {}),
@@ -91,23 +100,25 @@ def test_a_setup_made_after_the_sync_sees_the_owners_own_values(megatron_owners:
     assert vars(Setup("bf16_with_fp8_current_scaling_mixed", **made).model) == vars(first.model)
 
 
-def test_the_rows_have_the_defaults_and_the_fields_of_the_installed_classes(megatron_owners: Any) -> None:
-    from importlib.metadata import version
-
-    from bridge.rules.versions import parse_version
-
+def test_the_rows_are_those_of_the_installed_classes(megatron_owners: Any) -> None:
     installed = parse_version(version("megatron-core"))
+    written = json.loads(FILE.read_text(encoding="utf-8"))["fields"]
     for role, owner in megatron_owners().items():
         theirs = {field.name: field.default for field in dataclasses.fields(owner)}
-        for row in FIELDS[role].values():
-            if not row.is_megatron:
-                continue
-            present = row.has is None or row.has.holds(installed)
-            if present is None:
-                continue
-            assert (row.name in theirs) == present, f"{role}.{row.name}"
-            if present and row.name not in ("activation_func", "cuda_graph_scope"):
-                assert plain(theirs[row.name]) == DEFAULTS[role][row.name], f"{role}.{row.name}"
+        rows = {name: row for name, row in FIELDS[role].items() if row.is_megatron}
+        here = {name for name, row in rows.items() if row.has is None or row.has.holds(installed)}
+        missing = {name for name in theirs if name not in here and not name.startswith("_")}
+        assert not missing, f"{role}: scripts/write_megatron_fields.py writes them"
+        for name in here & set(theirs):
+            row = rows[name]
+            if row.kind != "any" and theirs[name] is not dataclasses.MISSING:
+                default = written[role][name].get("earlier", {}).get(version("megatron-core"), row.default)
+                assert plain(theirs[name]) == default, f"{role}.{name}"
+
+
+def test_the_file_of_fields_is_what_its_script_reads_in_the_installed_release() -> None:
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "the installed release is as the file says\n")
 
 
 def plain(value: Any) -> Any:

@@ -1,0 +1,147 @@
+"""Write `bridge/rules/megatron_fields.json`: the fields of Megatron's config classes, release by release.
+
+    python scripts/write_megatron_fields.py 0.16.1=WHEEL 0.17.1=WHEEL ... main=FOLDER
+
+Each argument names a release and where its sources are: a wheel, or a folder that holds ``megatron/core`` (an unpacked
+wheel, a checkout). The sources are parsed, never imported. Without arguments the installed release is compared with the
+file; a difference is an error. A field's type and default are those of the newest release that has it; `earlier` has
+the other defaults.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import sys
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parents[1] / "bridge" / "rules" / "megatron_fields.json"
+CLASSES = {
+    "model": (
+        ("megatron/core/model_parallel_config.py", "ModelParallelConfig"),
+        ("megatron/core/transformer/transformer_config.py", "TransformerConfig"),
+        ("megatron/core/transformer/transformer_config.py", "MLATransformerConfig"),
+    ),
+    "optimizer": (("megatron/core/optimizer/optimizer_config.py", "OptimizerConfig"),),
+    "ddp": (("megatron/core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
+}
+"""Role -> files and classes whose fields it has."""
+KINDS = {"bool": "bool", "int": "int", "float": "float", "str": "name", "torch.dtype": "dtype"}
+NAMED = ("Literal", "Fp8Recipe", "Fp4Recipe")
+"""Annotations whose values are names."""
+OPERATORS: dict[type, Any] = {ast.Pow: operator.pow, ast.Mult: operator.mul, ast.Div: operator.truediv}
+DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+
+
+def read(place: str, file: str) -> str:
+    """Return a source file of a wheel or a folder."""
+    if place.endswith(".whl"):
+        with zipfile.ZipFile(place) as wheel:
+            return wheel.read(file).decode()
+    return (Path(place) / file).read_text(encoding="utf-8")
+
+
+def fields_of(place: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return role -> field -> kind and default of one release."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for role, classes in CLASSES.items():
+        found[role] = {}
+        for file, name in classes:
+            for statement in _class(ast.parse(read(place, file)), name).body:
+                if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                    continue
+                if not statement.target.id.startswith("_"):
+                    field = {"kind": _kind(statement.annotation), "default": _default(statement.value)}
+                    found[role].setdefault(statement.target.id, field)
+    return found
+
+
+def _class(module: ast.Module, name: str) -> ast.ClassDef:
+    return next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _kind(annotation: ast.expr) -> str:
+    """Return bool, int, float, name, dtype or any; None beside a type changes nothing."""
+    if isinstance(annotation, ast.BinOp):
+        members = [one for one in (annotation.left, annotation.right) if ast.unparse(one) != "None"]
+        return _kind(members[0]) if len(members) == 1 else "any"
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return _kind(ast.parse(annotation.value, mode="eval").body)
+    if isinstance(annotation, ast.Subscript):
+        name = ast.unparse(annotation.value).rpartition(".")[2]
+        if name == "Optional":
+            return _kind(annotation.slice)
+        strings = [node for node in ast.walk(annotation.slice) if isinstance(node, ast.Constant)]
+        return "name" if name in NAMED and all(isinstance(one.value, str) for one in strings) else "any"
+    text = ast.unparse(annotation)
+    return KINDS.get(text, "name" if text in NAMED else "any")
+
+
+def _default(value: ast.expr | None) -> Any:
+    """Return a default as plain data; None for what is computed or required."""
+    if isinstance(value, ast.Call):
+        given = {keyword.arg: keyword.value for keyword in value.keywords}
+        return _default(given.get("default"))
+    text = ast.unparse(value) if value is not None else "None"
+    if text in DTYPES:
+        return DTYPES[text]
+    if isinstance(value, ast.Attribute) and text.partition(".")[0] in NAMED:
+        return value.attr
+    if isinstance(value, ast.BinOp):  # 2**32, 1024 * 1024
+        return OPERATORS[type(value.op)](_default(value.left), _default(value.right))
+    try:
+        plain = ast.literal_eval(text)
+    except ValueError:
+        return None
+    return list(plain) if isinstance(plain, tuple) else plain
+
+
+def merged(releases: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> dict[str, Any]:
+    """Return the content of the file: the releases in order, and each field with the releases that have it."""
+    fields: dict[str, dict[str, Any]] = {}
+    for role in CLASSES:
+        names = sorted({name for roles in releases.values() for name in roles[role]})
+        fields[role] = {name: _row({one: roles[role].get(name) for one, roles in releases.items()}) for name in names}
+    return {"releases": list(releases), "fields": fields}
+
+
+def _row(by_release: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
+    """Return one field: the newest release's type and default, and the releases that differ."""
+    held = {release: row for release, row in by_release.items() if row is not None}
+    newest = list(held.values())[-1]
+    earlier = {release: row["default"] for release, row in held.items() if row["default"] != newest["default"]}
+    where = {"in": list(held)} if len(held) < len(by_release) else {}
+    return newest | where | ({"earlier": earlier} if earlier else {})
+
+
+def main(words: list[str]) -> int:
+    """Write the file, or compare it with what is installed; returns the exit code."""
+    if not words:
+        package = distribution("megatron-core")
+        ours = json.loads(FILE.read_text(encoding="utf-8"))["fields"]
+        differing = [
+            f"{role}.{name}"
+            for role, rows in fields_of(str(package.locate_file(""))).items()
+            for name, row in rows.items()
+            if package.version not in ours[role].get(name, {}).get("in", [package.version]) or name not in ours[role]
+        ]
+        print(*differing or ["the installed release is as the file says"], sep="\n")
+        return 1 if differing else 0
+    places = dict(word.split("=", 1) for word in words)
+    content = merged({release: fields_of(place) for release, place in places.items()})
+    rows = {
+        role: "{\n" + ",\n".join(f"   {json.dumps(name)}: {json.dumps(row)}" for name, row in fields.items()) + "\n  }"
+        for role, fields in content["fields"].items()
+    }
+    body = ",\n".join(f"  {json.dumps(role)}: {text}" for role, text in rows.items())
+    FILE.write_text(f'{{\n "releases": {json.dumps(content["releases"])},\n "fields": {{\n{body}\n }}\n}}\n', "utf-8")
+    print(f"{FILE.name}: {sum(map(len, content['fields'].values()))} fields of {', '.join(places)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
