@@ -340,3 +340,10 @@ def test_xla_and_torchao_with_slow_loading_are_told() -> None:
     payload = {"mixed_precision": "fp8", "distributed_type": "FSDP", "fsdp_config": block}
     imported = accelerate.import_(payload, fp8_backend="AO")
     assert reasons(imported, "fsdp_config.fsdp_cpu_ram_efficient_loading") == ["unsupported"]
+
+
+def test_false_overrides_no_gemm_as_in_accelerates_template() -> None:
+    block = {"backend": "TE", "override_linear_precision": False}
+    imported = accelerate.import_({"mixed_precision": "fp8", "fp8_config": block})
+    assert imported.mapped["fp8_config.override_linear_precision"] == ()
+    assert imported.config.fp8_wgrad

@@ -124,6 +124,9 @@ def _overrides(builder: ImportBuilder, fp8: Settings) -> None:
     if value is None:
         return
     name = fp8.name("override_linear_precision")
+    if value is False:  # as accelerate's own template has it
+        builder.map(name)
+        return
     if isinstance(value, str):
         value = [{"true": True, "false": False}.get(part.strip().lower()) for part in value.strip("()[]").split(",")]
     if not isinstance(value, list | tuple) or len(value) != 3 or any(type(part) is not bool for part in value):
