@@ -66,9 +66,9 @@ class Finding:
     path: str
     """Field or owner.field the finding is about."""
     rule: str
-    """What holds, or would have to hold, as a clause without a full stop."""
+    """The rule as a clause without a full stop."""
     remedy: str
-    """What to do, as one sentence."""
+    """The remedy as one sentence."""
     value: object = None
     """The value that was found."""
     where: str | None = None
@@ -200,7 +200,7 @@ class SyncConflictError(SyncError):
 
 
 class SyncCheckError(SyncError):
-    """What the recipe would make of the owners does not pass Megatron's validation or our post-conditions."""
+    """The owners as the recipe would make them do not pass Megatron's validation or our post-conditions."""
 
 
 class RunConfigError(_SettingError):

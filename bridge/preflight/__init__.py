@@ -1,1 +1,1 @@
-"""What can be known before a GPU is held: rules over a setup and a declared target, and what follows from shapes."""
+"""The checks before a GPU is held: the rules over a whole run and a declared target, `auto`, the support matrix."""

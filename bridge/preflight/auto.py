@@ -128,10 +128,10 @@ _ROCM = Policy(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What was chosen and why; kept with the run."""
+    """The recipe that was chosen, and the reason; kept with the run."""
 
     request: str
-    """What was asked for."""
+    """The request."""
     recipe: str
     """The recipe's name."""
     reason: str

@@ -28,25 +28,25 @@ class Report:
     """The outcome of a check."""
 
     findings: tuple[RuleFinding, ...]
-    """What was found, errors first; without what was silenced."""
+    """The findings, errors first, without the silenced ones."""
     silenced: tuple[RuleFinding, ...] = ()
-    """What was found and silenced, each with the reason."""
+    """The silenced findings, each with the reason."""
     setup: Setup
-    """What was checked."""
+    """The run that was checked."""
 
     @property
     def precision(self) -> str:
-        """What was checked, in a few words."""
+        """The precision in a few words."""
         return self.setup.label
 
     @property
     def target(self) -> str:
-        """What it was checked against."""
+        """The target as text."""
         return str(self.setup.target)
 
     @property
     def flow(self) -> str:
-        """The way of the gradients, from the weight gradient to the master weights."""
+        """The dtypes of a gradient, from the weight gradient to the master weights."""
         return self.setup.flow
 
     def of(self, severity: str) -> tuple[RuleFinding, ...]:

@@ -21,8 +21,8 @@ _ELSEWHERE = {"dataset": "data", "optimizer_config": "optimizer", "ddp_config": 
 """Section names of other systems -> ours."""
 
 
-_BESIDE = ("mixed_precision", "precision_backend", "target", "silence")
-"""What a run may say beside its sections."""
+_OTHER = ("mixed_precision", "precision_backend", "target", "silence")
+"""Settings of a run that are no sections."""
 
 
 def check_run(
@@ -49,7 +49,7 @@ def check_run(
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
         UnknownRecipeError: No such recipe.
     """
-    sections = {name: _section(run, name) for name in (*ROLES, *_BESIDE)}
+    sections = {name: _section(run, name) for name in (*ROLES, *_OTHER)}
     place = target_of(target if target is not None else sections["target"])
     precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
     setup = Setup(
@@ -100,9 +100,9 @@ def _section(run: Any, name: str) -> Any:
     return next((value for known in names if (value := getattr(run, known, None)) is not None), None)
 
 
-def _backend(said: Any) -> str | None:
+def _backend(stated: Any) -> str | None:
     """Return the backend that a run states; "auto" is decided where it runs."""
-    return said if said in ("te", "emulated") else None
+    return stated if stated in ("te", "emulated") else None
 
 
 def _reasons(given: Any) -> dict[str, str]:

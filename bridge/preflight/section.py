@@ -34,17 +34,17 @@ class Malformed:
     path: str
     """section.field."""
     value: Any
-    """What was given."""
+    """The value that was given."""
     why: str
-    """What it must be, as a clause."""
+    """The type it must have, as a clause."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Section:
-    """What a section holds."""
+    """The values of a section."""
 
     values: dict[str, Any]
-    """Field -> value in one form; the class default where nobody gave one."""
+    """Field -> value in one form; the class default where none is given."""
     is_given: bool
     """Whether there is such a section at all."""
     malformed: list[Malformed] = field(default_factory=list)
@@ -115,7 +115,7 @@ def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malform
     if value is None:
         if row.default is None or row.kind in ("name", "dtype"):
             values[row.name] = None
-        return  # Optional[...] beside another default: Megatron reads None as that
+        return  # Optional[...] with another default: Megatron reads None as that
     if row.kind == "any":
         values[row.name] = value
         return

@@ -1,4 +1,4 @@
-"""Where recipes are loaded from: installed plugins, and modules or files that somebody named."""
+"""Where recipes are loaded from: installed plugins, and modules or files that are named."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`RuleContext`: what a rule may ask about a precision and the configs it is written into.
 
 `finalize` asks with `RuleContext.of_precision`, a sync with `RuleContext.of_owners`, a check with
-`bridge.preflight.setup.Setup`, which knows the whole run. A value that nobody gave is Megatron's class default; where
+`bridge.preflight.setup.Setup`, which knows the whole run. A value that is not given is Megatron's class default; where
 Megatron has none (`seq_length`, `target.te`), None stands for "not known", and a rule that needs it stays silent.
 """
 
@@ -54,7 +54,7 @@ def reading_of(config: PrecisionConfig) -> dict[str, Any]:
 
 
 class RuleContext:
-    """What is known when a rule is asked. Read-only by intent; made anew each time.
+    """The facts that a rule is asked about. Read-only by intent; made anew each time.
 
     A context has the attributes of what it knows and no others: a row that reads more than its `needs` fails at once.
 

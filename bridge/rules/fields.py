@@ -31,7 +31,7 @@ class OwnerField:
     kind: str
     """bool, int, float, name, dtype (kept as a token such as "bf16") or any."""
     default: Any = None
-    """The value it holds where nobody sets it."""
+    """The value it holds where no config sets it."""
     is_megatron: bool = True
     """Whether a class of Megatron Core has it; False for the other settings of a run."""
     has: VersionRange | None = None

@@ -16,7 +16,7 @@ class Gpu:
     name: str
     """The name in a target, lower case and without spaces."""
     title: str
-    """What it is called."""
+    """Its usual name."""
     generation: str
     """Its architecture."""
     capability: tuple[int, int] | None
@@ -24,7 +24,7 @@ class Gpu:
     memory_gib: int
     """Device memory as the driver reports it, rounded down; the common model where there are several."""
     formats: tuple[str, ...]
-    """What its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4."""
+    """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4."""
     aliases: tuple[str, ...] = ()
     """Other names in a target."""
 

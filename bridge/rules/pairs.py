@@ -18,7 +18,7 @@ class Pair:
     one: tuple[str, str]
     two: tuple[str, str]
     is_checked: bool = True
-    """A difference that somebody wrote is an error; otherwise only a sync is held to it."""
+    """The check reports a difference as an error; otherwise only a sync has to write both equal."""
 
 
 PAIRS = (

@@ -1,4 +1,4 @@
-"""A rule as a row: what it is about, when it speaks, what it says, the ways out, where it was read.
+"""A rule as a row: the setting, the predicate, the sentence, the remedies, and the source.
 
 A predicate is a plain function of a `RuleContext`. It returns something falsy for silence, True, a mapping of values
 for the message, or several mappings for several findings. `path`, `value`, `where` and `severity` in a mapping take the
@@ -31,7 +31,7 @@ EVIDENCE = {
     "reported": "reported by users or maintainers in the thread that is named, not reproduced here",
     "weak": "few or conflicting reports",
 }
-"""What a rule rests on."""
+"""The kinds of evidence of a rule."""
 
 NEEDS = {
     "precision": "the fields of the precision",
@@ -47,7 +47,7 @@ SYNC = {
     "strict": "the sync reports it, and refuses it where the run begins next",
     "refused": "the sync refuses it",
 }
-"""What a sync does about a rule that needs the precision and the owners; a rule without an entry is not asked then."""
+"""The reaction of a sync to a rule that needs the precision and the owners. A sync does not ask the other rules."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +59,13 @@ class Rule:
     severity: str
     """error, warning or info."""
     title: str
-    """What is wrong, in a few words."""
+    """The fault in a few words."""
     path: str
     """The setting it is about: a field of the precision, or section.field."""
     predicate: Predicate
     """When it speaks."""
     message: str
-    """What holds, or would have to hold, as a clause without a full stop."""
+    """The rule as a clause without a full stop."""
     remedies: tuple[str, ...]
     """The remedies, each an imperative clause without a full stop."""
     source: str
@@ -81,7 +81,7 @@ class Rule:
     versions: tuple[VersionRange, ...] = ()
     """Versions it holds for. Where one is not known, the finding says so and is one step milder."""
     explanation: str = ""
-    """What happens and why, for `explain` and the reference page."""
+    """The effect and its cause, for `explain` and the reference page."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def one_answer(rows: list[SyncRow]) -> list[SyncRow]:
             if place not in at or other not in at:
                 continue
             kept, row = rows[at[place]], rows[at[other]]
-            # What was set from the config's default is what nobody has an opinion on.
+            # A row that was set from the config's default is open.
             is_open = row.by == "default" and row.verdict != "absent"
             if kept.verdict != "keep" or not is_open or same(kept.new, row.new):
                 continue

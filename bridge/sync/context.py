@@ -1,4 +1,4 @@
-"""What a sync tells the rules: the owners as they will be, read on demand."""
+"""The context of a sync for the rules: the owners as they will be, read on demand."""
 
 from __future__ import annotations
 

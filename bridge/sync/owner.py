@@ -25,7 +25,7 @@ class _Absent:
 
 
 COMPUTED = {"autocast_dtype": "params_dtype"}
-"""Attribute that Megatron fills in from another one where nobody gave it a value."""
+"""Attribute that Megatron fills in from another one where it is not given."""
 
 ABSENT = _Absent()
 """Stands for the value of an attribute that is not there."""
@@ -63,17 +63,17 @@ class Owner:
         return getattr(self.target, attribute, ABSENT)
 
     def own(self, attribute: str) -> Any:
-        """Return what the object held before any sync wrote to it, unless somebody changed it since."""
+        """Return what the object held before any sync wrote to it, unless it was changed since."""
         written = vars(self.target).get(WRITTEN, {}) if hasattr(self.target, "__dict__") else {}
         if isinstance(written, dict) and attribute in written and same(written[attribute][0], self.value(attribute)):
             return written[attribute][1]
         return self.value(attribute)
 
     def is_own(self, attribute: str) -> bool:
-        """Return whether somebody set the value: it differs from Megatron's own class default."""
+        """Return whether the value was set: it differs from Megatron's own class default."""
         if attribute not in self.defaults or same(self.own(attribute), self.defaults[attribute]):
             return False
-        source = COMPUTED.get(attribute)  # what Megatron computed by itself is nobody's own
+        source = COMPUTED.get(attribute)  # a value that Megatron computed is not the owner's own
         return source is None or not same(self.own(attribute), self.own(source))
 
     def dtype(self, token: str) -> Any:

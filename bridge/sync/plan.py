@@ -34,7 +34,7 @@ def plan(
         config: A config that passed `finalize`.
         owners: The objects to write to.
         keep_own: Where an owner's own value differs from a stated one, the owner's stays.
-        is_last: The run begins after this sync: what sharding makes of these settings is settled as well.
+        is_last: The run begins after this sync: the settings that sharding decides are resolved too.
     """
     rows: list[SyncRow] = []
     scheme = scheme_of(config, owners)
@@ -152,7 +152,7 @@ def _put_out_of_action(
 
 
 def _autocast_dtype(config: PrecisionConfig, owner: Owner) -> tuple[Any, str, str, str]:
-    """Decide: params_dtype as it will be, unless autocast is on with a dtype that somebody chose."""
+    """Decide: params_dtype as it will be, unless autocast is on with a dtype of the owner's own."""
     is_on = config.autocast_enabled or (
         not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
     )

@@ -1,4 +1,4 @@
-"""What a sync did, or would do: one row per precision field and owner, and the findings beside them."""
+"""`SyncReport`: one row per precision field and owner, and the findings."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class SyncRow:
     new: Any
     """Value after it."""
     verdict: str
-    """override: somebody's value was replaced. set: a default was replaced. derive: follows from others.
+    """override: an owner's own value was replaced. set: a default was replaced. derive: follows from others.
     neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do. absent: no such thing."""
     by: str
     """Who decided: "recipe NAME", "command line", "default", "model", ..."""
     why: str
     """The reason, as a clause."""
     replaces_own: bool = False
-    """Whether the value that is replaced is one that somebody had given the owner."""
+    """Whether the value that is replaced is an owner's own, not a class default."""
     since: str | None = None
     """First megatron-core that has the attribute, where the installed one does not have it."""
 
@@ -55,7 +55,7 @@ class SyncRow:
 
     @property
     def replaces(self) -> bool:
-        """Whether the sync replaced a value that somebody had given the owner."""
+        """Whether the sync replaced a value of the owner's own."""
         return self.changes and (self.verdict == "override" or self.replaces_own)
 
     @property
@@ -77,7 +77,7 @@ class SyncReport:
     rows: tuple[SyncRow, ...]
     """Every precision field of every owner."""
     findings: tuple[Finding, ...] = field(default=())
-    """What has no home or no effect, and what will not work."""
+    """Fields without a home or an effect, and settings that will not work."""
     megatron_version: str = "unknown"
     """Version of the installed megatron-core."""
 
@@ -88,7 +88,7 @@ class SyncReport:
 
     @property
     def overrides(self) -> tuple[SyncRow, ...]:
-        """Rows in which somebody's own value was replaced."""
+        """Rows in which an owner's own value was replaced."""
         return tuple(row for row in self.rows if row.verdict == "override")
 
     def row(self, path: str) -> SyncRow:

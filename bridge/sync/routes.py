@@ -42,11 +42,11 @@ class Route:
     scheme: str | None = None
     """The row acts only under this scaling scheme, and is neutralised otherwise."""
     neutral: object = CLASS_DEFAULT
-    """What the attribute holds while the row does not act."""
+    """The value of the attribute while the row does not act."""
     since: str = FIRST
     """First megatron-core known to have the attribute."""
     note: str = ""
-    """What is worth knowing, for `explain`."""
+    """A remark for `explain`."""
     source: str = ""
     """Where it was read."""
 
@@ -177,7 +177,7 @@ ROUTES: tuple[Route, ...] = (
         owner="process",
         attribute="float32_matmul_precision",
         rule="none",
-        note="A switch of torch, not of an owner: set when the run starts, and said so then.",
+        note="A switch of torch, not of an owner: set and reported when the run starts.",
     ),
 )
 

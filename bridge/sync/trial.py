@@ -23,7 +23,7 @@ DERIVED = (
     "attention_softmax_in_fp32",
     "pipeline_dtype",
 )
-"""What Megatron computes once in `__post_init__` and what would be stale after a plain assignment."""
+"""Attributes that Megatron computes once in `__post_init__`, stale after a plain assignment."""
 
 
 class Trial:

@@ -20,6 +20,8 @@ from bridge import (
     synchronize,
 )
 from bridge.errors import PrecisionConfigError, PrecisionTypeError, SyncCheckError, SyncConflictError
+from bridge.preflight.check import check
+from bridge.preflight.setup import Setup
 from bridge.registry.registry import REGISTRY
 from bridge.sync.owner import WRITTEN
 from tests.precision.test_config import any_fields
@@ -192,6 +194,15 @@ def test_a_sync_logs_each_override_once_whoever_starts_it(megatron_owners, caplo
         assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
             ("WARNING", "model.fp8: 'e4m3' -> None (override, mode: the mode is bf16)")
         ]
+
+
+def test_what_the_check_has_printed_already_the_sync_does_not_log_again(megatron_owners) -> None:
+    made = megatron_owners(fp8="e4m3")
+    config = get_mixed_precision_config("bf16_mixed").state("command line", hysteresis=4)
+    known = {(finding.id, finding.path) for finding in check(Setup(config, **made)).findings}
+    report = synchronize(config, **made)
+    assert {"PB144", "PB123"} <= {rule for rule, _ in known}
+    assert (len(report.lines()), len(report.lines(known))) == (3, 1)
 
 
 def test_a_printed_report_is_its_changes_and_findings(megatron_owners) -> None:

@@ -42,7 +42,7 @@ RULES = (
     Rule(
         id="PB442",
         severity="warning",
-        title="FP8 attention that MXFP8 is not told of",
+        title="FP8 attention that does not reach MXFP8",
         path="fp8_dot_product_attention",
         needs="owners",
         sync="reported",
@@ -56,7 +56,7 @@ RULES = (
     Rule(
         id="PB443",
         severity="warning",
-        title="FP8 attention that NVFP4 is not told of",
+        title="FP8 attention that does not reach NVFP4",
         path="fp8_dot_product_attention",
         needs="owners",
         sync="reported",

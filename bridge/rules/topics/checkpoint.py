@@ -23,7 +23,7 @@ FINGERPRINT = (
     "fp16",
     "params_dtype",
 )
-"""Fields of the model that a checkpoint's fingerprint may hold; the optimizer's dtypes and `te` beside them."""
+"""Fields of the model that a checkpoint's fingerprint may hold; it holds the optimizer's dtypes and `te` too."""
 _STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 

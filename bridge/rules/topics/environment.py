@@ -37,11 +37,11 @@ def _is_refused(s: RuleContext) -> bool:
 
 
 def _another_source(s: RuleContext) -> Any:
-    said = s.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
-    theirs = _SAME_MODE.get(said)
-    if not said or theirs == s.mode or (said == "fp8" and s.fp8):
+    stated = s.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    theirs = _SAME_MODE.get(stated)
+    if not stated or theirs == s.mode or (stated == "fp8" and s.fp8):
         return None
-    return {"value": said}
+    return {"value": stated}
 
 
 def _changed_numbers(s: RuleContext) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ RULES = (
     Rule(
         id="PB522",
         severity="error",
-        title="query-key scaling said in one place only",
+        title="query-key scaling set in one place only",
         path="model.apply_query_key_layer_scaling",
         needs="environment",
         predicate=lambda s: (
@@ -94,7 +94,7 @@ RULES = (
     Rule(
         id="PB523",
         severity="error",
-        title="determinism said in one place only",
+        title="determinism set in one place only",
         path="model.deterministic_mode",
         needs="environment",
         predicate=lambda s: (
@@ -114,7 +114,7 @@ RULES = (
         path="environment.ACCELERATE_MIXED_PRECISION",
         needs="environment",
         predicate=_another_source,
-        message="says another precision than this run's {s.mode}; Megatron does not read it, libraries beside it do",
+        message="says another precision than this run's {s.mode}; Megatron does not read it, other libraries do",
         remedies=("unset it", "make it agree"),
         source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
         evidence="reported",

@@ -67,7 +67,7 @@ RULES = (
         "Python)",
         explanation="Megatron-LM's argument parser derives the dtype of weights and of pipeline buffers from --bf16 "
         "and --fp16. Configs built in Python can disagree: weights of one dtype then meet norms and embeddings of "
-        "another, which fails in a matrix multiplication or trains in a dtype nobody asked for.",
+        "another, which fails in a matrix multiplication or trains in a dtype that no setting states.",
     ),
     Rule(
         id="PB103",

@@ -1,4 +1,4 @@
-"""What was written down: types, misspelt keys, who replaced whose value, names that say something else."""
+"""Types, misspelt keys, replaced values, and names that promise another scheme."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ RULES = (
         title="misspelt field",
         path="model",
         predicate=_misspelt,
-        message="there is no such field: an unknown key is dropped, or lands where nobody reads it",
+        message="there is no such field: an unknown key is dropped, or lands where nothing reads it",
         remedies=("{hint}",),
         source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); NVIDIA-NeMo/Megatron-Bridge issue "
         "2957, 2026-03-23",

@@ -18,7 +18,7 @@ _LEGAL = {
     "exp_avg_dtype": ("fp32", "fp16", "bf16", "uint8"),
     "exp_avg_sq_dtype": ("fp32", "fp16", "bf16", "uint8"),
 }
-"""What Megatron-LM's argument parser offers; uint8 is its "fp8"."""
+"""The choices of Megatron-LM's argument parser; uint8 is its "fp8"."""
 
 
 def _states_in_fp32(s: RuleContext) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ RULES = (
     Rule(
         id="PB348",
         severity="info",
-        title="precision-aware optimizer beside FP8 scaling",
+        title="precision-aware optimizer together with FP8 scaling",
         path="optimizer.use_precision_aware_optimizer",
         needs="owners",
         predicate=lambda s: s.fp8 and _leaves_the_fused_path(s),

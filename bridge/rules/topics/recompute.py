@@ -1,4 +1,4 @@
-"""Recomputation, CUDA graphs and torch.compile beside FP8."""
+"""Recomputation, CUDA graphs and torch.compile together with FP8."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RULES = (
         path="model.recompute_modules",
         needs="target",
         predicate=lambda s: _discards_outputs(s) and not s.is_emulated,
-        message="moe_act and layernorm can be recomputed beside FP8 from Transformer Engine 2.6 on",
+        message="moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 on",
         remedies=("use Transformer Engine 2.6", "take them out"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
         gate="fp8",
@@ -71,7 +71,7 @@ RULES = (
     Rule(
         id="PB464",
         severity="warning",
-        title="CUDA graphs beside FP8",
+        title="CUDA graphs together with FP8",
         path="model.cuda_graph_impl",
         needs="target",
         predicate=lambda s: _captures(s) and not s.is_emulated,

@@ -10,7 +10,7 @@ RULES = (
     Rule(
         id="PB361",
         severity="warning",
-        title="BF16 gradients that nobody asked for",
+        title="BF16 gradients by default",
         path="ddp.grad_reduce_in_fp32",
         needs="owners",
         predicate=lambda s: (
@@ -58,7 +58,7 @@ RULES = (
         path="ddp.reduce_scatter_with_fp32_accumulation",
         needs="owners",
         predicate=lambda s: s.ddp.reduce_scatter_with_fp32_accumulation and s.ddp.grad_reduce_in_fp32,
-        message="Megatron-LM sets it to False beside grad_reduce_in_fp32",
+        message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
         gate="has_ddp",
@@ -66,7 +66,7 @@ RULES = (
     Rule(
         id="PB365",
         severity="error",
-        title="local FP32 accumulation beside FP32 reduction",
+        title="local FP32 accumulation together with FP32 reduction",
         path="ddp.param_name_patterns_for_fp32_local_accumulation",
         needs="owners",
         predicate=lambda s: s.ddp.param_name_patterns_for_fp32_local_accumulation and s.ddp.grad_reduce_in_fp32,

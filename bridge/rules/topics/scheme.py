@@ -60,7 +60,7 @@ def _scheme_without_format(s: RuleContext) -> list[dict[str, Any]]:
     found = []
     for family, other in (("fp8", "fp4"), ("fp4", "fp8")):
         scheme = s.stated.get(f"{family}_recipe")
-        # Who says that this family is off, or runs in the other one, has said what the run is.
+        # A family that is stated to be off, or a run in the other one, leaves no doubt.
         is_open = family not in s.stated and not s.stated.get(other)
         if scheme is not None and not s.stated.get(family) and is_open:
             row = FP8_SCHEMES.get(scheme) if family == "fp8" else None
@@ -193,7 +193,7 @@ RULES = (
         path="fp8",
         needs="precision",
         predicate=lambda s: s.fp8 in ("hybrid", "e4m3"),
-        message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is not settled",
+        message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
         source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
         "e4m3",
@@ -282,10 +282,11 @@ RULES = (
     Rule(
         id="PB214",
         severity="warning",
-        title="per-module recipes beside stored weights",
+        title="per-module recipes together with stored weights",
         path="model.quant_recipe",
         predicate=lambda s: s.model.quant_recipe is not None and (s.gathers_fp8 or s.gathers_fp4),
-        message="each module recipe has fp8_param and fp4_param of its own, which nobody compares with the run's",
+        message="each module recipe has fp8_param and fp4_param of its own, which Megatron does not compare with the "
+        "run's",
         remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {s.mode}"),
         source="Megatron-LM main of 2026-08-22 training/argument_utils.py",
         gate="is_low",

@@ -39,7 +39,7 @@ def _two_answers(s: RuleContext) -> list[dict[str, Any]]:
 def _without_format(s: RuleContext) -> list[dict[str, Any]]:
     found = []
     for family, chosen in (("fp8", "e4m3"), ("fp4", "e2m1")):
-        if getattr(s, family) or family in s.stated:  # who says that it is off has said what the run is
+        if getattr(s, family) or family in s.stated:  # stated to be off: no doubt about the run
             continue
         for name in (f"{family}_param_gather", f"{family}_param"):
             if s.stated.get(name) or (s.precision is None and getattr(s, f"gathers_{family}")):
@@ -150,7 +150,7 @@ RULES = (
         needs="owners",
         predicate=lambda s: s.is_fp16 and s.gathers_fp8 and s.reuses_buffer and s.ddp.grad_reduce_in_fp32,
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 weights "
-        "lose three bits on the way",
+        "lose three bits",
         remedies=("use BF16", "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False"),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
         gate="is_mxfp8",

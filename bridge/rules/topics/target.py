@@ -1,4 +1,4 @@
-"""What the declared GPUs, CUDA and Transformer Engine can run."""
+"""Formats and schemes that the declared GPUs, CUDA and Transformer Engine can run."""
 
 from __future__ import annotations
 
