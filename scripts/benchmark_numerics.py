@@ -1,4 +1,4 @@
-"""What the emulated low-precision linear costs: against the plain BF16 linear, torchao's emulation, and a tensor copy.
+"""Cost of the emulated low-precision linear: against the plain BF16 linear, torchao's emulation, and a tensor copy.
 
 Forward and backward of one linear layer, all candidates in turn within each round so that a disturbance hits them
 alike, medians over the rounds. `ratio_to_x` is our time over that of x: 1.1 is 10 % slower, 0.2 five times faster.

@@ -30,7 +30,7 @@ class CensusRow:
     bytes: int
     """Size on this rank; for activations, of the outputs of all linear layers in one micro-batch."""
     read_from: str
-    """Where the dtype was read."""
+    """Source of the dtype."""
 
 
 class Activations:

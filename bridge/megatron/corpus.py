@@ -43,7 +43,7 @@ class Corpus:
     name: str
     """Name for people."""
     index_dir: Path
-    """Where Megatron keeps the sample indices it builds for it."""
+    """Folder of the sample indices that Megatron builds for it."""
 
 
 def default_cache_dir() -> Path:

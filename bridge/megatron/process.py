@@ -40,7 +40,7 @@ _runs = itertools.count()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """Where this process stands among the others."""
+    """Place of this process among the others."""
 
     rank: int
     world_size: int

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Which code runs a pass: the C kernel where there is one for the tensor at hand, else plain torch. Same bits."""
+"""Dispatch of a pass: the C kernel where it takes the tensor, else plain torch. Both give the same bits."""
 
 from __future__ import annotations
 

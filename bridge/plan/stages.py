@@ -1,4 +1,4 @@
-"""Where the layers are: tensor, expert, context and pipeline parallelism, read from a model's config values."""
+"""Placement of the layers: tensor, expert, context and pipeline parallelism, read from a model's config values."""
 
 from __future__ import annotations
 
