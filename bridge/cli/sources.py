@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from bridge.interop.project import Source, Survey
+    from bridge.interop.survey.survey import Source, Survey
 
 __all__ = ["add_parser"]
 
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Print what each source says, whether they agree, and the winner."""
-    from bridge.interop.project import survey
+    from bridge.interop.survey.survey import survey
 
     found = survey(chosen.folder)
     if chosen.json:
@@ -55,7 +55,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
-    from bridge.interop.project import ORDER
+    from bridge.interop.survey.survey import ORDER
 
     if not found.sources:
         yield "No source of precision was found."

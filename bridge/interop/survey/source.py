@@ -22,7 +22,6 @@ ORDER: Mapping[str, str] = MappingProxyType(
         "unnamed deepspeed": "nothing names it here, so that it counts, and then first, where it is given by hand",
         "program": "a value written out in a call goes over files and variables",
         "training file": "the trainer that reads it hands it on as arguments, which go over the environment",
-        "program variable": "a program sets it after whoever started it",
         "accelerate flag": "`accelerate launch` writes it into the environment, over its own file",
         "accelerate file": "`accelerate launch` writes it into the environment, over what is there",
         "script variable": "an export goes over the environment that the script is started in",

@@ -17,10 +17,10 @@ from bridge.interop.conversion import runs_of
 from bridge.interop.detect import candidates
 from bridge.interop.document import Document
 from bridge.interop.launch.relevance import PRECISION_WORDS
-from bridge.interop.project_files import Files, looks_relevant
-from bridge.interop.project_program import sources_of_program
-from bridge.interop.project_source import ORDER, Source, source_of
-from bridge.interop.project_variables import VARIABLES, assigned, exported, of_variables
+from bridge.interop.survey.files import Files, looks_relevant
+from bridge.interop.survey.programs import sources_of_program
+from bridge.interop.survey.source import ORDER, Source, source_of
+from bridge.interop.survey.variables import VARIABLES, assigned, exported, of_variables
 
 if TYPE_CHECKING:
     from bridge.interop.conversion import Run

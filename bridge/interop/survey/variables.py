@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from bridge.errors import BridgeError, PayloadError
 from bridge.interop.accelerate import importer as accelerate
 from bridge.interop.launch.alternatives import launches
-from bridge.interop.project_source import Source, precision
+from bridge.interop.survey.source import Source, precision
 
 __all__ = ["VARIABLES", "assigned", "exported", "of_variables"]
 

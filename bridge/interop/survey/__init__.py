@@ -1,0 +1,1 @@
+"""`sources`: every place in a project that states its precision, and the one that wins."""
