@@ -43,6 +43,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return Scheduler(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[object]:
+    """Put the environment back after each test: runs write Transformer Engine's variables, and workers share tests."""
+    before = dict(os.environ)
+    try:
+        return (yield)
+    finally:
+        if dict(os.environ) != before:
+            os.environ.clear()
+            os.environ.update(before)
+
+
 def pytest_collection_finish() -> None:
     """Take what collection imported out of the garbage collector, which Megatron calls for each checkpoint."""
     gc.collect()
