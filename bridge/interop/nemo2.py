@@ -143,9 +143,9 @@ def _assigned_later(program: Program) -> list[Unmapped]:
     """Return the records of the plugin's settings that are made on the object, which is not followed."""
     arguments = ("precision", *DTYPES, *SAME, *PREFIXED, *GATHER)
     made = [
-        (item.line, item.path.lstrip("."), item.written)
-        for item in program.assignments
-        if item.path.rpartition(".")[0] and item.path.rpartition(".")[2] in arguments
+        (line, target.lstrip("."), written)
+        for line, target, written in program.assignments
+        if target.rpartition(".")[0] and target.rpartition(".")[2] in arguments
     ]
     made += [
         (call.line, f"{call.written['0']}.{call.positional[1]}", call.written["2"])

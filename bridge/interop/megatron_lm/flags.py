@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = [
     "BY_NAME",
@@ -51,11 +53,7 @@ FLAGS = (
     Flag(option="--fp4-format", field="fp4", also=("fp4",)),
     Flag(option="--fp4-recipe", field="fp4_recipe"),
     Flag(option="--fp4-param-gather", field="fp4_param_gather", kind="on", also=("fp4_param",)),
-    Flag(
-        option="--reuse-grad-buf-for-mxfp8-param-ag",
-        field="reuse_grad_buf_for_mxfp8_param_ag",
-        kind="on",
-    ),
+    Flag(option="--reuse-grad-buf-for-mxfp8-param-ag", field="reuse_grad_buf_for_mxfp8_param_ag", kind="on"),
     Flag(option="--loss-scale", field="loss_scale"),
     Flag(option="--initial-loss-scale", field="initial_loss_scale"),
     Flag(option="--min-loss-scale", field="min_loss_scale"),
@@ -102,115 +100,8 @@ class OtherSetting:
 
 
 OTHER_SETTINGS = {
-    dest(row.option): row
-    for row in (
-        OtherSetting(
-            option="--fp8-interval",
-            default=1,
-            detail="Transformer Engine ignores it since 1.8",
-            reason="dead knob",
-            remedy="Drop it.",
-        ),
-        OtherSetting(
-            option="--transformer-impl",
-            default="transformer_engine",
-            detail="another implementation of the layers: the local one runs no FP8 and no FP4, whatever is asked",
-            remedy="Choose the layer spec next to the recipe.",
-        ),
-        OtherSetting(
-            option="--fp8-output-proj", default=False, detail="the output head in MXFP8; a recipe keeps it out"
-        ),
-        OtherSetting(option="--fp8-quantizer-factory", default=None, detail="a quantizer of the team's own"),
-        OtherSetting(option="--fp4-quantizer-factory", default=None, detail="a quantizer of the team's own"),
-        OtherSetting(
-            option="--te-precision-config-file",
-            default=None,
-            detail="a file that overrides the precision module by module",
-            remedy="Give the file to Megatron next to the recipe; `precision-bridge sources` shows what it says.",
-            is_file=True,
-        ),
-        OtherSetting(
-            option="--yaml-cfg",
-            default=None,
-            detail="Megatron-LM then takes its arguments from that file instead; it is not read, and can set the "
-            "precision",
-            remedy="Convert that file too.",
-            is_file=True,
-        ),
-        OtherSetting(
-            option="--cli-arg-yaml-cfgs",
-            default=None,
-            detail="a fork's arguments from YAML files, which are not read, and can set the precision",
-            remedy="Convert those files too.",
-            is_file=True,
-        ),
-        OtherSetting(
-            option="--deepspeed_config",
-            default=None,
-            detail="under DeepSpeed the fp16 and bf16 blocks of that file decide; it is not read, and can set the "
-            "precision",
-            remedy="Convert that file too.",
-            is_file=True,
-        ),
-        OtherSetting(option="--kitchen-config-file", default=None, detail="a quantisation library of its own"),
-        OtherSetting(option="--kitchen-recipe-number", default=None, detail="a quantisation library of its own"),
-        OtherSetting(option="--use-kitchen-attention", default=False, detail="a quantisation library of its own"),
-        OtherSetting(option="--fp32-residual-connection", default=False, detail="the residual stream in FP32"),
-        OtherSetting(option="--attention-softmax-in-fp32", default=False, detail="softmax of local attention in FP32"),
-        OtherSetting(
-            option="--apply-query-key-layer-scaling",
-            default=False,
-            detail="scales attention scores by the layer's number and forces their softmax into FP32",
-        ),
-        OtherSetting(option="--fp16-lm-cross-entropy", default=False, detail="the loss in FP16"),
-        OtherSetting(
-            option="--disable-bf16-reduced-precision-matmul",
-            default=False,
-            detail="forbids BF16 partial sums in cuBLAS, for the whole process",
-        ),
-        OtherSetting(
-            option="--use-precision-aware-optimizer",
-            default=False,
-            detail="lets optimizer state have dtypes of its own",
-        ),
-        OtherSetting(option="--main-grads-dtype", default="fp32", detail="dtype of the optimizer's gradients"),
-        OtherSetting(option="--main-params-dtype", default="fp32", detail="dtype of the master weights"),
-        OtherSetting(option="--exp-avg-dtype", default="fp32", detail="dtype of the first moment"),
-        OtherSetting(option="--exp-avg-sq-dtype", default="fp32", detail="dtype of the second moment"),
-        OtherSetting(option="--moe-router-dtype", default=None, detail="dtype of the router's logits"),
-        OtherSetting(option="--moe-router-padding-for-fp8", default=False, detail="pads tokens to FP8's alignment"),
-        OtherSetting(
-            option="--moe-router-padding-for-quantization",
-            default=False,
-            detail="pads tokens to the format's alignment",
-        ),
-        OtherSetting(option="--moe-dispatch-fwd-dtype", default="bf16", detail="dtype of tokens sent to experts"),
-        OtherSetting(option="--moe-combine-bwd-dtype", default="bf16", detail="dtype of gradients sent to experts"),
-        OtherSetting(
-            option="--keep-fp8-transpose-cache", default=False, detail="memory of FP8 weights, not their values"
-        ),
-        OtherSetting(
-            option="--ddp-reduce-scatter-with-fp32-accumulation",
-            default=False,
-            detail="BF16 gradients are sent and summed in FP32",
-        ),
-        OtherSetting(option="--megatron-fsdp-main-params-dtype", default="fp32", detail="dtype of the sharded weights"),
-        OtherSetting(
-            option="--megatron-fsdp-main-grads-dtype",
-            default="auto",
-            detail="dtype of the sharded gradients; under Megatron-FSDP it decides instead of grad_reduce_in_fp32",
-        ),
-        OtherSetting(option="--megatron-fsdp-grad-comm-dtype", default="auto", detail="dtype gradients are sent in"),
-        OtherSetting(option="--muon-fp32-matmul-prec", default="medium", detail="FP32 matmuls inside Muon"),
-        OtherSetting(option="--output-logit-dtype", default=None, detail="dtype of the logits"),
-        OtherSetting(
-            option="--dynamic-loss-scale",
-            default=False,
-            detail="releases of 2019 needed it for what FP16 does by default today",
-            reason="dead knob",
-            remedy="Drop it.",
-        ),
-    )
+    dest(option): OtherSetting(option=option, **row)
+    for option, row in json.loads(Path(__file__).with_name("other_settings.json").read_text()).items()
 }
 """Source: Megatron-LM 0.20 training/arguments.py, and DeepSpeed's runtime/config.py."""
 
