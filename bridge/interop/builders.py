@@ -12,14 +12,24 @@ other system already, has no effect, or is reported as unmapped.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.fields import DEFAULTS
 
-__all__ = ["ExportBuilder", "ImportBuilder", "inert", "semantics_of"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DELAYED", "WGRAD", "ExportBuilder", "ImportBuilder", "inert", "semantics_of"]
+
+DELAYED = {name: DEFAULTS["model"][name] for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")}
+"""Settings of delayed scaling -> the defaults of Megatron Core's own class."""
+WGRAD = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
+"""The reason why `fp8_wgrad=False` has no effect."""
 
 MODES = ("fp32", "fp16", "bf16")
 OFF_SWITCHES = (
@@ -81,6 +91,42 @@ class ImportBuilder:
         detail = why or f"it is not written, and {self.system} takes this value"
         self.report(setting, value, "implied default", detail, "Write it down if the run depends on it.")
         self.fields.update(fields)
+
+    def imply_scheme(
+        self,
+        spell: Callable[[str], str],
+        *,
+        fp8_recipe: str = "delayed",
+        in_fp32: bool | None = None,
+        layers: int | None = None,
+        why: str = "",
+        why_layers: str = "",
+    ) -> None:
+        """State the defaults of a system over Megatron that decide, where the fields are not stated yet.
+
+        Args:
+            spell: Turns a field's name into the setting's.
+            fp8_recipe: The scheme of FP8 where none is written.
+            in_fp32: Whether gradients of a half-precision run are reduced in FP32; None: nothing to state.
+            layers: First and last layers that `first_last_layers_bf16` keeps; None: nothing to state.
+            why: As in `implied`.
+            why_layers: As in `implied`, for `layers`.
+        """
+        fields = self.fields
+        defaults: dict[str, tuple[Any, str]] = {}
+        if fields.get("fp8"):
+            defaults["fp8_recipe"] = (fp8_recipe, why)
+        if fields.get("fp4"):
+            defaults["fp4_recipe"] = ("nvfp4", why)
+        if fields.get("fp8") and fields.get("fp8_recipe", fp8_recipe) == "delayed":
+            defaults |= {name: (value, why) for name, value in DELAYED.items()}
+        if in_fp32 is not None:
+            defaults["grad_reduce_in_fp32"] = (in_fp32, why)
+        if fields.get("first_last_layers_bf16") and layers is not None:
+            defaults |= dict.fromkeys(LAYER_COUNTS, (layers, why_layers))
+        for name, (value, detail) in defaults.items():
+            if name not in fields:
+                self.implied(spell(name), value, detail, **{name: value})
 
     def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
         """Leave the mode unstated, and record what decides it.

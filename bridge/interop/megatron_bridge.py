@@ -19,7 +19,8 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
-from bridge.precision.dtypes import TORCH_NAMES, dtype_token
+from bridge.interop.settings import named_dtype
+from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -32,14 +33,12 @@ __all__ = ["SYSTEM", "export", "import_"]
 TITLE = "Megatron Bridge 0.7"
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 OWN = tuple(name for name in MixedPrecisionConfig.field_names() if name != "tf32")
 SINCE_0_4 = ("fp4_param", "fp4_param_gather")
 TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 OWNERS = ("model", "optimizer", "ddp")
 EVERYBODYS = frozenset({"bf16", "fp16"})
 """Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
-DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 RENAMED = {"enable_autocast": "autocast_enabled"}
 
 
@@ -96,7 +95,7 @@ def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder) -> I
             detail = "not a field of MixedPrecisionConfig; Megatron Bridge skips it with a log line"
             builder.report(prefix + name, value, "dead knob", detail, "Correct the name, or drop it.")
         elif name in DTYPES:
-            token = _dtype(value, prefix + name)
+            token = named_dtype(value, prefix + name)
             builder.map(prefix + name, **({} if token is None else {name: token}))
         elif name not in TWINS and name not in TWINS.values():
             builder.map(prefix + name, **{name: value})
@@ -127,29 +126,11 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
 
 def _defaults(prefix: str, builder: ImportBuilder) -> None:
     """State the defaults of the peer's class that decide a run and that an unstated field of ours leaves open."""
-    fields = builder.fields
-    if fields.get("fp8") and "fp8_recipe" not in fields:
-        builder.implied(f"{prefix}fp8_recipe", "tensorwise", fp8_recipe="tensorwise")
-    if fields.get("fp4") and "fp4_recipe" not in fields:
-        builder.implied(f"{prefix}fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
-    if (fields.get("bf16") or fields.get("fp16")) and "grad_reduce_in_fp32" not in fields:
-        builder.implied(f"{prefix}grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
-    if fields.get("first_last_layers_bf16"):
-        for name in LAYER_COUNTS:
-            if name not in fields:
-                detail = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
-                builder.implied(f"{prefix}{name}", 0, detail, **{name: 0})
-
-
-def _dtype(value: Any, where: str) -> str | None:
-    if isinstance(value, Mapping) and "_target_" in value:
-        value = value["_target_"]  # {_target_: torch.bfloat16, _call_: false}: a name, and nothing is called
-    if value is None:
-        return None
-    try:
-        return SHORT_DTYPES.get(str(value)) or dtype_token(value)
-    except ValueError as error:
-        raise PayloadError(f"{where}: {error}") from None
+    in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
+    detail = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
+    builder.imply_scheme(
+        lambda field: prefix + field, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why_layers=detail
+    )
 
 
 def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder) -> ImportReport:
@@ -160,7 +141,7 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder) -> ImportRepo
             name = RENAMED.get(str(key), str(key))
             where = f"{owner}.{key}"
             if name in DTYPES:
-                token = _dtype(value, where)
+                token = named_dtype(value, where)
                 builder.map(where, **({} if token is None else {name: token}))
             elif name in OWN and value is not None:
                 leader = TWINS.get(name, name)
@@ -173,22 +154,11 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder) -> ImportRepo
     builder.report("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
     if not any(builder.fields.get(name) for name in ("fp16", "bf16")):
         builder.fields["fp32"] = True
-    _megatrons_defaults(builder)
+    own = "the default of Megatron Core's own class"
+    in_fp32 = None if builder.fields.get("fp32") else False
+    owners = {"grad_reduce_in_fp32": "ddp"}
+    builder.imply_scheme(lambda field: f"{owners.get(field, 'model')}.{field}", in_fp32=in_fp32, why=own)
     return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(builder.fields)))
-
-
-def _megatrons_defaults(builder: ImportBuilder) -> None:
-    """State the defaults of Megatron Core's own classes, which hold where no recipe is written over them."""
-    fields = builder.fields
-    detail = "the default of Megatron Core's own class"
-    if fields.get("fp8") and fields.get("fp8_recipe") is None:
-        builder.implied("model.fp8_recipe", "delayed", detail, fp8_recipe="delayed")
-    if fields.get("fp8") and fields["fp8_recipe"] == "delayed":
-        for name, value in DELAYED.items():
-            if name not in fields:
-                builder.implied(f"model.{name}", value, detail, **{name: value})
-    if not fields.get("fp32") and "grad_reduce_in_fp32" not in fields:
-        builder.implied("ddp.grad_reduce_in_fp32", False, detail, grad_reduce_in_fp32=False)
 
 
 def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
@@ -202,7 +172,7 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
             if name not in OWN:
                 _other(where, str(key), value, builder)
                 continue
-            said = _dtype(value, where) if name in DTYPES else value
+            said = named_dtype(value, where) if name in DTYPES else value
             if (
                 said == values[name]
                 or TWINS.get(name, name) not in acting
@@ -223,21 +193,15 @@ def _other(where: str, key: str, value: Any, builder: ImportBuilder) -> None:
     if row is None and not bears_on_precision(key):
         return
     neutral = (None, False, row.default if row else None)
-    plain = _dtype_or_text(value)
+    plain = value
+    if isinstance(value, Mapping) and "_target_" in value:
+        plain = str(value["_target_"])
+        plain = SPELLINGS.get(plain.lower().removeprefix("torch."), plain)
     if value in neutral or (row is not None and plain == row.default):
         builder.map(where)
     else:
         detail = row.detail if row else "a setting of Megatron Core that no recipe has"
         builder.report(where, plain, "unsupported", detail, "Keep it in the run's own configuration.")
-
-
-def _dtype_or_text(value: Any) -> Any:
-    if isinstance(value, Mapping) and "_target_" in value:
-        try:
-            return dtype_token(value["_target_"])
-        except ValueError:
-            return str(value["_target_"])
-    return value
 
 
 def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> ExportReport:

@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, Program, program_of
-from bridge.precision.dtypes import TORCH_NAMES, dtype_token
+from bridge.interop.settings import named_dtype
+from bridge.precision.dtypes import TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -63,7 +64,6 @@ PREFIXED = {
     "fp16_hysteresis": "hysteresis",
 }
 GATHER = ("fp8_param_gather", "fp8_params")
-DELAYED = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 SCHEMES = ("mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
 RECIPES = {
     "bf16_mixed": "bf16_mixed",
@@ -301,23 +301,13 @@ def _mode(values: Mapping[Any, Any], builder: ImportBuilder) -> str:
 
 
 def _dtypes(values: Mapping[Any, Any], mode: str, builder: ImportBuilder) -> None:
-    given = {}
-    for name in DTYPES:
-        value = values.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("_target_")  # {_target_: torch.bfloat16, _call_: false}
-        if value is not None:
-            try:
-                given[name] = dtype_token(value)
-            except ValueError as error:
-                raise PayloadError(f"{name}: {error}") from None
-            builder.map(name, **{name: given[name]})
-        elif name in values:
-            builder.map(name)
-    if mode != "fp32" and "params_dtype" not in given:
+    given = {name: named_dtype(values.get(name), name) for name in DTYPES if name in values}
+    for name, token in given.items():
+        builder.map(name, **({} if token is None else {name: token}))
+    if mode != "fp32" and given.get("params_dtype") is None:
         detail = f"{builder.system} creates the weights in FP32 unless it is given"
         builder.implied("params_dtype", "fp32", detail, params_dtype="fp32")
-    if mode != "fp32" and "pipeline_dtype" not in given:
+    if mode != "fp32" and given.get("pipeline_dtype") is None:
         token = "bf16" if mode == "bf16" else "fp32"
         builder.implied("pipeline_dtype", token, pipeline_dtype=token)
 
@@ -335,24 +325,10 @@ def _gather(values: Mapping[Any, Any], builder: ImportBuilder) -> None:
 
 
 def _defaults(mode: str, builder: ImportBuilder) -> None:
-    fields = builder.fields
-    if fields.get("fp8") and "fp8_recipe" not in fields:
-        builder.implied("fp8_recipe", "delayed", fp8_recipe="delayed")
-    if fields.get("fp4") and "fp4_recipe" not in fields:
-        builder.implied("fp4_recipe", "nvfp4", fp4_recipe="nvfp4")
-    if fields.get("fp8") and fields.get("fp8_recipe") == "delayed":
-        for name, value in DELAYED.items():
-            if name not in fields:
-                builder.implied(name, value, **{name: value})
-    if mode != "fp32" and "grad_reduce_in_fp32" not in fields:
-        builder.implied("grad_reduce_in_fp32", True, grad_reduce_in_fp32=True)
-    if fields.get("first_last_layers_bf16"):
-        for name in LAYER_COUNTS:
-            if name not in fields:
-                builder.implied(name, 0, f"{builder.system} writes 0 over Megatron's own 1", **{name: 0})
+    fields, detail = builder.fields, f"{builder.system} writes 0 over Megatron's own 1"
+    builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why_layers=detail)
     if fields.get("fp8_wgrad") is False and fields.get("fp8"):
-        detail = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
-        builder.report("fp8_wgrad", False, "dead knob", detail, "Drop it.")
+        builder.report("fp8_wgrad", False, "dead knob", WGRAD, "Drop it.")
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
+from bridge.precision.dtypes import dtype_token
 
-__all__ = ["Settings", "shown"]
+__all__ = ["Settings", "named_dtype", "shown"]
 
+SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
+"""Words of Lightning's that NeMo and Megatron Bridge take for dtypes."""
 LARGEST = sys.float_info.max
 SWITCHES = {
     **dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True),
@@ -109,6 +112,23 @@ class Settings:
             path = f"{self.system}: {self.path}" if self.path else self.system
         ending = "" if remedy.endswith(("?", ".")) else "."
         return PayloadError(f"{path}: {rule}, got {shown(value)}. {remedy}{ending}")
+
+
+def named_dtype(value: object, where: str) -> str | None:
+    """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null.
+
+    Saved runs spell it `{_target_: torch.bfloat16, _call_: false}`: a name, and nothing is called.
+
+    Raises:
+        PayloadError: It names no dtype.
+    """
+    named = value["_target_"] if isinstance(value, Mapping) and "_target_" in value else value
+    if named is None:
+        return None
+    try:
+        return SHORT_DTYPES.get(str(named)) or dtype_token(named)
+    except ValueError as error:
+        raise PayloadError(f"{where}: {error}") from None
 
 
 def _number(text: str) -> float | str:

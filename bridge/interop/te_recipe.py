@@ -7,13 +7,13 @@ reduction live elsewhere. Its classes are pydantic dataclasses that swallow argu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
+from bridge.precision.schemes import SCHEMES, Scheme
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -25,25 +25,13 @@ TITLE = "Transformer Engine 2.20"
 MODULE = "transformer_engine.common.recipe"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecipeClass:
-    """A row: one class of recipes."""
-
-    name: str
-    scheme: str
-    family: str
-    format: str
-    """Default format."""
-    formats: tuple[str, ...]
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Argument -> our field."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Argument -> the class's own default where it decides."""
-    unsupported: tuple[str, ...] = ()
-    """Arguments that no field of ours has."""
-
-
 ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
+CLASSES = MappingProxyType({row.te_class: row for row in SCHEMES if row.te_class != "CustomRecipe"})
+"""Name of a class -> its scheme."""
+DEFAULT_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "nvfp4": "e2m1"}
+"""Scheme -> the format that its class takes by itself, elsewhere E4M3."""
+DEFAULTS = {"margin": 0, "amax_history_len": 1024, "amax_compute_algo": "max"}
+"""Argument -> the default of the class `DelayedScaling`; Megatron's own differ."""
 QUANTIZERS = (
     "fp8_quant_fwd_inp",
     "fp8_quant_fwd_weight",
@@ -52,80 +40,23 @@ QUANTIZERS = (
     "fp8_gemm_dgrad",
     "fp8_gemm_wgrad",
 )
-CLASSES = MappingProxyType(
-    {
-        row.name: row
-        for row in (
-            RecipeClass(
-                name="DelayedScaling",
-                scheme="delayed",
-                family="fp8",
-                format="HYBRID",
-                formats=("HYBRID", "E4M3"),
-                fields={
-                    "margin": "fp8_margin",
-                    "amax_history_len": "fp8_amax_history_len",
-                    "amax_compute_algo": "fp8_amax_compute_algo",
-                    **ATTENTION,
-                },
-                defaults={"margin": 0, "amax_history_len": 1024, "amax_compute_algo": "max"},
-                unsupported=("reduce_amax", "scaling_factor_compute_algo"),
-            ),
-            RecipeClass(
-                name="Float8CurrentScaling",
-                scheme="tensorwise",
-                family="fp8",
-                format="HYBRID",
-                formats=("HYBRID", "E4M3"),
-                fields=ATTENTION,
-                unsupported=(*QUANTIZERS, "use_power_2_scales"),
-            ),
-            RecipeClass(
-                name="Float8BlockScaling",
-                scheme="blockwise",
-                family="fp8",
-                format="E4M3",
-                formats=("E4M3", "HYBRID"),
-                fields=ATTENTION,
-                unsupported=(
-                    *QUANTIZERS,
-                    "use_f32_scales",
-                    "x_block_scaling_dim",
-                    "w_block_scaling_dim",
-                    "grad_block_scaling_dim",
-                ),
-            ),
-            RecipeClass(
-                name="MXFP8BlockScaling",
-                scheme="mxfp8",
-                family="fp8",
-                format="E4M3",
-                formats=("E4M3", "HYBRID"),
-                fields=ATTENTION,
-                unsupported=("margin",),
-            ),
-            RecipeClass(
-                name="NVFP4BlockScaling",
-                scheme="nvfp4",
-                family="fp4",
-                format="E2M1",
-                formats=("E2M1",),
-                fields=ATTENTION,
-                unsupported=(
-                    "disable_rht",
-                    "disable_stochastic_rounding",
-                    "disable_2d_quantization",
-                    "fp8_format",
-                    "fp4_quant_fwd_inp",
-                    "fp4_quant_fwd_weight",
-                    "fp4_quant_bwd_grad",
-                ),
-            ),
-        )
-    }
-)
-"""Source: Transformer Engine 2.20 transformer_engine/common/recipe/__init__.py."""
-
+BLOCKS = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
+UNSUPPORTED = {
+    "delayed": ("reduce_amax", "scaling_factor_compute_algo"),
+    "tensorwise": (*QUANTIZERS, "use_power_2_scales"),
+    "blockwise": (*QUANTIZERS, "use_f32_scales", *BLOCKS),
+    "mxfp8": ("margin",),
+    "nvfp4": (
+        "disable_rht",
+        "disable_stochastic_rounding",
+        "disable_2d_quantization",
+        "fp8_format",
+        "fp4_quant_fwd_inp",
+        "fp4_quant_fwd_weight",
+        "fp4_quant_bwd_grad",
+    ),
+}
+"""Scheme -> arguments of its class that have no field. Source: Transformer Engine 2.20 common/recipe/__init__.py."""
 DEAD = {
     "interval": "ignored since Transformer Engine 1.8",
     "override_linear_precision": "gone since Transformer Engine 2.0, and swallowed without a word",
@@ -167,7 +98,7 @@ def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
     values = {str(name): value for name, value in payload.items() if name != key}
     if "kwargs" in values and isinstance(values["kwargs"], Mapping):
         values |= {str(name): value for name, value in values.pop("kwargs").items()}
-    builder.map(key, **{f"{row.family}_recipe": row.scheme})
+    builder.map(key, **{f"{row.family}_recipe": row.name})
     fields: dict[str, Any] = (
         {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
     )
@@ -176,13 +107,13 @@ def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
     _format(row, values, builder)
     for name, value in values.items():
         _argument(row, name, value, builder)
-    for name, value in row.defaults.items():
+    for name, value in DEFAULTS.items() if row.name == "delayed" else ():
         if name not in values:
-            builder.implied(name, value, **{row.fields[name]: value})
+            builder.implied(name, value, **{row.te_keywords[name]: value})
     return builder.finish(semantics="fp32" if mode == "fp32" else "megatron_o2")
 
 
-def _class(payload: Mapping[Any, Any]) -> tuple[RecipeClass, str]:
+def _class(payload: Mapping[Any, Any]) -> tuple[Scheme, str]:
     for key in NAMES:
         if isinstance(payload.get(key), str):
             name = str(payload[key]).rpartition(".")[2]
@@ -195,30 +126,32 @@ def _class(payload: Mapping[Any, Any]) -> tuple[RecipeClass, str]:
     )
 
 
-def _format(row: RecipeClass, values: dict[str, Any], builder: ImportBuilder) -> None:
+def _format(row: Scheme, values: dict[str, Any], builder: ImportBuilder) -> None:
     key = f"{row.family}_format"
     said = values.pop(key, None)
     if said is None:
-        builder.implied(key, row.format, **{row.family: row.format.lower()})
+        default = DEFAULT_FORMATS.get(row.name, "e4m3")
+        builder.implied(key, default.upper(), **{row.family: default})
         return
     text = str(said.get("_target_", said) if isinstance(said, Mapping) else said).rpartition(".")[2].upper()
     if text == "E5M2":
         raise PayloadError(f"{key}: Transformer Engine refuses E5M2 in the forward pass, got {said!r}. Use HYBRID.")
-    if text not in row.formats:
-        raise PayloadError(
-            f"{key}: must be {' or '.join(row.formats)} for {row.name}, got {said!r:.40}. Use one of them."
-        )
+    formats = ("E2M1",) if row.family == "fp4" else ("E4M3", "HYBRID")
+    if text not in formats:
+        rule = f"must be {' or '.join(formats)} for {row.te_class}"
+        raise PayloadError(f"{key}: {rule}, got {said!r:.40}. Use one of them.")
     builder.map(key, **{row.family: text.lower()})
 
 
-def _argument(row: RecipeClass, name: str, value: Any, builder: ImportBuilder) -> None:
-    if name in row.fields:
-        builder.map(name, **{row.fields[name]: value})
-        if name in ("fp8_dpa", "fp8_mha") and row.scheme == "blockwise" and value:
+def _argument(row: Scheme, name: str, value: Any, builder: ImportBuilder) -> None:
+    fields = {**row.te_keywords, **ATTENTION}
+    if name in fields:
+        builder.map(name, **{fields[name]: value})
+        if name in ("fp8_dpa", "fp8_mha") and row.name == "blockwise" and value:
             raise PayloadError(
-                f"{name}: Transformer Engine refuses it under {row.name}, got {value!r}. Set it to false."
+                f"{name}: Transformer Engine refuses it under {row.te_class}, got {value!r}. Set it to false."
             )
-        if name == "fp8_mha" and value and row.scheme != "delayed":
+        if name == "fp8_mha" and value and row.name != "delayed":
             detail = "Megatron Core passes it on under delayed scaling only"
             builder.report(name, value, "dead knob", detail, "Drop it.")
     elif name in DEAD:
@@ -226,14 +159,14 @@ def _argument(row: RecipeClass, name: str, value: Any, builder: ImportBuilder) -
         builder.report(
             name, value, "dead knob", DEAD[name], "Drop it." if not wgrad else "It meant fp8_wgrad=False: drop it."
         )
-    elif name in row.unsupported:
+    elif name in UNSUPPORTED[row.name]:
         if name in NEUTRAL and value == NEUTRAL[name]:
             builder.map(name)
         else:
             detail = "a detail of the quantiser that Megatron Core leaves at its default"
             builder.report(name, value, "unsupported", detail, "Build a recipe of your own (fp8_recipe='custom').")
     else:
-        detail = f"{row.name} has no such argument and swallows it without a word"
+        detail = f"{row.te_class} has no such argument and swallows it without a word"
         builder.report(name, value, "dead knob", detail, "Correct the name, or drop it.")
 
 
@@ -241,7 +174,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the recipe's class and arguments; None where nothing runs below half precision."""
     builder = ExportBuilder(config, TITLE)
     family = "fp8" if config.fp8 else "fp4" if config.fp4 else None
-    row = next((row for row in CLASSES.values() if row.family == family and row.scheme == config.scheme), None)
+    row = next((row for row in CLASSES.values() if row.family == family and row.name == config.scheme), None)
     detail = "a recipe says how matrix multiplications are quantised and nothing else"
     for name in (*MODES, *OUTSIDE):
         if name in MODES or builder.values[name] not in (None, False):
@@ -254,14 +187,14 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
                 )
         return builder.finish(None)
     chosen = str(builder.values[family or "fp8"]).upper()
-    payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.name}", f"{family}_format": chosen}
+    payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.te_class}", f"{family}_format": chosen}
     builder.map(f"{family}", f"{family}_format")
     builder.map(f"{family}_recipe", "_target_")
-    for argument, name in row.fields.items():
-        if row.scheme == "blockwise" and builder.values[name]:
+    for argument, name in {**row.te_keywords, **ATTENTION}.items():
+        if row.name == "blockwise" and builder.values[name]:
             refused = "Transformer Engine refuses FP8 attention under Float8BlockScaling"
             builder.report(name, "unsupported", refused, "Set it to False.")
-        elif name != "fp8_multi_head_attention" or row.scheme == "delayed":
+        elif name != "fp8_multi_head_attention" or row.name == "delayed":
             payload[argument] = builder.values[name]
             builder.map(name, argument)
     if not builder.values["fp8_wgrad"]:

@@ -14,8 +14,12 @@ rounding of the same tensor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["FP4_SCHEMES", "FP8_SCHEMES", "GEMMS", "OPERAND_FORMATS", "SCHEMES", "WHOLE", "Gemm", "Operand", "Scheme"]
 
@@ -149,6 +153,12 @@ class Scheme:
     """Oldest CUDA version."""
     min_transformer_engine: str | None = None
     """Oldest Transformer Engine version."""
+    te_class: str = "CustomRecipe"
+    """The class in `transformer_engine.common.recipe`."""
+    te_keywords: Mapping[str, str] = field(default_factory=dict)
+    """Keyword of that class -> the field that Megatron gives it.
+
+    Source: megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe, TEDelayedScaling."""
     source: str = ""
     """Where the row was read."""
 
@@ -157,6 +167,7 @@ class Scheme:
         return next(operand for operand in self.operands if operand.name == name)
 
 
+_DPA = {"fp8_dpa": "fp8_dot_product_attention"}
 _TE = "Transformer Engine 2.20 common/recipe/__init__.py, pytorch/quantization.py, common/gemm/cublaslt_gemm.cu"
 _TENSOR_AMAX = (
     "input of a column-parallel linear with sequence parallelism: tensor-parallel group",
@@ -186,6 +197,14 @@ SCHEMES = (
         min_compute_capability=(8, 9),
         min_cuda="12.1",
         min_transformer_engine="1.0",
+        te_class="DelayedScaling",
+        te_keywords={
+            "margin": "fp8_margin",
+            "amax_history_len": "fp8_amax_history_len",
+            "amax_compute_algo": "fp8_amax_compute_algo",
+            **_DPA,
+            "fp8_mha": "fp8_multi_head_attention",
+        },
         source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe, transformer_config.__post_init__; {_TE}",
     ),
     Scheme(
@@ -202,6 +221,8 @@ SCHEMES = (
         min_compute_capability=(8, 9),
         min_cuda="12.1",
         min_transformer_engine="2.2",
+        te_class="Float8CurrentScaling",
+        te_keywords=_DPA,
         source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe; {_TE}",
     ),
     Scheme(
@@ -218,6 +239,7 @@ SCHEMES = (
         min_compute_capability=(9, 0),
         min_cuda="12.9",
         min_transformer_engine="2.3",
+        te_class="Float8BlockScaling",
         source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe; {_TE}",
     ),
     Scheme(
@@ -236,6 +258,8 @@ SCHEMES = (
         below_compute_capability=(12, 0),
         min_cuda="12.8",
         min_transformer_engine="2.1",
+        te_class="MXFP8BlockScaling",
+        te_keywords=_DPA,
         source="megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; E4M3 only: Megatron Bridge issue 638; " + _TE,
     ),
     Scheme(
@@ -266,6 +290,8 @@ SCHEMES = (
         min_compute_capability=(10, 0),
         min_cuda="12.8",
         min_transformer_engine="2.8",
+        te_class="NVFP4BlockScaling",
+        te_keywords=_DPA,
         source=f"megatron-core 0.16.1 fp4_utils.get_fp4_recipe; {_TE}",
     ),
     Scheme(

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
+from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
 from bridge.interop.launch.launches import Launch, holds_arguments
 from bridge.interop.launch.relevance import may_hold_options
@@ -27,7 +28,6 @@ PROGRAMS = re.compile(
     r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"
 )
 """Megatron-LM's own programs, whose default is FP32. Source: Megatron-LM 0.1 to 0.20."""
-DELAYED = frozenset({"fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo"})
 DYNAMIC = frozenset({"initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"})
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
 RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")

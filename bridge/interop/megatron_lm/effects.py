@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from bridge.interop.builders import DELAYED, WGRAD
 from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP8_SCHEMES
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
-DELAYED: dict[str, Any] = {"fp8_margin": 0, "fp8_amax_history_len": 1, "fp8_amax_compute_algo": "most_recent"}
 _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 INFERENCE = re.compile(r"inference|text_generation|generate_samples")
@@ -134,17 +134,7 @@ def _dtype(run: Arguments, key: str) -> str | None:
 def scheme(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
     """State the scheme that decides, and name the settings that it does not read."""
     fields = builder.fields
-    fp8, fp4 = fields.get("fp8"), fields.get("fp4")
-    if fp8 and "fp8_recipe" not in fields:
-        builder.implied("--fp8-recipe", "delayed", fp8_recipe="delayed")
-    if fp4 and "fp4_recipe" not in fields:
-        builder.implied("--fp4-recipe", "nvfp4", fp4_recipe="nvfp4")
-    missing = DELAYED if fp8 and fields["fp8_recipe"] == "delayed" else {}
-    if fields.get("first_last_layers_bf16") and (fp8 or fp4):
-        missing = {**missing, **dict.fromkeys(LAYER_COUNTS, 1)}
-    for field, value in missing.items():
-        if field not in fields:
-            builder.implied(_option(field), value, **{field: value})
+    builder.imply_scheme(_option, layers=1 if fields.get("fp8") or fields.get("fp4") else None)
     for key, written in run.settings.items():
         flag = BY_NAME.get(key)
         if flag is not None and builder.mapped.get(written.name):
@@ -162,7 +152,7 @@ def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | Non
     if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]) and _says_more(field, fields):
         return f"unread without --{field[:3]}-format"
     if field == "fp8_wgrad" and fields[field] is False and modern:
-        return "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
+        return WGRAD
     if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
         return "unread without --first-last-layers-bf16"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.builders import ExportBuilder
+from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["argument_list"]
 
 OPTIONS = {flag.field: flag.option for flag in reversed(FLAGS) if flag.option.startswith("--") and flag.sets is None}
-SCHEME = ("fp8_recipe", "fp4_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
+SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
 IF_STATED = (
     "num_layers_at_start_in_bf16",
@@ -61,8 +61,7 @@ def argument_list(config: MixedPrecisionConfig, system: str) -> ExportReport:
             builder.map(twin, OPTIONS[f"{twin}_gather"])
     if acting.get("fp8_wgrad") is False:
         words.append("--no-fp8-wgrad")
-        detail = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
-        builder.report("fp8_wgrad", "dead knob", detail, "Drop it.")
+        builder.report("fp8_wgrad", "dead knob", WGRAD, "Drop it.")
     return builder.finish(words)
 
 

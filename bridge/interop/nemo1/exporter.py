@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.amp import export_as_amp
-from bridge.interop.builders import ExportBuilder, semantics_of
+from bridge.interop.builders import DELAYED, ExportBuilder, semantics_of
 from bridge.interop.meaning import meaning
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ BY_NAME = (
     "num_layers_at_end_in_bf16",
 )
 """Keys of the model section that reach Megatron Core's TransformerConfig because they are called like its fields."""
-DELAYED = ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
 SCALER = {
     "initial_loss_scale": "native_amp_init_scale",
     "loss_scale_window": "native_amp_growth_interval",

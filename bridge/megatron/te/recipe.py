@@ -34,36 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["TERecipe", "import_recipes", "te_recipe"]
 
 _FORMATS = {"e4m3": "E4M3", "hybrid": "HYBRID"}
-_DPA = {"fp8_dpa": "fp8_dot_product_attention"}
-_CLASSES: dict[str, tuple[str, dict[str, str]]] = {
-    "delayed": (
-        "DelayedScaling",
-        {
-            "margin": "fp8_margin",
-            "amax_history_len": "fp8_amax_history_len",
-            "amax_compute_algo": "fp8_amax_compute_algo",
-            **_DPA,
-            "fp8_mha": "fp8_multi_head_attention",
-        },
-    ),
-    "tensorwise": ("Float8CurrentScaling", _DPA),
-    "blockwise": ("Float8BlockScaling", {}),
-    "mxfp8": ("MXFP8BlockScaling", _DPA),
-    "nvfp4": ("NVFP4BlockScaling", _DPA),
-    "custom": ("CustomRecipe", {}),
-}
-"""Scheme -> Transformer Engine's class, and the config field behind each of its keywords.
-
-Source: megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe, TEDelayedScaling."""
-
-_SETTINGS = (
-    "fp8_margin",
-    "fp8_amax_history_len",
-    "fp8_amax_compute_algo",
-    "fp8_dot_product_attention",
-    "fp8_multi_head_attention",
-)
-_MEGATRON_DEFAULTS = {name: DEFAULTS["model"][name] for name in _SETTINGS}
+_MEGATRON_DEFAULTS = {name: DEFAULTS["model"][name] for name in FP8_SCHEMES["delayed"].te_keywords.values()}
 """Defaults of `TransformerConfig`: another value was set by the user."""
 _POWER_OF_TWO = {"use_power_2_scales": True, "use_f32_scales": False}
 """Keyword -> the value under which scales are powers of two."""
@@ -240,16 +211,16 @@ def te_recipe(config: Any, environment: Environment | None = None) -> TERecipe |
     if not fp8 and not fp4:
         return None
     scheme = _scheme_of(config, fp8, fp4)
-    name, fields = _CLASSES[scheme.name]
     keywords: dict[str, object] = {}
     if scheme.family == "fp8" and scheme.name != "custom":
         keywords["fp8_format"] = _FORMATS[str(fp8)]
-    keywords |= {keyword: getattr(config, path, _MEGATRON_DEFAULTS[path]) for keyword, path in fields.items()}
+    for keyword, path in scheme.te_keywords.items():
+        keywords[keyword] = getattr(config, path, _MEGATRON_DEFAULTS[path])
     keywords |= _stated_by_scheme(scheme)
     if scheme.name == "custom":
         keywords["qfactory"] = getattr(config, f"{scheme.family}_quantizer_factory")
-    notes = [*_config_notes(config, scheme, fields), *_environment_notes(scheme, keywords, environment)]
-    return TERecipe(name=name, scheme=scheme.name, keywords=keywords, notes=tuple(notes))
+    notes = [*_config_notes(config, scheme), *_environment_notes(scheme, keywords, environment)]
+    return TERecipe(name=scheme.te_class, scheme=scheme.name, keywords=keywords, notes=tuple(notes))
 
 
 def _scheme_of(config: Any, fp8: object, fp4: object) -> Scheme:
@@ -293,13 +264,13 @@ def _stated_by_scheme(scheme: Scheme) -> dict[str, object]:
     return {}
 
 
-def _config_notes(config: Any, scheme: Scheme, fields: dict[str, str]) -> list[str]:
+def _config_notes(config: Any, scheme: Scheme) -> list[str]:
     """Return a sentence for each setting of a config that does not reach Transformer Engine."""
     notes = []
     for path, default in _MEGATRON_DEFAULTS.items():
         value = getattr(config, path, default)
-        if value != default and path not in fields.values():
-            notes.append(f"{path}={value!r} has no effect: {_CLASSES[scheme.name][0]} gets no such keyword.")
+        if value != default and path not in scheme.te_keywords.values():
+            notes.append(f"{path}={value!r} has no effect: {scheme.te_class} gets no such keyword.")
     if getattr(config, "fp8_dot_product_attention", False) and scheme.name in ("mxfp8", "nvfp4"):
         since = "0.18" if scheme.name == "mxfp8" else "0.17"
         notes.append(f"fp8_dot_product_attention is passed on under {scheme.name} from megatron-core {since}.")
