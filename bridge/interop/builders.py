@@ -18,6 +18,7 @@ from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.pytorch.autocast import checked
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import DEFAULTS
 
@@ -128,6 +129,10 @@ class ImportBuilder:
             if name not in fields:
                 self.implied(spell(name), value, detail, **{name: value})
 
+    def without_masters(self, setting: str, value: object, detail: str) -> None:
+        """Record that weights are in half precision and nothing is FP32, which no field states."""
+        self.report(setting, value, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+
     def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
         """Leave the mode unstated, and record what decides it.
 
@@ -175,13 +180,7 @@ class ExportBuilder:
     """
 
     def __init__(self, config: object, system: str) -> None:
-        if not isinstance(config, MixedPrecisionConfig):
-            raise PrecisionTypeError(
-                f"mixed_precision: must be a MixedPrecisionConfig, got {config!r:.80}. "
-                "get_mixed_precision_config makes one of a recipe's name."
-            )
-        config.finalize()
-        self.config = config
+        self.config = config = checked(config)
         self.system = system
         self.values = config.to_dict(full=True)
         self.exported_mode = config.mode
@@ -199,10 +198,17 @@ class ExportBuilder:
         entry = Unmapped(field=field, value=self.values[field], reason=reason, detail=detail, remedy=remedy)
         self.unmapped.setdefault(field, []).append(entry)
 
-    def report_if_stated(self, field: str, reason: str, detail: str, remedy: str) -> None:
-        """Record that `field` cannot be converted exactly, where it is stated."""
-        if field in self.config.stated:
-            self.report(field, reason, detail, remedy)
+    def report_if_stated(self, fields: str | tuple[str, ...], reason: str, detail: str, remedy: str) -> None:
+        """Record that one field, or each of several, cannot be converted exactly, where it is stated."""
+        for field in (fields,) if isinstance(fields, str) else fields:
+            if field in self.config.stated:
+                self.report(field, reason, detail, remedy)
+
+    def report_if_on(self, fields: tuple[str, ...], detail: str, remedy: str) -> None:
+        """Record that none of `fields` has a form there: the first, and others that are stated and on."""
+        for field in fields:
+            if field == fields[0] or (field in self.config.stated and self.values[field] not in (False, None)):
+                self.report(field, "unsupported", detail, remedy)
 
     def is_reported(self, field: str) -> bool:
         """Return whether a field is mapped or reported."""

@@ -7,8 +7,12 @@ runtime/fp16/onebit, flashoptim 0.1.3.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-__all__ = ["low_precision_optimizer"]
+if TYPE_CHECKING:
+    from bridge.interop.builders import ImportBuilder
+
+__all__ = ["low_precision_optimizer", "report_optimizer"]
 
 ROWS = (
     (r"one_?bit|1bit|zero_?one", "it sends the momentum between ranks with one bit per value"),
@@ -25,3 +29,10 @@ def low_precision_optimizer(name: object) -> str | None:
     if not isinstance(name, str):
         return None
     return next((detail for pattern, detail in ROWS if re.search(pattern, name.lower())), None)
+
+
+def report_optimizer(builder: ImportBuilder, setting: str, name: object) -> None:
+    """Report the optimizer that `setting` names where it is one of these."""
+    detail = low_precision_optimizer(name)
+    if detail is not None:
+        builder.report(setting, name, "unsupported", detail, "Megatron keeps it in FP32 by default.")

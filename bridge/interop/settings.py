@@ -9,7 +9,7 @@ from typing import Any
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
 from bridge.precision.dtypes import dtype_token
 
-__all__ = ["Settings", "named_dtype", "shown"]
+__all__ = ["Settings", "half_or_fp32", "named_dtype", "shown"]
 
 SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 """Words of Lightning's that NeMo and Megatron Bridge take for dtypes."""
@@ -100,6 +100,14 @@ class Settings:
         near = did_you_mean(close_matches(value, choices)).removesuffix("?")
         raise self.wrong(key, f"must be {listed(choices)}", value, near + "?" if near else f"Use {listed(choices[:3])}")
 
+    def dtype(self, key: str, rule: str = "must be torch.bfloat16, torch.float16 or torch.float32") -> str | None:
+        """Return "fp32", "bf16" or "fp16" for a dtype in any spelling, None where nothing was written."""
+        value = self.values.get(key)
+        compute = None if value is None else half_or_fp32(value)
+        if value is not None and compute is None:
+            raise self.wrong(key, rule, value, "Use torch.bfloat16")
+        return compute
+
     def section(self, key: str) -> Settings:
         """Return the mapping under `key`, empty where nothing was written."""
         value = self.values.get(key)
@@ -129,6 +137,15 @@ def named_dtype(value: object, where: str) -> str | None:
         return SHORT_DTYPES.get(str(named)) or dtype_token(named)
     except ValueError as error:
         raise PayloadError(f"{where}: {error}") from None
+
+
+def half_or_fp32(value: object) -> str | None:
+    """Return "fp32", "bf16" or "fp16" for a dtype in any spelling, None for anything else."""
+    try:
+        compute = dtype_token(value)
+    except ValueError:
+        return None
+    return compute if compute in ("fp32", "bf16", "fp16") else None
 
 
 def _number(text: str) -> float | str:

@@ -55,10 +55,20 @@ def compute_dtype(config: MixedPrecisionConfig) -> str:
     return config.mode
 
 
-def checked(config: MixedPrecisionConfig) -> MixedPrecisionConfig:
+def checked(config: object) -> MixedPrecisionConfig:
     """Return the recipe; PrecisionTypeError for anything else, PrecisionConfigError for one that can never be right."""
-    require_config(config)
-    config.finalize()
+    recipe = require_config(config)
+    recipe.finalize()
+    return recipe
+
+
+def require_config(config: object) -> MixedPrecisionConfig:
+    """Return the recipe; PrecisionTypeError for anything else."""
+    if not isinstance(config, MixedPrecisionConfig):
+        raise PrecisionTypeError(
+            f"mixed_precision: must be a MixedPrecisionConfig, got {config!r:.80}. "
+            "get_mixed_precision_config makes one of a recipe's name."
+        )
     return config
 
 
@@ -69,12 +79,3 @@ def device_type(device: str | torch.device | None) -> str:
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device).type
-
-
-def require_config(config: object) -> None:
-    """Raise PrecisionTypeError for anything but a config."""
-    if not isinstance(config, MixedPrecisionConfig):
-        raise PrecisionTypeError(
-            f"mixed_precision: must be a MixedPrecisionConfig, got {config!r:.80}. "
-            "get_mixed_precision_config makes one of a recipe's name."
-        )

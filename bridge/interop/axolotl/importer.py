@@ -14,9 +14,11 @@ from bridge.interop.axolotl.detection import Detected, capabilities, detect, ref
 from bridge.interop.axolotl.unsupported import LOOKS_LIKE_PRECISION, report_unsupported
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.interop.float8 import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
 from bridge.interop.gpu import capability
 from bridge.interop.scaler import assume_torch_scaler, report_scaler
 from bridge.interop.settings import Settings
+from bridge.pytorch.autocast import compute_dtype
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
@@ -25,17 +27,8 @@ __all__ = ["SYSTEM", "export", "import_"]
 
 TITLE = "Axolotl"
 VERSION = "Axolotl 0.19.0"
-CARRIED = (
-    "bf16",
-    "fp16",
-    "fp8",
-    "fp8_config",
-    "fp8_enable_fsdp_float8_all_gather",
-    "bfloat16",
-    "float16",
-    "float32",
-    "tf32",
-)
+GATHER = "fp8_enable_fsdp_float8_all_gather"
+MAPPED = ("bf16", "fp16", "fp8", "fp8_config", GATHER, "bfloat16", "float16", "float32", "tf32")
 AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
 """Settings around the mode that decide what the weights and their gradients are."""
 
@@ -66,7 +59,7 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
     if found.fp16:
         assume_torch_scaler(builder, "transformers' Trainer")
     _sharding(builder, top, fp8=bool(top.switch("fp8")))
-    report_unsupported(builder, top, CARRIED)
+    report_unsupported(builder, top, MAPPED)
     imported = builder.finish(semantics)
     is_lost = bool(top.switch("fp8")) and "fp8" not in builder.fields
     return replace(imported, recipe=None) if is_lost or top.values.get("deepspeed") else imported
@@ -81,23 +74,21 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     """
     around = Settings({"sharding": sharding}, TITLE).word("sharding", ("fsdp", "deepspeed"))
     builder = ExportBuilder(config, TITLE)
-    semantics, mode = semantics_of(config), config.mode
-    compute = (builder.values["autocast_dtype"] or mode) if semantics == "amp_o1" else mode
+    semantics, mode, compute = semantics_of(config), config.mode, compute_dtype(config)
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
     builder.exported_mode = compute
     if semantics == "amp_o1":
         detail = f"{TITLE} loads the weights themselves in {compute} and runs autocast over them"
         remedy = "Train an adapter, whose weights stay in FP32, or shard with FSDP."
-        for field in ("autocast_enabled", "autocast_dtype", "params_dtype", mode):
-            builder.report_if_stated(field, "semantics", detail, remedy)
+        fields = ("autocast_enabled", "autocast_dtype", "params_dtype", mode)
+        builder.report_if_stated(fields, "semantics", detail, remedy)
     else:
         builder.map(mode, *(("bf16", "fp16") if mode == "fp32" else (mode,)))
         builder.map("params_dtype", mode) if builder.values["params_dtype"] in (None, mode) else None
         if mode != "fp32" and around is None:
             detail = f"weights are loaded in {mode} and nothing keeps an FP32 copy of them"
-            builder.report(
-                "params_dtype", "semantics", detail, "Add FSDP or DeepSpeed, or pass sharding= to say it is there."
-            )
+            remedy = "Add FSDP or DeepSpeed, or pass sharding= to say it is there."
+            builder.report("params_dtype", "semantics", detail, remedy)
     _export_float8(builder, payload)
     payload["tf32"] = bool(config.tf32)
     if config.tf32 is None:
@@ -105,12 +96,11 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
         builder.report("tf32", "implied default", detail, "State tf32 to choose.")
     else:
         builder.map("tf32", "tf32")
-    if compute != "fp32" and "grad_reduce_in_fp32" in config.stated:
-        if config.grad_reduce_in_fp32:
-            detail = "FSDP through accelerate reduces in the compute dtype, DeepSpeed as its own file says"
-            builder.report("grad_reduce_in_fp32", "unsupported", detail, "With DeepSpeed, say so in its JSON.")
-        else:
-            builder.map("grad_reduce_in_fp32")
+    if compute != "fp32" and config.grad_reduce_in_fp32:
+        detail = "FSDP through accelerate reduces in the compute dtype, DeepSpeed as its own file says"
+        builder.report_if_stated("grad_reduce_in_fp32", "unsupported", detail, "With DeepSpeed, say so in its JSON.")
+    elif compute != "fp32":
+        builder.map("grad_reduce_in_fp32")
     report_scaler(builder, "transformers' Trainer")
     return builder.finish(payload)
 
@@ -139,20 +129,16 @@ def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, mode: str, g
         builder.report("bf16", "auto", "implied default", detail, "Pass the GPU (gpu=h100) to replay the detection.")
     elif "bf16" not in top:
         why = "fp16 is on, which turns it off" if gpu is None else f"on gpu={gpu!r:.20} it gives {mode}"
-        detail = f"auto is the default in {VERSION}; {why}"
-        builder.report("bf16", "auto", "implied default", detail, "Write bf16: true or false to be sure.")
+        builder.implied("bf16", "auto", f"auto is the default in {VERSION}; {why}")
     if automatic and gpu is not None and found.bf16 and (capability(gpu) or (0, 0)) < (8, 0):
         detail = "torch counts emulation, so BF16 is on, without tensor cores for it"
-        builder.report(
-            "bf16", "auto", "semantics", detail, "Write fp16: true and bf16: false below compute capability 8.0."
-        )
+        remedy = "Write fp16: true and bf16: false below compute capability 8.0."
+        builder.report("bf16", "auto", "semantics", detail, remedy)
     for name, compute in (("fp16", "fp16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32")):
-        if name not in top:
-            continue
-        if top.switch(name) and compute != mode:
+        if name in top and top.switch(name) and compute != mode:
             detail = f"another setting wins: training runs in {mode}"
             builder.report(name, True, "dead knob", detail, "Keep one of them.")
-        else:
+        elif name in top:
             builder.map(name, **(state if top.switch(name) else {}))
     if top.switch("bfloat16"):
         detail = "documented as no AMP; the builder turns autocast on all the same"
@@ -160,9 +146,9 @@ def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, mode: str, g
 
 
 def _float8(builder: ImportBuilder, top: Settings) -> None:
-    gather = top.switch("fp8_enable_fsdp_float8_all_gather")
+    gather = top.switch(GATHER)
     if not top.switch("fp8"):
-        for name in ("fp8", "fp8_enable_fsdp_float8_all_gather"):
+        for name in ("fp8", GATHER):
             if name in top and top.switch(name):
                 builder.report(name, True, "dead knob", "nothing is FP8 without fp8: true", "Drop it.")
             elif name in top:
@@ -170,56 +156,34 @@ def _float8(builder: ImportBuilder, top: Settings) -> None:
         return
     recipe = top.section("fp8_config").values.get("recipe", "tensorwise")
     if recipe != "tensorwise":
-        detail = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was written"
-        remedy = "Choose tensorwise or blockwise scaling by hand."
-        builder.report("fp8_config.recipe", recipe, "unsupported", detail, remedy)
-        builder.report("fp8", True, "unsupported", detail, remedy)
-        if gather is not None:
-            builder.report("fp8_enable_fsdp_float8_all_gather", gather, "unsupported", detail, remedy)
+        for name, value in (("fp8_config.recipe", recipe), ("fp8", True), (GATHER, gather)):
+            if value is not None:
+                builder.report(name, value, "unsupported", ROWWISE, ROWWISE_REMEDY)
         return
     builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
     if top.given("fp8_config"):
         builder.map("fp8_config", fp8_recipe="tensorwise")
     detail = "torchao leaves the first and the last nn.Linear, and MoE routers, in high precision: modules, not layers"
-    builder.report(
-        "fp8.module_filter", None, "approximated", detail, "State first_last_layers_bf16 if you want whole layers."
-    )
+    builder.report("fp8.module_filter", None, "approximated", detail, MODULES)
     if gather is not None:
-        builder.map("fp8_enable_fsdp_float8_all_gather", fp8_param_gather=gather)
-    if gather:
-        detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
-        builder.report(
-            "fp8_enable_fsdp_float8_all_gather", True, "approximated", detail, "Turn fp8_param_gather off if not."
-        )
+        import_gather(builder, GATHER, gather)
 
 
 def _tf32(builder: ImportBuilder, top: Settings, found: Detected, gpu: object) -> None:
-    automatic = "tf32" not in top or top["tf32"] == "auto"
-    if not automatic:
-        builder.map("tf32", tf32=bool(found.tf32))
-    elif found.tf32 is None:
+    if found.tf32 is None:
         detail = f"auto, the default in {VERSION}, turns TF32 on from compute capability 8.0 on; no GPU was stated"
         builder.report("tf32", "auto", "implied default", detail, "Write tf32, or pass the GPU.")
+    elif "tf32" in top:
+        builder.map("tf32", tf32=found.tf32)
     else:
-        builder.fields["tf32"] = found.tf32
-        if "tf32" in top:
-            builder.map("tf32", tf32=found.tf32)
-        else:
-            detail = f"auto, the default in {VERSION}; on gpu={gpu!r:.20} it is {str(found.tf32).lower()}"
-            builder.report("tf32", "auto", "implied default", detail, "Write it down to be sure.")
+        detail = f"auto, the default in {VERSION}; on gpu={gpu!r:.20} it is {str(found.tf32).lower()}"
+        builder.implied("tf32", "auto", detail, tf32=found.tf32)
 
 
 def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -> None:
     """Report what the weights and gradients are, which no setting says, once for each setting that decides it."""
     around = [name for name in AROUND if top.values.get(name)]
-    if semantics == "fp32":
-        for name in around:
-            if name == "deepspeed":
-                detail = "its own file may turn FP16 or BF16 on all the same"
-                builder.report(name, top[name], "unsupported", detail, "Convert it as well, from deepspeed.")
-            else:
-                builder.map(name)
-        return
+    name = ""
     if semantics == "megatron_o2":
         name = "deepspeed"
         what = "this file" if isinstance(top[name], str) else "this block"
@@ -231,30 +195,23 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -
         detail = f"accelerate's FSDP policy reduces gradients in {mode} (accelerate 1.15), over FP32 shards"
         builder.report(name, top[name], "implied default", detail, "State grad_reduce_in_fp32=true for FP32 reduction.")
         builder.fields["grad_reduce_in_fp32"] = False
-    elif semantics == "amp_o1":
-        name = "adapter"
-        detail = f"only the adapter is trained, in FP32 under autocast, over frozen {mode} weights"
-        builder.report(name, top[name], "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too.")
-    else:
-        name = "adapter" if "adapter" in around else _switched_on(top, mode)
+    elif semantics == "true":
+        names = ("bf16", "bfloat16") if mode == "bf16" else ("fp16", "float16", "load_in_8bit")
+        name = next((one for one in ("adapter", *names) if top.values.get(one)), "bf16")
         detail = f"weights are loaded in {mode} and the optimizer steps on them, without FP32 masters"
-        remedy = "Megatron keeps FP32 masters: plan 4 more bytes per weight."
-        builder.report(name, top.values.get(name), "semantics", detail, remedy)
+        builder.without_masters(name, top.values.get(name), detail)
         builder.fields["grad_reduce_in_fp32"] = False
     for other in around:
-        if other == "adapter" != name:
-            detail = f"only the adapter is trained, over frozen {mode} weights"
-            builder.report(
-                other, top[other], "semantics", detail, "Use Megatron's own adapters; its masters are FP32 too."
-            )
+        if semantics == "fp32" and other == "deepspeed":
+            detail = "its own file may turn FP16 or BF16 on all the same"
+            builder.report(other, top[other], "unsupported", detail, "Convert it as well, from deepspeed.")
+        elif semantics != "fp32" and other == "adapter" != name:
+            under = ", in FP32 under autocast," if semantics == "amp_o1" else ","
+            detail = f"only the adapter is trained{under} over frozen {mode} weights"
+            remedy = "Use Megatron's own adapters; its masters are FP32 too."
+            builder.report(other, top[other], "semantics", detail, remedy)
         elif other != name:
             builder.map(other)
-
-
-def _switched_on(top: Settings, mode: str) -> str:
-    """Return the setting that put the weights into half precision."""
-    names = {"bf16": ("bf16", "bfloat16"), "fp16": ("fp16", "float16", "load_in_8bit")}[mode]
-    return next((name for name in names if top.values.get(name)), "bf16")
 
 
 def _sharding(builder: ImportBuilder, top: Settings, *, fp8: bool) -> None:
@@ -275,25 +232,16 @@ def _export_float8(builder: ExportBuilder, payload: dict[str, Any]) -> None:
         return
     if (config.fp8, config.fp8_recipe, config.mode) != ("hybrid", "tensorwise", "bf16"):
         detail = f"{TITLE} has FP8 as torchao's tensorwise hybrid over BF16 only, so none was written"
-        for field in ("fp8", "fp8_recipe", "fp8_param_gather", "first_last_layers_bf16"):
-            if field == "fp8" or (field in config.stated and config.to_dict()[field]):
-                builder.report(
-                    field, "unsupported", detail, "Use bf16_with_fp8_current_scaling_mixed, or train in BF16."
-                )
+        fields = ("fp8", "fp8_recipe", "fp8_param_gather", "first_last_layers_bf16")
+        builder.report_if_on(fields, detail, "Use bf16_with_fp8_current_scaling_mixed, or train in BF16.")
         return
-    payload["fp8"] = True
+    payload |= {"fp8": True, "torch_compile": True}  # compiling is what makes FP8 faster than BF16 there
     for field in ("fp8", "fp8_recipe"):
         builder.map(field, "fp8")
-    detail = "compiling is what makes FP8 faster than BF16 there"
-    payload["torch_compile"] = True
     if config.fp8_param_gather:
-        payload |= {"fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": 2}
-        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
-        for field in ("fp8_param_gather", "fp8_param"):
-            builder.report_if_stated(field, "approximated", detail, "Nothing to do; it needs an fsdp_config block.")
-    if config.first_last_layers_bf16:
-        detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
-        builder.report("first_last_layers_bf16", "approximated", detail, "Accept it; there is no choice of layers.")
+        payload |= {GATHER: True, "fsdp_version": 2}
+    export_gather(builder)
+    export_layers(builder, "Accept it; there is no choice of layers.")
 
 
 def _recognise(document: Any) -> Recognised | None:

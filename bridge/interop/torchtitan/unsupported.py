@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.megatron_lm.flags import bears_on_precision
-from bridge.interop.optimizers import low_precision_optimizer
+from bridge.interop.optimizers import report_optimizer
+from bridge.interop.unsupported import report_row, rows
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
@@ -25,18 +26,6 @@ UNKNOWN = (
     "no setting of torchtitan: 0.1 ignores it, 0.2 refuses the file unless job.custom_config_module declares it, "
     "and a fork may read it"
 )
-KNOWN: dict[str, tuple[Any, str]] = {
-    "checkpoint.export_dtype": ("float32", "dtype of the weights in the last checkpoint; a recipe is about training"),
-    "checkpoint.initial_load_in_hf_quantized": (
-        False,
-        "the weights to start from are stored quantised, and restored when they are loaded",
-    ),
-    "compile.enable": (False, "compiled kernels may round elsewhere; a recipe does not say whether to compile"),
-    "fault_tolerance.should_quantize": (False, "gradients are quantised before the replicas reduce them (TorchFT)"),
-    "optimizer.implementation": ("fused", "moments of Adam are kept in BF16 (torchtitan 0.3)"),
-}
-"""Setting -> the value that changes nothing, and what another one does."""
-HARMLESS = {"optimizer.implementation": ("for-loop", "foreach")}
 MAPPED = ("training.dtype", "training.mixed_precision_param", "training.mixed_precision_reduce")
 BLOCKS = ("float8", "mx")
 CONVERTED = ("quantize.linear.float8", "quantize.linear.mx", "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
@@ -44,27 +33,19 @@ CONVERTED = ("quantize.linear.float8", "quantize.linear.mx", "quantize.grouped_m
 QUANTISER = re.compile(r"quantize\.\w+\.[\w-]+")
 DEEPEST = 8
 TEXT = ("description", "name", "flavor")
-BY_HAND = "Set it up by hand where you train next."
 
 
 def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
     """Report whatever else bears on precision, and what looks as if it did and torchtitan does not know."""
     for name, value in _leaves(top.values):
-        if name in KNOWN:
-            usual, detail = KNOWN[name]
-            if value in (None, usual, *HARMLESS.get(name, ())):
-                builder.map(name)
-            else:
-                builder.report(name, value, "unsupported", detail, BY_HAND)
+        if name in rows("torchtitan") and value is not None:
+            report_row(builder, name, value, rows("torchtitan")[name])
         elif name in MAPPED or value is None or name.rpartition(".")[2] in TEXT:
             continue
         elif bears_on_precision(name.rpartition(".")[2]) or QUANTISER.fullmatch(name):
             builder.report(name, value, "unsupported", UNKNOWN, "Look it up in the fork that reads it, or drop it.")
     optimizer = top.values.get("optimizer")
-    chosen = optimizer.get("name") if isinstance(optimizer, Mapping) else None
-    low = low_precision_optimizer(chosen)
-    if low is not None:
-        builder.report("optimizer.name", chosen, "unsupported", low, "Megatron keeps it in FP32 by default.")
+    report_optimizer(builder, "optimizer.name", optimizer.get("name") if isinstance(optimizer, Mapping) else None)
 
 
 def _leaves(block: Mapping[Any, Any], under: str = "") -> list[tuple[str, Any]]:

@@ -1,0 +1,50 @@
+"""Settings that bear on precision and have no field: rows of `unsupported.yaml`, and what reports them."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
+
+import yaml
+
+if TYPE_CHECKING:
+    from bridge.interop.builders import ImportBuilder
+    from bridge.interop.settings import Settings
+
+__all__ = ["BY_HAND", "Row", "report_row", "report_rows", "rows"]
+
+BY_HAND = "Set it up by hand where you train next."
+
+
+class Row(NamedTuple):
+    """A setting without a field."""
+
+    detail: str
+    """The effect of the setting, as a clause."""
+    remedy: str = BY_HAND
+    harmless: tuple[object, ...] = (False,)
+    """Values under which there is nothing to report."""
+
+
+@cache
+def rows(section: str) -> dict[str, Row]:
+    """Return the rows of one section of the file: setting -> row."""
+    block = yaml.safe_load(files("bridge.interop").joinpath("unsupported.yaml").read_text("utf-8"))[section]
+    details, options = block.pop("rows"), block
+    return {setting: Row(detail, **options) for setting, detail in details.items()}
+
+
+def report_rows(builder: ImportBuilder, settings: Settings, section: str) -> None:
+    """Map or report every setting of the section that is given."""
+    for key, row in rows(section).items():
+        if settings.given(key):
+            report_row(builder, settings.name(key), settings[key], row)
+
+
+def report_row(builder: ImportBuilder, name: str, value: object, row: Row) -> None:
+    """Report one setting, or map it where its value changes nothing."""
+    if any(value == usual and type(value) is type(usual) for usual in row.harmless):
+        builder.map(name)
+    else:
+        builder.report(name, value, "unsupported", row.detail, row.remedy)
