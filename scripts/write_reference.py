@@ -127,11 +127,11 @@ def rules_page() -> str:
 
 def _rule(rule: Rule) -> list[str]:
     told = rule_dict(rule)
-    ways = " · ".join(f"{way[:1].upper()}{way[1:]}" for way in told["ways_out"])
+    remedies = " · ".join(f"{one[:1].upper()}{one[1:]}" for one in told["remedies"])
     lines = [f"### {rule.id}: {rule.title}\n", f"**{rule.severity}** · `{rule.path}` · {_escaped(told['says'])}.\n"]
     if rule.explanation:
         lines.append(f"{rule.explanation}\n")
-    lines.append(f"- Ways out: {_escaped(ways)}.")
+    lines.append(f"- Remedies: {_escaped(remedies)}.")
     asked = f"; {SYNC[rule.sync]}" if rule.sync is not None else ""
     lines.append(f"- Needs {NEEDS[rule.needs]}{asked}.")
     lines.extend(f"- Holds for {versions}." for versions in told["holds_for"])

@@ -51,7 +51,7 @@ def rule_dict(rule: Rule) -> dict[str, Any]:
         "title": rule.title,
         "about": rule.path,
         "says": spoken(rule.message),
-        "ways_out": [spoken(way) for way in rule.remedies],
+        "remedies": [spoken(remedy) for remedy in rule.remedies],
         "explanation": rule.explanation,
         "holds_for": [str(versions) for versions in rule.versions],
         "source": rule.source,
@@ -81,8 +81,10 @@ def _text(row: dict[str, Any]) -> str:
     lines = [f"{row['id']}, {row['severity']}: {row['title']}", f"  {row['about']}: {row['says']}."]
     if row["explanation"]:
         lines.append(f"  {row['explanation']}")
-    lines.append("  Ways out:")
-    lines += [f"    - {way[:1].upper()}{way[1:]}{'' if way.endswith('?') else '.'}" for way in row["ways_out"]]
+    lines.append("  Remedies:")
+    lines += [
+        f"    - {remedy[:1].upper()}{remedy[1:]}{'' if remedy.endswith('?') else '.'}" for remedy in row["remedies"]
+    ]
     lines += [f"  Holds for {versions}." for versions in row["holds_for"]]
     lines.append(f"  Source: {row['source']}.")
     lines.append(f"  Evidence: {row['evidence']} ({row['evidence_means']}).")

@@ -25,7 +25,7 @@ else:
 __all__ = ["FIELD_DEFAULTS", "MODE_SWITCHES", "PrecisionConfig"]
 
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
-"""What a run trains in. A config that does not mention one of them has it off."""
+"""The switches of the mode and the formats. A config that does not mention one of them has it off."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -126,4 +126,4 @@ class PrecisionConfig(Dumpable):
 
 
 FIELD_DEFAULTS = {name: getattr(PrecisionConfig, name) for name in PrecisionConfig.field_names()}
-"""Field -> the value it reads as while nobody states it."""
+"""Field -> the value it reads as while it is unstated."""

@@ -24,7 +24,7 @@ class Dumpable(Statements):
         """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads."""
         names = self.field_names()
         if full:
-            return {name: self._read(self._field(name)) for name in names}
+            return {name: self.reading(name) for name in names}
         return {name: self._values[name] for name in names if name in self._values}
 
     @classmethod

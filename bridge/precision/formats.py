@@ -24,7 +24,7 @@ class Format:
     name: str
     """Lower-case name, as Megatron's `fp8` and `fp4` fields spell it where they have it."""
     title: str
-    """What people call it."""
+    """Its usual name."""
     bits: int
     """Bits of one value, the sign among them."""
     exponent_bits: int
@@ -32,7 +32,7 @@ class Format:
     mantissa_bits: int
     """Width of the mantissa field, the hidden leading 1 not counted."""
     bias: int
-    """What is subtracted from the exponent field."""
+    """The number that is subtracted from the exponent field."""
     max: float
     """Largest finite value."""
     smallest_normal: float
@@ -67,129 +67,70 @@ _IEEE = "IEEE 754-2019, table 3.5"
 _OCP_FP8 = "OCP 8-bit Floating Point Specification 1.0, table 1"
 _OCP_MX = "OCP Microscaling Formats Specification 1.0, sections 5.3.3 and 5.4.1"
 
+
+def _format(
+    name: str,
+    title: str,
+    exponent_bits: int,
+    mantissa_bits: int,
+    *,
+    nan: int | None,
+    source: str,
+    reserved: int | None = None,
+    signed: bool = True,
+    torch_dtype: str | None = None,
+) -> Format:
+    """Return a row: it follows from the widths of the fields and from the codes that are no finite number.
+
+    Those are the `reserved` largest of each sign; None: the whole top exponent field, infinity first, as in IEEE 754.
+    Without a sign there is no zero and no subnormal either.
+    """
+    bias = 2 ** (exponent_bits - 1) - 1
+    special = 2**mantissa_bits if reserved is None else reserved
+    largest = 2 ** (exponent_bits + mantissa_bits) - 1 - special
+    exponent, mantissa = divmod(largest, 2**mantissa_bits)
+    return Format(
+        name=name,
+        title=title,
+        bits=signed + exponent_bits + mantissa_bits,
+        exponent_bits=exponent_bits,
+        mantissa_bits=mantissa_bits,
+        bias=bias,
+        max=(1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias),
+        smallest_normal=2.0 ** (1 - bias if signed else -bias),
+        smallest_subnormal=2.0 ** (1 - bias - mantissa_bits) if signed else None,
+        signed=signed,
+        infinity=largest + 1 if reserved is None else None,
+        nan=nan,
+        nan_codes=(special - (reserved is None)) * (1 + signed),
+        torch_dtype=torch_dtype,
+        source=source,
+    )
+
+
+_A100 = "NVIDIA A100 Tensor Core GPU Architecture whitepaper, section TF32"
+_BFLOAT16 = "Intel BFLOAT16 Hardware Numerics Definition 1.0"
+_E2M1 = "FP4 E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives"
+_E8M0 = "E8M0, a power of two from 2^-127 to 2^127"
+
 _ROWS = (
-    Format(
-        name="fp32",
-        title="FP32, IEEE binary32",
-        bits=32,
-        exponent_bits=8,
-        mantissa_bits=23,
-        bias=127,
-        max=(2 - 2.0**-23) * 2.0**127,
-        smallest_normal=2.0**-126,
-        smallest_subnormal=2.0**-149,
-        infinity=0x7F800000,
-        nan=0x7FC00000,
-        nan_codes=2 * (2**23 - 1),
-        torch_dtype="float32",
-        source=_IEEE,
-    ),
-    Format(
-        name="tf32",
-        title="TF32, FP32 with 10 mantissa bits, inside tensor cores only",
-        bits=19,
-        exponent_bits=8,
-        mantissa_bits=10,
-        bias=127,
-        max=(2 - 2.0**-10) * 2.0**127,
-        smallest_normal=2.0**-126,
-        smallest_subnormal=2.0**-136,
-        infinity=0x3FC00,
-        nan=0x3FE00,
-        nan_codes=2 * (2**10 - 1),
-        source="NVIDIA A100 Tensor Core GPU Architecture whitepaper, section TF32",
-    ),
-    Format(
-        name="bf16",
-        title="BF16, the upper half of FP32",
-        bits=16,
-        exponent_bits=8,
-        mantissa_bits=7,
-        bias=127,
-        max=(2 - 2.0**-7) * 2.0**127,
-        smallest_normal=2.0**-126,
-        smallest_subnormal=2.0**-133,
-        infinity=0x7F80,
-        nan=0x7FC0,
-        nan_codes=2 * (2**7 - 1),
-        torch_dtype="bfloat16",
-        source="Intel BFLOAT16 Hardware Numerics Definition 1.0",
-    ),
-    Format(
-        name="fp16",
-        title="FP16, IEEE binary16",
-        bits=16,
-        exponent_bits=5,
-        mantissa_bits=10,
-        bias=15,
-        max=65504.0,
-        smallest_normal=2.0**-14,
-        smallest_subnormal=2.0**-24,
-        infinity=0x7C00,
-        nan=0x7E00,
-        nan_codes=2 * (2**10 - 1),
-        torch_dtype="float16",
-        source=_IEEE,
-    ),
-    Format(
-        name="e4m3",
-        title="FP8 E4M3, finite numbers and NaN",
-        bits=8,
-        exponent_bits=4,
-        mantissa_bits=3,
-        bias=7,
-        max=448.0,
-        smallest_normal=2.0**-6,
-        smallest_subnormal=2.0**-9,
+    _format("fp32", "FP32, IEEE binary32", 8, 23, nan=0x7FC00000, torch_dtype="float32", source=_IEEE),
+    _format("tf32", "TF32, FP32 with 10 mantissa bits, inside tensor cores only", 8, 10, nan=0x3FE00, source=_A100),
+    _format("bf16", "BF16, the upper half of FP32", 8, 7, nan=0x7FC0, torch_dtype="bfloat16", source=_BFLOAT16),
+    _format("fp16", "FP16, IEEE binary16", 5, 10, nan=0x7E00, torch_dtype="float16", source=_IEEE),
+    _format(
+        "e4m3",
+        "FP8 E4M3, finite numbers and NaN",
+        4,
+        3,
         nan=0x7F,
-        nan_codes=2,
+        reserved=1,
         torch_dtype="float8_e4m3fn",
         source=_OCP_FP8,
     ),
-    Format(
-        name="e5m2",
-        title="FP8 E5M2, the upper half of FP16",
-        bits=8,
-        exponent_bits=5,
-        mantissa_bits=2,
-        bias=15,
-        max=57344.0,
-        smallest_normal=2.0**-14,
-        smallest_subnormal=2.0**-16,
-        infinity=0x7C,
-        nan=0x7F,
-        nan_codes=6,
-        torch_dtype="float8_e5m2",
-        source=_OCP_FP8,
-    ),
-    Format(
-        name="e2m1",
-        title="FP4 E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives",
-        bits=4,
-        exponent_bits=2,
-        mantissa_bits=1,
-        bias=1,
-        max=6.0,
-        smallest_normal=1.0,
-        smallest_subnormal=0.5,
-        source=_OCP_MX,
-    ),
-    Format(
-        name="e8m0",
-        title="E8M0, a power of two from 2^-127 to 2^127",
-        bits=8,
-        exponent_bits=8,
-        mantissa_bits=0,
-        bias=127,
-        max=2.0**127,
-        smallest_normal=2.0**-127,
-        smallest_subnormal=None,
-        signed=False,
-        nan=0xFF,
-        nan_codes=1,
-        torch_dtype="float8_e8m0fnu",
-        source=_OCP_MX,
-    ),
+    _format("e5m2", "FP8 E5M2, the upper half of FP16", 5, 2, nan=0x7F, torch_dtype="float8_e5m2", source=_OCP_FP8),
+    _format("e2m1", _E2M1, 2, 1, nan=None, reserved=0, source=_OCP_MX),
+    _format("e8m0", _E8M0, 8, 0, nan=0xFF, reserved=1, signed=False, torch_dtype="float8_e8m0fnu", source=_OCP_MX),
 )
 
 FORMATS = {row.name: row for row in _ROWS}

@@ -28,14 +28,13 @@ Tile = tuple[int, int]
 WHOLE: Tile = (0, 0)
 """The tile of a scale that the whole tensor shares."""
 
-OPERAND_FORMATS = MappingProxyType(
-    {
-        "e4m3": ("e4m3", "e4m3"),
-        "hybrid": ("e4m3", "e5m2"),
-        "e5m2": ("e5m2", "e5m2"),
-        "e2m1": ("e2m1", "e2m1"),
-    }
-)
+_OPERAND_FORMATS = {
+    "e4m3": ("e4m3", "e4m3"),
+    "hybrid": ("e4m3", "e5m2"),
+    "e5m2": ("e5m2", "e5m2"),
+    "e2m1": ("e2m1", "e2m1"),
+}
+OPERAND_FORMATS = MappingProxyType(_OPERAND_FORMATS)
 """A value of `fp8` or `fp4` -> the format of input and weight, and that of the output's gradient.
 
 Transformer Engine refuses E5M2 in the forward pass; the row is what a comparison with a bad recipe runs."""
@@ -56,37 +55,12 @@ class Gemm:
     """The dimension that is summed over: M (tokens), N (outputs) or K (inputs)."""
 
 
-GEMMS = MappingProxyType(
-    {
-        row.name: row
-        for row in (
-            Gemm(
-                name="fprop",
-                left="input",
-                left_columnwise=False,
-                right="weight",
-                right_columnwise=False,
-                contracts="K",
-            ),
-            Gemm(
-                name="dgrad",
-                left="grad_output",
-                left_columnwise=False,
-                right="weight",
-                right_columnwise=True,
-                contracts="N",
-            ),
-            Gemm(
-                name="wgrad",
-                left="grad_output",
-                left_columnwise=True,
-                right="input",
-                right_columnwise=True,
-                contracts="M",
-            ),
-        )
-    }
+_GEMMS = (
+    Gemm(name="fprop", left="input", left_columnwise=False, right="weight", right_columnwise=False, contracts="K"),
+    Gemm(name="dgrad", left="grad_output", left_columnwise=False, right="weight", right_columnwise=True, contracts="N"),
+    Gemm(name="wgrad", left="grad_output", left_columnwise=True, right="input", right_columnwise=True, contracts="M"),
 )
+GEMMS = MappingProxyType({row.name: row for row in _GEMMS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +94,7 @@ class Scheme:
     family: str
     """fp8 or fp4: the field that holds its format."""
     title: str
-    """What people call it."""
+    """Its usual name."""
     formats: tuple[str, ...]
     """Legal values of `fp8` or `fp4`; `OPERAND_FORMATS` says what each means forward and backward."""
     settings: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""`Statements`: the base of a dataclass whose `StatedField`s know whether somebody set them, and who did.
+"""`Statements`: the base of a dataclass whose `StatedField`s know whether they were set, and by which source.
 
-What was stated is kept in three dictionaries per object: the values, who said them, and what was put aside because
-something later made it impossible. Everything else reads as its default.
+An object keeps its statements in three dictionaries: the values, their sources, and the switches that a later statement
+made impossible. Every other field reads as its default.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+        _values: dict[str, Any]
+        _sources: dict[str, str]
+        _aside: dict[str, str]
+        _of_recipe: dict[str, str]
+        _recipe: str | None
     else:
         __signature__ = _Signature()
 
@@ -76,12 +81,12 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 own[kept] = dict(vars(origin)[kept]) if origin is not None else {}
             own["_recipe"] = vars(origin)["_recipe"] if origin is not None else None
             changes = {name: given[name] for name in changed}
-            known = self.__dataclass_fields__
+            known, stated = self.__dataclass_fields__, _stated_fields(type(self))
             for name in changes:
                 if name not in known or name == "_origin":
                     raise TypeError(_unknown_field(name, type(self)))
             for field in dataclasses.fields(self):
-                if isinstance(_descriptor(type(self), field.name), StatedField):
+                if field.name in stated:
                     continue
                 if field.name in given:
                     setattr(self, field.name, given[field.name])
@@ -91,7 +96,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                     setattr(self, field.name, field.default)
                 else:
                     raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")
-            self._state({n: v for n, v in changes.items() if isinstance(_descriptor(type(self), n), StatedField)})
+            self._state({name: value for name, value in changes.items() if name in stated})
             if hasattr(self, "__post_init__"):
                 self.__post_init__()
 
@@ -111,7 +116,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     @property
     def stated(self) -> frozenset[str]:
-        """Names of the fields that somebody set."""
+        """Names of the fields that were set."""
         return frozenset(self._values)
 
     @property
@@ -121,18 +126,17 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Who stated a field, for each of which that is known; a view, read-only by intent."""
+        """Field -> the source that stated it, where that is known; a view, read-only by intent."""
         return self._sources
 
     @property
     def recipe(self) -> str | None:
         """Name of the registered recipe this config was made from, or None."""
-        name: str | None = vars(self)["_recipe"]
-        return name
+        return self._recipe
 
     @property
     def put_aside(self) -> dict[str, str]:
-        """Switch -> who had turned it on, for each that a later statement turned off with the switch it needs."""
+        """Switch -> the source that had turned it on, where a later statement turned off the switch it needs."""
         return dict(self._aside)
 
     def is_stated(self, name: str) -> bool:
@@ -141,7 +145,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return name in self._values or (field.twin is not None and field.twin in self._values)
 
     def source_of(self, name: str) -> str:
-        """Return who set `name`: "default" for an unstated field."""
+        """Return the source that set `name`: "default" for an unstated field."""
         field = self._field(name)
         for known in (name, field.twin):
             if known is not None and known in self._values:
@@ -153,10 +157,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return self._read(self._field(name))
 
     def state(self, source: str | None = None, /, **values: object) -> Self:
-        """Set fields and remember who did it; returns the config itself.
+        """Set fields and remember the source; returns the config itself.
 
         Args:
-            source: Who says so, for reports ("command line", "team.yaml").
+            source: The source, for reports ("command line", "team.yaml").
             values: Fields by name.
 
         Raises:
@@ -170,39 +174,23 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     def field_names(cls) -> tuple[str, ...]:
         """Return the names of all precision fields, in order of declaration."""
         own_class: Any = cls
-        return _field_names(own_class)
+        return tuple(_stated_fields(own_class))
 
     # -- machinery ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _values(self) -> dict[str, Any]:
-        values: dict[str, Any] = vars(self)["_values"]
-        return values
-
-    @property
-    def _sources(self) -> dict[str, str]:
-        sources: dict[str, str] = vars(self)["_sources"]
-        return sources
-
-    @property
-    def _aside(self) -> dict[str, str]:
-        aside: dict[str, str] = vars(self)["_aside"]
-        return aside
-
     def _field(self, name: str) -> StatedField:
-        field = _descriptor(type(self), name)
-        if not isinstance(field, StatedField):
+        own_class: Any = type(self)
+        field = _stated_fields(own_class).get(name)
+        if field is None:
             raise UnknownFieldError(_unknown_field(name, type(self)), close_matches(name, self.field_names()))
         return field
 
     def _read(self, field: StatedField) -> Any:
-        names = [field.name] if field.twin is None else [field.twin, field.name]
-        if field.leads:
-            names.reverse()
-        for name in names:
-            if name in self._values:
-                return self._values[name]
-        return field.default
+        default = field.default
+        if field.twin is None:
+            return self._values.get(field.name, default)
+        leading, other = (field.name, field.twin) if field.leads else (field.twin, field.name)
+        return self._values.get(leading, self._values.get(other, default))
 
     def _assign(self, name: str, value: object) -> None:
         self._state({name: value})
@@ -227,7 +215,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     def _follow(self, name: str, needed: str, source: str | None) -> None:
         """Turn a switch of an earlier layer off with the one it needs, and on again with it.
 
-        Only what a named layer said (a recipe, a file) gives way: whoever states both contradicts himself.
+        Only a statement of a named source (a recipe, a file) gives way: one source that states both contradicts itself.
         """
         is_on = self._read(self._field(needed))
         by = self._sources.get(name)
@@ -252,15 +240,15 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     def made_by(self, recipe: str) -> None:
         """Remember the recipe this config came from; every statement so far is the recipe's."""
-        vars(self)["_recipe"] = recipe
+        self._recipe = recipe
         for name in self._values:
             self._sources.setdefault(name, f"recipe {recipe}")
-        vars(self)["_of_recipe"] = dict(self._sources)
+        self._of_recipe = dict(self._sources)
 
     @property
     def stated_over_recipe(self) -> tuple[str, ...]:
         """Names of the fields that were stated after the recipe, in order of declaration."""
-        own: dict[str, str] = vars(self)["_of_recipe"]
+        own = self._of_recipe
         return tuple(
             name
             for name in self.field_names()
@@ -300,17 +288,17 @@ def _descriptor(owner: type, name: str) -> object:
 
 
 @functools.cache
-def _field_names(owner: Any) -> tuple[str, ...]:
-    fields = dataclasses.fields(owner)
-    return tuple(field.name for field in fields if isinstance(_descriptor(owner, field.name), StatedField))
+def _stated_fields(owner: Any) -> dict[str, StatedField]:
+    """Return the descriptors of a class by name, in order of declaration."""
+    found = {field.name: _descriptor(owner, field.name) for field in dataclasses.fields(owner)}
+    return {name: field for name, field in found.items() if isinstance(field, StatedField)}
 
 
 @functools.cache
 def _followers(owner: Any) -> tuple[tuple[str, str, str | None], ...]:
     """Return each switch that follows another one, with that one and its other name."""
-    fields = {name: _descriptor(owner, name) for name in owner.field_names()}
-    needing = {name: f.needs for name, f in fields.items() if isinstance(f, StatedField) and f.needs is not None}
-    return tuple((name, needed, getattr(fields[needed], "twin", None)) for name, needed in needing.items())
+    fields = _stated_fields(owner)
+    return tuple((name, f.needs, fields[f.needs].twin) for name, f in fields.items() if f.needs is not None)
 
 
 def _unknown_field(name: str, owner: type[Statements]) -> str:

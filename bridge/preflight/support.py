@@ -1,21 +1,23 @@
-"""Which recipe runs on which target, and the matrix of all of them. Read from the scheme rows and the GPU rows."""
+"""Which recipe runs on which target, and the matrix of all of them. For FP8 and FP4 the rules of the target decide."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
+from bridge.preflight.setup import Setup
 from bridge.preflight.target import Target
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.ask import ask, by_gate
 from bridge.rules.gpus import GPUS, Gpu
-from bridge.rules.versions import TITLES, at_least, dotted
+from bridge.rules.rulebook import BY_ID
+from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
+from bridge.rules.versions import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.rules.versions import Version
 
 __all__ = ["VERDICTS", "Generation", "Support", "generations", "matrix", "support"]
 
@@ -27,7 +29,15 @@ VERDICTS = {
 }
 """Verdict -> what it means."""
 
-_BLOCKWISE_ON_BLACKWELL = "2.9"
+_VERDICT_OF = {
+    **dict.fromkeys(("PB602", "PB603", "PB608", "PB606", "PB610", "PB605"), "no"),
+    **dict.fromkeys(("PB611", "PB609", "PB617", "PB604"), "emulated"),
+    **dict.fromkeys(("PB614", "PB607"), "unknown"),
+}
+"""Rule -> the verdict where it speaks; the first verdict counts."""
+_WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614")
+"""Rules whose verdict no version changes."""
+_GATES = by_gate(BY_ID[name] for name in _VERDICT_OF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,11 +76,9 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
     config = get_mixed_precision_config(recipe)
     if target.gpu is None:
         return Support(verdict="unknown", reason="the target names no GPU")
-    family = FP8_SCHEMES if config.fp8 else FP4_SCHEMES
-    row = family.get(config.scheme or "")
-    if row is not None:
-        return _scheme(row, target, target.gpu)
-    mode = "bf16" if config.mode == "bf16" or config.autocast_enabled else config.mode
+    if config.scheme is not None:
+        return _low_precision(config, target)
+    mode = "bf16" if config.autocast_enabled else config.mode
     if mode == "bf16" and not target.gpu.has_native_bf16:
         return Support(verdict="emulated", reason="BF16 is native from compute capability 8.0 on")
     if mode == "fp16" and not target.gpu.is_gpu:
@@ -78,51 +86,23 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
     return Support(verdict="native", reason=f"{mode.upper()} is native")
 
 
-def _scheme(row: Scheme, target: Target, gpu: Gpu) -> Support:
-    if not gpu.is_gpu:
-        return Support(verdict="emulated", reason="no GPU: the values are emulated, the speed is not")
-    if gpu.capability is None:
-        return Support(verdict="unknown", reason="the gates of ROCm's Transformer Engine are not known here")
-    has = dotted(gpu.capability)
-    if row.min_compute_capability and gpu.capability < row.min_compute_capability:
-        least = dotted(row.min_compute_capability)
-        return Support(verdict="no", reason=f"{row.name} needs compute capability {least}, this is {has}")
-    if row.below_compute_capability and gpu.capability >= row.below_compute_capability:
-        limit = dotted(row.below_compute_capability)
-        return Support(verdict="no", reason=f"{row.name} runs below compute capability {limit}, this is {has}")
-    if target.has_te is False:
-        return Support(verdict="no", reason="Transformer Engine is not installed")
-    needs = _needs(row, gpu)
-    for product, least in needs:
-        if at_least(getattr(target, product), least) is False:
-            version: Version = getattr(target, product)
-            return Support(
-                verdict="no",
-                reason=f"{row.name} needs {TITLES[product]} {least}, this is {version}",
-                needs=needs,
-            )
-    return _with_limits(row, target, gpu, needs)
-
-
-def _with_limits(row: Scheme, target: Target, gpu: Gpu, needs: tuple[tuple[str, str], ...]) -> Support:
-    """Return the verdict for what no gate refuses."""
-    open_ = [f"{TITLES[product]} {least}" for product, least in needs if getattr(target, product) is None]
-    if gpu.capability is not None and row.name == "blockwise" and gpu.capability >= (10, 0):
-        unsure = ", and were reported not to converge" if gpu.capability >= (12, 0) else ""
-        return Support(verdict="emulated", reason=f"blockwise GEMMs run as MXFP8 GEMMs{unsure}", needs=needs)
-    if gpu.capability is not None and row.name == "nvfp4" and gpu.capability >= (12, 0):
-        why = "NVFP4 trains there without Hadamard transform and stochastic rounding only"
-        return Support(verdict="emulated", reason=why, needs=needs)
-    if open_:
-        return Support(verdict="unknown", reason=f"{row.name} needs {' and '.join(open_)}", needs=needs)
-    return Support(verdict="native", reason=f"{row.name} is native", needs=needs)
-
-
-def _needs(row: Scheme, gpu: Gpu) -> tuple[tuple[str, str], ...]:
-    te = row.min_transformer_engine
-    if row.name == "blockwise" and gpu.capability is not None and gpu.capability >= (10, 0):
-        te = _BLOCKWISE_ON_BLACKWELL
-    return tuple((product, least) for product, least in (("te", te), ("cuda", row.min_cuda)) if least is not None)
+def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
+    setup = Setup(config, target=target)
+    found = ask(_GATES, setup)
+    verdict = next((verdict for name, verdict in _VERDICT_OF.items() if name in {one.id for one in found}), "native")
+    reasons = [
+        f"{one.rule}, this is {one.value}"
+        if one.path in ("target.te", "target.cuda") and one.id != "PB608"
+        else one.rule
+        for one in found
+        if _VERDICT_OF[one.id] == verdict
+    ]
+    needs: tuple[tuple[str, str], ...] = ()
+    if setup.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):
+        te = BLOCKWISE_ON_BLACKWELL if is_blockwise_on_blackwell(setup) else setup.row.min_transformer_engine
+        floors = (("te", te), ("cuda", setup.row.min_cuda))
+        needs = tuple((product, least) for product, least in floors if least is not None)
+    return Support(verdict=verdict, reason="; ".join(reasons) or f"{config.scheme} is native", needs=needs)
 
 
 def generations() -> tuple[Generation, ...]:

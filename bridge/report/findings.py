@@ -77,7 +77,7 @@ def _row(finding: RuleFinding) -> dict[str, Any]:
         "value": plain(finding.value),
         "where": finding.where,
         "rule": finding.rule,
-        "ways_out": list(finding.ways_out),
+        "remedies": list(finding.remedies),
         "source": finding.source,
         "evidence": finding.evidence,
         "depends_on": finding.depends_on,
@@ -92,7 +92,7 @@ def _finding(finding: RuleFinding) -> list[Text]:
     head.append(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
     lines = [head]
     lines += [
-        Text(f"    - {text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}") for text in finding.ways_out
+        Text(f"    - {text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}") for text in finding.remedies
     ]
     note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
     lines.append(Text(f"    source: {finding.source}{note}", style="dim"))

@@ -75,7 +75,7 @@ def _finding(rule: Rule, context: RuleContext, values: Mapping[str, Any], depend
         severity=severity if depends is None else MILDER[severity],
         source=rule.source,
         evidence=rule.evidence,
-        ways_out=remedies,
+        remedies=remedies,
         depends_on=depends,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
@@ -19,7 +20,22 @@ from bridge.rules.versions import VersionRange
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["EVIDENCE", "NEEDS", "SEVERITIES", "SYNC", "Predicate", "Rule", "RuleFinding", "fires", "mcore", "te"]
+__all__ = [
+    "EVIDENCE",
+    "NEEDS",
+    "SEVERITIES",
+    "SYNC",
+    "Predicate",
+    "Rule",
+    "RuleFinding",
+    "environment_rule",
+    "fires",
+    "mcore",
+    "owners_rule",
+    "precision_rule",
+    "target_rule",
+    "te",
+]
 
 Predicate = Callable[["RuleContext"], Any]
 
@@ -56,8 +72,6 @@ class Rule:
 
     id: str
     """PB and three digits; the first says the topic."""
-    severity: str
-    """error, warning or info."""
     title: str
     """The fault in a few words."""
     path: str
@@ -70,6 +84,8 @@ class Rule:
     """The remedies, each an imperative clause without a full stop."""
     source: str
     """File and version, or thread and date."""
+    severity: str = "error"
+    """error, warning or info."""
     evidence: str = "verified"
     """A key of `EVIDENCE`."""
     needs: str = "shape"
@@ -84,6 +100,12 @@ class Rule:
     """The effect and its cause, for `explain` and the reference page."""
 
 
+precision_rule = partial(Rule, needs="precision")
+owners_rule = partial(Rule, needs="owners")
+target_rule = partial(Rule, needs="target")
+environment_rule = partial(Rule, needs="environment")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuleFinding(Finding):
     """The finding of a rule about one context."""
@@ -94,7 +116,7 @@ class RuleFinding(Finding):
     """Of the rule."""
     evidence: str = "verified"
     """Of the rule."""
-    ways_out: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
     """Of the rule, filled in."""
     depends_on: str | None = None
     """The version that would decide whether it holds, where that is not known."""

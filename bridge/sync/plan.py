@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import LAYER_COUNTS
@@ -49,9 +50,8 @@ def plan(
 
 def is_active(config: PrecisionConfig, route: Route, scheme: str | None) -> bool:
     """Return whether the family and scheme that `route` belongs to are on, under the scheme the run will have."""
-    on = {None: True, "fp8": config.fp8 is not None, "fp4": config.fp4 is not None}
-    on["low"] = on["fp8"] or on["fp4"]
-    return on[route.family] and route.scheme in (None, scheme)
+    formats = {"fp8": (config.fp8,), "fp4": (config.fp4,), "low": (config.fp8, config.fp4)}.get(route.family or "")
+    return (formats is None or any(one is not None for one in formats)) and route.scheme in (None, scheme)
 
 
 def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
@@ -68,38 +68,30 @@ def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
 
 
 def _same_named(field: str, owner: Owner) -> Route:
-    rows = [route for route in ROUTES if route.field == field and route.attribute == field]
-    if field == "fp8_recipe" and not owner.has("fp8"):  # an optimizer's, whatever its class
-        rows = [route for route in rows if route.owner == "optimizer"]
-    if rows:
-        return rows[0]
-    return Route(field=field, owner=owner.role, attribute=field, rule="value")
+    # A class without `fp8` that has `fp8_recipe` is an optimizer's, whatever its name.
+    role = "optimizer" if field == "fp8_recipe" and not owner.has("fp8") else None
+    rows = (route for route in ROUTES if field == route.field == route.attribute and role in (None, route.owner))
+    return next(rows, Route(field=field, owner=owner.role, attribute=field, rule="value"))
 
 
 def _row(config: PrecisionConfig, owner: Owner, route: Route, *, scheme: str | None, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
-    old = owner.value(attribute)
+    old, since, replaces_own = owner.value(attribute), None, False
     if old is ABSENT and not owner.has(attribute):
-        return SyncRow(
-            owner=owner.role,
-            attribute=attribute,
-            field=route.field,
-            old=None,
-            new=None,
-            verdict="absent",
-            by=config.source_of(route.field),
-            why=f"{owner.class_name} has no such attribute",
-            since=route.since if owner.is_megatron and route.since != FIRST else None,
-        )
-    if is_active(config, route, scheme):
-        new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
+        old = new = None
+        verdict, by, why = "absent", config.source_of(route.field), f"{owner.class_name} has no such attribute"
+        since = route.since if owner.is_megatron and route.since != FIRST else None
     else:
-        new, verdict, by, why = _put_out_of_action(config, owner, route, attribute)
-    if same(old, new):
-        verdict = verdict if verdict == "keep" else "agree"
-    replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), new)
-    if replaces_own and not same(old, new) and (verdict == "set" or route.rule == "dtype"):
-        verdict = "override"
+        if is_active(config, route, scheme):
+            new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
+        else:
+            new, verdict, by, why = _put_out_of_action(config, owner, route, attribute)
+        is_same = same(old, new)
+        if is_same and verdict != "keep":
+            verdict = "agree"
+        replaces_own = owner.is_own(attribute) and not same(owner.own(attribute), new)
+        if replaces_own and not is_same and (verdict == "set" or route.rule == "dtype"):
+            verdict = "override"
     return SyncRow(
         owner=owner.role,
         attribute=attribute,
@@ -110,13 +102,14 @@ def _row(config: PrecisionConfig, owner: Owner, route: Route, *, scheme: str | N
         by=by,
         why=why,
         replaces_own=replaces_own,
+        since=since,
     )
 
 
 def _decide(
     config: PrecisionConfig, owner: Owner, route: Route, attribute: str, *, keep_own: bool
 ) -> tuple[Any, str, str, str]:
-    """Return (value, verdict, who decided, why)."""
+    """Return (value, verdict, what decided it, why)."""
     stated, source = config.is_stated(route.field), config.source_of(route.field)
     reading, own = owner.reading(config, route.field), owner.own(attribute)
     mode = f"the mode is {config.mode}"
@@ -164,8 +157,8 @@ def _autocast_dtype(config: PrecisionConfig, owner: Owner) -> tuple[Any, str, st
 def _nan_check(config: PrecisionConfig, owner: Owner) -> list[SyncRow]:
     """Return the row that lets the first overflows of a dynamic loss scale pass.
 
-    Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; who builds configs in Python
-    meets a fatal NaN check at the first overflow (megatron-core 0.16.1 param_and_grad_buffer.py, arguments.py).
+    Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; configs built in Python
+    meet a fatal NaN check at the first overflow (megatron-core 0.16.1 param_and_grad_buffer.py, arguments.py).
     """
     attribute = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in_loss"}.get(owner.role)
     if attribute is None or not owner.has(attribute):
@@ -205,14 +198,7 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncR
             default = owner.defaults.get(name)
             if row is not None and row.verdict == "keep" and default:
                 why = "first_last_layers_bf16 is on, and 0 would switch it off"
-                rows[mine[name]] = SyncRow(
-                    owner=row.owner,
-                    attribute=name,
-                    field=name,
-                    old=row.old,
-                    new=default,
-                    verdict="override",
-                    by="Megatron's default",
-                    why=why,
+                rows[mine[name]] = replace(
+                    row, new=default, verdict="override", by="Megatron's default", why=why, replaces_own=False
                 )
     return rows

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule
+from bridge.rules.rule import target_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,40 +119,35 @@ def _next(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
+_low = partial(target_rule, gate="is_low")
+
 RULES = (
-    Rule(
+    _low(
         id="PB501",
-        severity="error",
         title="tokens of a rank that the GEMMs do not take",
         path="train.micro_batch_size",
-        needs="target",
         predicate=_refused_tokens,
         message="the tokens of a rank (seq_length x micro_batch_size over context and sequence parallel ranks) are "
         "{tokens}, and must be a multiple of {multiple} under {s.scheme}",
         remedies=("pad to {nearest} tokens", "choose another sequence length, micro-batch or layout"),
         source="Transformer Engine 2.20 pytorch/utils.py, common/gemm/cublaslt_gemm.cu; modelscope/ms-swift issue "
         "9722, 2026-07-10",
-        gate="is_low",
     ),
-    Rule(
+    _low(
         id="PB502",
-        severity="error",
         title="width that the GEMMs do not take",
         path="model.hidden_size",
-        needs="target",
         predicate=_refused_widths,
         message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {s.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issue "
         "1422, 2025-01-25",
-        gate="is_low",
     ),
-    Rule(
+    target_rule(
         id="PB503",
         severity="warning",
         title="size that is no multiple of a block",
         path="model.hidden_size",
-        needs="target",
         predicate=_odd_blocks,
         message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: ragged blocks run, "
         "gathering quantised tensors does not",
@@ -160,44 +156,38 @@ RULES = (
         evidence="reported",
         gate="is_blockwise",
     ),
-    Rule(
+    _low(
         id="PB504",
         severity="warning",
         title="padding of packed sequences",
         path="data.pad_multiple",
-        needs="target",
         predicate=_packing,
         message="must be a multiple of {needed}: {sequence} per sequence for its context and tensor parallel parts, "
         "{slab} per packed slab for {s.scheme}",
         remedies=("pad to {needed}",),
         source="NVIDIA-NeMo/RL issues 1569 (2025-11-25), 1884 (2026-02-05) and 2182 (2026-03-31)",
         evidence="reported",
-        gate="is_low",
     ),
-    Rule(
+    target_rule(
         id="PB505",
-        severity="error",
         title="Mamba projection that FP8 does not take",
         path="model.mamba_num_heads",
-        needs="target",
         predicate=_mamba_width,
         message="the input projection is {width} wide, and must be a multiple of 16 under FP8",
         remedies=("change mamba_num_heads, mamba_num_groups or mamba_state_dim",),
         source="megatron-core 0.16.1 ssm/mamba_mixer.py: an assertion",
         gate="fp8",
     ),
-    Rule(
+    _low(
         id="PB506",
         severity="info",
         title="GEMMs too small to gain",
         path="model.hidden_size",
-        needs="target",
         predicate=_small,
         message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
         remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),
         source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "
         "issue 1647, 2023-06-27",
         evidence="weak",
-        gate="is_low",
     ),
 )

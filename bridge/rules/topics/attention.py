@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore
+from bridge.rules.rule import Rule, mcore, owners_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -25,12 +25,10 @@ def _no_backend(s: RuleContext) -> Any:
 
 
 RULES = (
-    Rule(
+    target_rule(
         id="PB441",
-        severity="error",
         title="no FP8 attention for current scaling",
         path="fp8_dot_product_attention",
-        needs="target",
         predicate=_no_backend,
         message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
@@ -39,12 +37,11 @@ RULES = (
         evidence="reported",
         gate="is_tensorwise",
     ),
-    Rule(
+    owners_rule(
         id="PB442",
         severity="warning",
         title="FP8 attention that does not reach MXFP8",
         path="fp8_dot_product_attention",
-        needs="owners",
         sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention,
         message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
@@ -53,12 +50,11 @@ RULES = (
         gate="is_mxfp8",
         versions=(mcore(until="0.18"),),
     ),
-    Rule(
+    owners_rule(
         id="PB443",
         severity="warning",
         title="FP8 attention that does not reach NVFP4",
         path="fp8_dot_product_attention",
-        needs="owners",
         sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention and s.scheme == "nvfp4",
         message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",

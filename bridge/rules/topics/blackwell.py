@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore, te
+from bridge.rules.rule import Rule, mcore, owners_rule, precision_rule, target_rule, te
 from bridge.rules.topics.stored import storing
 
 if TYPE_CHECKING:
@@ -23,13 +24,15 @@ def _stored_without_buffer(s: RuleContext) -> Any:
     return is_known and needs and storing(s, "fp8")
 
 
+_mxfp8_written = partial(owners_rule, gate="is_mxfp8")
+_under_fp4 = partial(Rule, gate="fp4")
+_mxfp8_run = partial(target_rule, gate="is_mxfp8")
+
 RULES = (
-    Rule(
+    _mxfp8_run(
         id="PB241",
-        severity="error",
         title="MXFP8 weights gathered without overlap",
         path="ddp.overlap_param_gather",
-        needs="target",
         predicate=lambda s: (
             s.has_ddp
             and _gathers_through_buffer(s)
@@ -43,17 +46,15 @@ RULES = (
         ),
         source="NVIDIA/Megatron-LM issue 2272, 2025-11-17; fixed by pull request 4800 in core_v0.18.0",
         evidence="reported",
-        gate="is_mxfp8",
         versions=(mcore(until="0.18"),),
         explanation="The advice changed with the version: in November 2025 overlapping was first the cure, then the "
         "requirement, and from 0.18 on it is neither.",
     ),
-    Rule(
+    _mxfp8_run(
         id="PB242",
         severity="warning",
         title="MXFP8 weights stale after evaluation or a checkpoint",
         path="ddp.overlap_param_gather",
-        needs="target",
         predicate=lambda s: (
             _gathers_through_buffer(s) and (s.ddp.overlap_param_gather or s.optimizer.overlap_param_gather)
         ),
@@ -62,29 +63,23 @@ RULES = (
         remedies=("use megatron-core 0.19", "set fp8_param_gather=False", "evaluate in a run of its own"),
         source="NVIDIA/Megatron-LM issues 4562 and 5236 (2026-06-09); fixed in core_v0.19.0",
         evidence="reported",
-        gate="is_mxfp8",
         versions=(mcore(until="0.19"),),
     ),
-    Rule(
+    _mxfp8_written(
         id="PB243",
-        severity="error",
         title="MXFP8 weights without the shared buffer",
         path="fp8_param_gather",
-        needs="owners",
         sync="strict",
         predicate=_stored_without_buffer,
         message="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag, except under Megatron-FSDP",
         remedies=("state reuse_grad_buf_for_mxfp8_param_ag=True", "set fp8_param_gather=False"),
         source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py: Transformer Engine raises "
         "NotImplementedError while DDP is built",
-        gate="is_mxfp8",
     ),
-    Rule(
+    precision_rule(
         id="PB244",
-        severity="error",
         title="shared buffer without MXFP8 weights",
         path="reuse_grad_buf_for_mxfp8_param_ag",
-        needs="precision",
         predicate=lambda s: (
             (s.stated.get("reuse_grad_buf_for_mxfp8_param_ag") or s.reuses_buffer)
             and not (s.is_mxfp8 and s.gathers_fp8)
@@ -94,31 +89,26 @@ RULES = (
         remedies=("set it to False", "gather the weights of an MXFP8 recipe in FP8"),
         source="megatron-core 0.16.1 distributed_data_parallel_config.py __post_init__: an assertion",
     ),
-    Rule(
+    _mxfp8_written(
         id="PB245",
-        severity="error",
         title="shared buffer with gathering inside the step",
         path="optimizer.overlap_param_gather_with_optimizer_step",
-        needs="owners",
         predicate=lambda s: s.reuses_buffer and s.optimizer.overlap_param_gather_with_optimizer_step,
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
         source="megatron-core 0.19.2 optimizer_config.py __post_init__",
-        gate="is_mxfp8",
     ),
-    Rule(
+    _mxfp8_written(
         id="PB246",
         severity="warning",
         title="MXFP8 without MXFP8 weights costs memory",
         path="fp8_param_gather",
-        needs="owners",
         predicate=lambda s: not s.gathers_fp8 and not s.has_megatron_fsdp,
         message="{s.mode} weights and both MXFP8 copies of them are kept",
         remedies=("state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True", "count the memory first"),
         source="megatron-core 0.16.1 optimizer_config.py __post_init__ warns of it",
-        gate="is_mxfp8",
     ),
-    Rule(
+    _under_fp4(
         id="PB247",
         severity="warning",
         title="FP4 weights before Transformer Engine 2.14",
@@ -129,10 +119,9 @@ RULES = (
         remedies=("use Transformer Engine 2.14 and megatron-core 0.18", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352",
         evidence="reported",
-        gate="fp4",
         versions=(te(until="2.14"),),
     ),
-    Rule(
+    _under_fp4(
         id="PB248",
         severity="warning",
         title="FP4 weights before megatron-core 0.18",
@@ -144,10 +133,9 @@ RULES = (
         remedies=("use megatron-core 0.18 and Transformer Engine 2.14", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352; megatron-core 0.16.1 fp4_utils.py",
         evidence="reported",
-        gate="fp4",
         versions=(mcore(until="0.18"),),
     ),
-    Rule(
+    _under_fp4(
         id="PB249",
         severity="info",
         title="no late layers in BF16 under FP4",
@@ -158,9 +146,8 @@ RULES = (
         remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, say",),
         source="NVIDIA, Pretraining Large Language Models with NVFP4, 2025; Megatron Bridge "
         "nemotron_3_super_bf16_with_nvfp4_mixed keeps 14",
-        gate="fp4",
     ),
-    Rule(
+    _under_fp4(
         id="PB250",
         severity="warning",
         title="FP4 does not reach multi-token prediction",
@@ -170,9 +157,8 @@ RULES = (
         "{s.mode}",
         remedies=("accept it: they are a small part of the model", "set mtp_num_layers=None"),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py (a TODO there)",
-        gate="fp4",
     ),
-    Rule(
+    _under_fp4(
         id="PB251",
         severity="warning",
         title="FP4 does not reach hybrid models",
@@ -181,12 +167,10 @@ RULES = (
         message="Mamba and hybrid blocks know FP8 only, so this run would be {s.mode}",
         remedies=("use megatron-core 0.17", "choose an FP8 recipe"),
         source="megatron-core 0.16.1 ssm/mamba_block.py; FP4 added in 0.17.0",
-        gate="fp4",
         versions=(mcore(until="0.17"),),
     ),
-    Rule(
+    _under_fp4(
         id="PB252",
-        severity="error",
         title="NVFP4 outside BF16",
         path="fp4",
         needs="owners",
@@ -194,6 +178,5 @@ RULES = (
         message="NVFP4's random Hadamard transform takes BF16 tensors only, and this run is {s.mode}",
         remedies=("choose a bf16 recipe",),
         source="Transformer Engine 2.20 pytorch/csrc/quantizer.cpp",
-        gate="fp4",
     ),
 )

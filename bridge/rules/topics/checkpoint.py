@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore, te
+from bridge.rules.rule import Rule, environment_rule, mcore, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -46,7 +46,6 @@ def _changed(s: RuleContext) -> list[dict[str, Any]]:
 RULES = (
     Rule(
         id="PB541",
-        severity="error",
         title="resuming in another precision",
         path="model.fp8",
         predicate=_changed,
@@ -62,12 +61,11 @@ RULES = (
         explanation="Delayed scaling keeps its scales and histories in the checkpoint: another scheme drops them, and "
         "coming from one it starts with scale 1. Stored FP8 weights are read as what they were written in.",
     ),
-    Rule(
+    environment_rule(
         id="PB542",
         severity="warning",
         title="delayed scaling's state is pickled",
         path="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
-        needs="environment",
         predicate=lambda s: (
             s.is_delayed
             and s.has_environment

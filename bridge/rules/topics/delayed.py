@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.rules.rule import Rule
+from bridge.rules.rule import Rule, owners_rule, precision_rule
 
 __all__ = ["RULES"]
 
@@ -23,24 +23,22 @@ RULES = (
         evidence="reported",
         gate="is_delayed",
     ),
-    Rule(
+    precision_rule(
         id="PB222",
         severity="info",
         title="largest of one amax",
         path="fp8_amax_history_len",
-        needs="precision",
         predicate=lambda s: s.model.fp8_amax_history_len == 1 and s.model.fp8_amax_compute_algo == "max",
         message="the largest of a history of one step is the most recent",
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
         source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
         gate="is_delayed",
     ),
-    Rule(
+    owners_rule(
         id="PB223",
         severity="info",
         title="first step without a scale",
         path="model.fp8_param",
-        needs="owners",
         predicate=lambda s: s.model.fp8_param,
         message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule
+from bridge.rules.rule import environment_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -57,30 +58,23 @@ def _attention_overruled(s: RuleContext) -> Any:
     return bool(recipe and on) and {"value": recipe}
 
 
+_variable = partial(environment_rule, gate="has_environment")
+
 RULES = (
-    Rule(
+    environment_rule(
         id="PB521",
-        severity="error",
         title="FP32 block scales on Blackwell",
         path="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
-        needs="environment",
-        predicate=lambda s: (
-            _is_on(s, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
-            and s.capability is not None
-            and s.capability >= (10, 0)
-            and {"value": s.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"]}
-        ),
+        predicate=lambda s: _is_refused(s) and {"value": s.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"]},
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
         remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
         gate="is_blockwise",
     ),
-    Rule(
+    _variable(
         id="PB522",
-        severity="error",
         title="query-key scaling set in one place only",
         path="model.apply_query_key_layer_scaling",
-        needs="environment",
         predicate=lambda s: (
             s.model.transformer_impl == "transformer_engine"
             and not s.is_emulated
@@ -89,14 +83,11 @@ RULES = (
         message="must agree with the environment variable NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
         remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
         source="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
-        gate="has_environment",
     ),
-    Rule(
+    _variable(
         id="PB523",
-        severity="error",
         title="determinism set in one place only",
         path="model.deterministic_mode",
-        needs="environment",
         predicate=lambda s: (
             s.model.deterministic_mode
             and not s.is_emulated
@@ -105,51 +96,43 @@ RULES = (
         message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
         remedies=("set the variable", "set deterministic_mode=False"),
         source="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
-        gate="has_environment",
     ),
-    Rule(
+    _variable(
         id="PB524",
         severity="warning",
         title="another source says another precision",
         path="environment.ACCELERATE_MIXED_PRECISION",
-        needs="environment",
         predicate=_another_source,
         message="says another precision than this run's {s.mode}; Megatron does not read it, other libraries do",
         remedies=("unset it", "make it agree"),
         source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
         evidence="reported",
-        gate="has_environment",
     ),
-    Rule(
+    _variable(
         id="PB525",
         severity="warning",
         title="FP8 attention overruled by a variable",
         path="environment.NVTE_DPA_FP8_RECIPE",
-        needs="environment",
         predicate=_attention_overruled,
         message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
         remedies=("unset it",),
         source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
-        gate="has_environment",
     ),
-    Rule(
+    environment_rule(
         id="PB526",
-        severity="error",
         title="backward override under delayed scaling",
         path="environment.NVTE_BACKWARD_OVERRIDE",
-        needs="environment",
         predicate=lambda s: _is_on(s, "NVTE_BACKWARD_OVERRIDE") and {"value": s.environment["NVTE_BACKWARD_OVERRIDE"]},
         message="must be unset under delayed scaling, whose recipe class refuses any value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
         gate="is_delayed",
     ),
-    Rule(
+    environment_rule(
         id="PB527",
         severity="warning",
         title="a variable changes the numbers",
         path="environment.NVTE_BACKWARD_OVERRIDE",
-        needs="environment",
         predicate=lambda s: [] if s.is_delayed else _changed_numbers(s),
         message="gives {s.scheme} scaling other numbers than the config shows, on every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.rules.rule import Rule, te
+from bridge.rules.rule import Rule, owners_rule, precision_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -45,13 +46,14 @@ def _stated_zero(s: RuleContext) -> bool:
     return bool(on and zero and (s.precision is None or all(name in s.stated for name in LAYER_COUNTS)))
 
 
+_recipe_written = partial(owners_rule, gate="precision")
+_under_fp8 = partial(Rule, gate="fp8")
+
 RULES = (
-    Rule(
+    precision_rule(
         id="PB261",
-        severity="error",
         title="both counts are zero",
         path="first_last_layers_bf16",
-        needs="precision",
         sync="reported",
         predicate=_stated_zero,
         message="both layer counts are 0, so no layer is kept in BF16",
@@ -59,45 +61,38 @@ RULES = (
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
         "training/mixed_precision.py, 2026-08-22, whose 0 and 0 switch it off",
     ),
-    Rule(
+    _recipe_written(
         id="PB262",
         severity="warning",
         title="layer counts without the switch",
         path="num_layers_at_start_in_bf16",
-        needs="owners",
         sync="reported",
         predicate=lambda s: s.inert_and_stated(LAYER_COUNTS),
         message="has no effect: {why}",
         remedies=("state first_last_layers_bf16=True", "drop it"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
-        gate="precision",
     ),
-    Rule(
+    precision_rule(
         id="PB263",
-        severity="error",
         title="layers in BF16 under delayed scaling",
         path="first_last_layers_bf16",
-        needs="precision",
         predicate=lambda s: s.model.first_last_layers_bf16,
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__, fp8_utils.get_fp8_context",
         gate="is_delayed",
     ),
-    Rule(
+    _under_fp8(
         id="PB264",
-        severity="error",
         title="more layers in BF16 than a pipeline stage has",
         path="num_layers_at_start_in_bf16",
         predicate=_beyond_a_stage,
         message="must be at most num_layers // pipeline stages, which is {limit}",
         remedies=("use {limit} or less", "use fewer pipeline stages"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
-        gate="fp8",
     ),
     Rule(
         id="PB265",
-        severity="error",
         title="more layers in BF16 than the model has",
         path="num_layers_at_start_in_bf16",
         predicate=_beyond_the_model,
@@ -109,7 +104,6 @@ RULES = (
     ),
     Rule(
         id="PB266",
-        severity="error",
         title="no layer left in low precision",
         path="first_last_layers_bf16",
         predicate=lambda s: (
@@ -122,9 +116,8 @@ RULES = (
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
         gate="is_low",
     ),
-    Rule(
+    _under_fp8(
         id="PB267",
-        severity="error",
         title="layers in BF16 under tensor-parallel overlap",
         path="model.tp_comm_overlap",
         needs="target",
@@ -134,10 +127,9 @@ RULES = (
         source="NVIDIA/Megatron-LM issue 1703, 2025-07-24; UserBufferQuantizationMode is absent from Transformer "
         "Engine 2.7 although megatron-core 0.19.2 training/initialize.py asks for it from 2.7 on",
         evidence="reported",
-        gate="fp8",
         versions=(te(until="2.8"),),
     ),
-    Rule(
+    _under_fp8(
         id="PB268",
         severity="info",
         title="multi-token prediction does not count as last layer",
@@ -146,22 +138,19 @@ RULES = (
         message="multi-token prediction (layers: {s.model.mtp_num_layers}) runs in FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1",
-        gate="fp8",
     ),
-    Rule(
+    _recipe_written(
         id="PB269",
         severity="warning",
         title="layers in BF16 without low precision",
         path="first_last_layers_bf16",
-        needs="owners",
         sync="reported",
         predicate=lambda s: s.stated.get("first_last_layers_bf16") and s.inert_and_stated(["first_last_layers_bf16"]),
         message="has no effect: {why}",
         remedies=("drop it", "say fp8 or fp4"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
-        gate="precision",
     ),
-    Rule(
+    _under_fp8(
         id="PB270",
         severity="warning",
         title="captured graphs ignore the layers in BF16",
@@ -170,7 +159,6 @@ RULES = (
         message="graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=("use Transformer Engine 2.8", "set cuda_graph_impl=none", "set first_last_layers_bf16=False"),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py",
-        gate="fp8",
         versions=(te(until="2.8"),),
     ),
     Rule(

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import Rule
+from bridge.rules.rule import Rule, owners_rule, precision_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -48,46 +48,39 @@ def _window(s: RuleContext) -> bool:
 
 
 RULES = (
-    Rule(
+    precision_rule(
         id="PB141",
-        severity="error",
         title="loss scale is no usable number",
         path="loss_scale",
-        needs="precision",
         predicate=_no_number,
         message="must be {what}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
     ),
-    Rule(
+    precision_rule(
         id="PB142",
-        severity="error",
         title="loss scale begins below its floor",
         path="initial_loss_scale",
-        needs="precision",
         predicate=_starts_below_floor,
         message="must not be below min_loss_scale, which is {s.optimizer.min_loss_scale!r}",
         remedies=("raise it", "lower min_loss_scale"),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler",
     ),
-    Rule(
+    precision_rule(
         id="PB143",
-        severity="error",
         title="loss-scale window is no whole number",
         path="loss_scale_window",
-        needs="precision",
         predicate=_window,
         message="must be a whole number of steps, at least 1: the scaler compares it with a step count by ==, and a "
         "fraction never grows",
         remedies=("use 1000, Megatron's default",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler.update",
     ),
-    Rule(
+    owners_rule(
         id="PB144",
         severity="warning",
         title="loss-scale schedule without effect",
         path="initial_loss_scale",
-        needs="owners",
         sync="reported",
         predicate=lambda s: s.inert_and_stated(SCALER_SCHEDULE),
         message="has no effect: {why}",
@@ -95,12 +88,11 @@ RULES = (
         source="megatron-core 0.16.1 optimizer/__init__.py",
         gate="precision",
     ),
-    Rule(
+    owners_rule(
         id="PB145",
         severity="warning",
         title="loss scale without effect",
         path="loss_scale",
-        needs="owners",
         sync="reported",
         predicate=lambda s: (
             s.has_optimizer
@@ -115,7 +107,6 @@ RULES = (
     ),
     Rule(
         id="PB146",
-        severity="error",
         title="NaN check ends the run at the first overflow",
         path="ddp.check_for_nan_in_grad",
         predicate=lambda s: [
@@ -132,24 +123,21 @@ RULES = (
         "megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
         gate="has_dynamic_scale",
     ),
-    Rule(
+    owners_rule(
         id="PB147",
-        severity="error",
         title="no FP16 for this optimizer",
         path="optimizer.optimizer",
-        needs="owners",
         predicate=lambda s: s.has_optimizer and s.optimizer.optimizer not in ("adam", "sgd"),
         message="emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
         source="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
         gate="is_fp16",
     ),
-    Rule(
+    owners_rule(
         id="PB148",
         severity="warning",
         title="loss scale reaches only part of the optimizer",
         path="loss_scale",
-        needs="owners",
         predicate=lambda s: (
             s.is_bf16 and s.optimizer.loss_scale and s.has_optimizer and s.optimizer.optimizer not in ("adam", "sgd")
         ),

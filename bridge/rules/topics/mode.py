@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore
+from bridge.rules.rule import Rule, mcore, owners_rule, precision_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -39,12 +39,10 @@ def _weights_are_not_cast(s: RuleContext) -> bool:
 
 
 RULES = (
-    Rule(
+    precision_rule(
         id="PB101",
-        severity="error",
         title="more than one mode",
         path="bf16",
-        needs="precision",
         sync="refused",
         predicate=_several_modes,
         message="only one of fp32, fp16 and bf16 can be on",
@@ -54,12 +52,10 @@ RULES = (
         explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does not, and would pick "
         "FP16.",
     ),
-    Rule(
+    precision_rule(
         id="PB102",
-        severity="error",
         title="dtype of another mode",
         path="params_dtype",
-        needs="precision",
         predicate=_dtype_of_another_mode,
         message="must be {legal} in a run whose mode is {s.mode}",
         remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
@@ -69,12 +65,10 @@ RULES = (
         "and --fp16. Configs built in Python can disagree: weights of one dtype then meet norms and embeddings of "
         "another, which fails in a matrix multiplication or trains in a dtype that no setting states.",
     ),
-    Rule(
+    owners_rule(
         id="PB103",
-        severity="error",
         title="no FP32 master weights and no loss scale",
         path="model.params_dtype",
-        needs="owners",
         predicate=_weights_are_not_cast,
         message="half-precision weights need the mode switched on, or the optimizer steps on them without FP32 masters",
         remedies=("set model.{s.model.params_dtype} and optimizer.{s.model.params_dtype} to True", "choose a recipe"),
@@ -83,24 +77,21 @@ RULES = (
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
         "in 256 or less), so that it rounds away and the weight never moves. FP32 master weights keep the sum.",
     ),
-    Rule(
+    precision_rule(
         id="PB104",
-        severity="error",
         title="autocast to FP32",
         path="autocast_enabled",
-        needs="precision",
         sync="reported",
         predicate=lambda s: s.model.enable_autocast and (s.model.autocast_dtype or s.model.params_dtype) == "fp32",
         message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
         source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
     ),
-    Rule(
+    owners_rule(
         id="PB105",
         severity="warning",
         title="autocast dtype without autocast",
         path="autocast_dtype",
-        needs="owners",
         sync="reported",
         predicate=lambda s: s.inert_and_stated(["autocast_dtype"]),
         message="has no effect: {why}",
@@ -109,7 +100,6 @@ RULES = (
     ),
     Rule(
         id="PB106",
-        severity="error",
         title="FP32 residual in an FP32 run",
         path="model.fp32_residual_connection",
         predicate=lambda s: s.model.fp32_residual_connection and s.is_fp32,
@@ -119,7 +109,6 @@ RULES = (
     ),
     Rule(
         id="PB107",
-        severity="error",
         title="FP16 cross entropy outside FP16",
         path="model.fp16_lm_cross_entropy",
         predicate=lambda s: s.model.fp16_lm_cross_entropy and not s.is_fp16,
@@ -129,7 +118,6 @@ RULES = (
     ),
     Rule(
         id="PB108",
-        severity="error",
         title="pipeline without a dtype",
         path="model.pipeline_dtype",
         predicate=lambda s: s.has_model and s.pp > 1 and s.model.pipeline_dtype is None,
@@ -182,12 +170,10 @@ RULES = (
         remedies=("choose a bf16 recipe", "turn it off"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
-    Rule(
+    precision_rule(
         id="PB113",
-        severity="error",
         title="autocast dtype that autocast does not take",
         path="autocast_dtype",
-        needs="precision",
         predicate=lambda s: s.model.autocast_dtype not in (None, "bf16", "fp16", "fp32"),
         message="must be bf16, fp16 or fp32",
         remedies=("use one of these", "drop it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.rule import Rule, mcore, te
@@ -37,8 +38,10 @@ def _ncclep_limits(s: RuleContext) -> bool:
     )
 
 
+_moe = partial(Rule, gate="is_moe")
+
 RULES = (
-    Rule(
+    _moe(
         id="PB421",
         severity="warning",
         title="expert batches of any size",
@@ -52,31 +55,26 @@ RULES = (
         remedies=("set it to True", "set moe_pad_expert_input_to_capacity=True with an aligned capacity"),
         source="NVIDIA/TransformerEngine issue 2966, 2026-05-07; NVIDIA-NeMo/RL issue 1884, 2026-02-05",
         evidence="reported",
-        gate="is_moe",
     ),
-    Rule(
+    _moe(
         id="PB422",
-        severity="error",
         title="router padding under this dispatcher",
         path="model.moe_token_dispatcher_type",
         predicate=lambda s: _pads(s) and s.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq"),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
-        gate="is_moe",
     ),
-    Rule(
+    _moe(
         id="PB423",
-        severity="error",
         title="router padding without FP8 or FP4",
         path="model.moe_router_padding_for_quantization",
         predicate=lambda s: _pads(s) and not s.is_low,
         message="pads the routing map for nothing in a {s.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
-        gate="is_moe",
     ),
-    Rule(
+    _moe(
         id="PB424",
         severity="info",
         title="deprecated name",
@@ -85,11 +83,9 @@ RULES = (
         message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
         remedies=("use the new name",),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
-        gate="is_moe",
     ),
-    Rule(
+    _moe(
         id="PB425",
-        severity="error",
         title="grouped GEMM in FP8 needs Transformer Engine 1.11",
         path="model.moe_grouped_gemm",
         needs="target",
@@ -97,10 +93,9 @@ RULES = (
         message="grouped FP8 GEMMs came with Transformer Engine 1.11",
         remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
-        gate="is_moe",
         versions=(te(until="1.11"),),
     ),
-    Rule(
+    _moe(
         id="PB426",
         severity="info",
         title="router below FP32",
@@ -110,20 +105,17 @@ RULES = (
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; pytorch/torchtitan issue 2389, "
         "2026-02",
-        gate="is_moe",
     ),
-    Rule(
+    _moe(
         id="PB427",
-        severity="error",
         title="expert-parallel overlap in FP32",
         path="model.overlap_moe_expert_parallel_comm",
         predicate=lambda s: s.model.overlap_moe_expert_parallel_comm and s.is_fp32,
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__: an assertion",
-        gate="is_moe",
     ),
-    Rule(
+    _moe(
         id="PB428",
         severity="warning",
         title="FP4 does not reach the overlapped schedule",
@@ -134,10 +126,9 @@ RULES = (
         remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
         source="megatron-core 0.16.1 models/common/model_chunk_schedule_plan.py; fixed in 0.19.2 "
         "(get_inner_quantization_context)",
-        gate="is_moe",
         versions=(mcore(until="0.19.2"),),
     ),
-    Rule(
+    _moe(
         id="PB429",
         severity="warning",
         title="fused experts choose their own scheme",
@@ -153,48 +144,40 @@ RULES = (
         "run asks for {s.scheme}",
         remedies=("set it to False", "choose an MXFP8 recipe", "set FP4_RECIPE=nvfp4 for an NVFP4 run"),
         source="megatron-core 0.19.2 extensions/transformer_engine.py TEFusedMLPWithGroupedLinear",
-        gate="is_moe",
         versions=(mcore(since="0.18"),),
     ),
-    Rule(
+    _moe(
         id="PB430",
-        severity="error",
         title="single grouped weight under this scheme",
         path="model.moe_single_grouped_weight",
         predicate=lambda s: s.model.moe_single_grouped_weight and s.is_low and s.scheme not in ("mxfp8", "nvfp4"),
         message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this run is {s.scheme}",
         remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
-        gate="is_moe",
         versions=(mcore(since="0.18"),),
     ),
-    Rule(
+    _moe(
         id="PB431",
-        severity="error",
         title="low-precision dispatch without its conditions",
         path="model.moe_dispatch_fwd_dtype",
         predicate=_low_precision_transport,
         message="needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs",
         remedies=("set it to bf16", "set these four"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
-        gate="is_moe",
         versions=(mcore(since="0.20"),),
     ),
-    Rule(
+    _moe(
         id="PB432",
-        severity="error",
         title="batch-invariant experts in low precision",
         path="model.batch_invariant_mode",
         predicate=lambda s: s.model.batch_invariant_mode and s.is_low,
         message="a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
-        gate="is_moe",
         versions=(mcore(since="0.20"),),
     ),
-    Rule(
+    _moe(
         id="PB433",
-        severity="error",
         title="grouped GEMM before Ampere",
         path="model.moe_grouped_gemm",
         needs="target",
@@ -203,11 +186,9 @@ RULES = (
         "{s.capability[0]}.{s.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
-        gate="is_moe",
     ),
-    Rule(
+    _moe(
         id="PB434",
-        severity="error",
         title="ncclep with a capacity factor in low precision",
         path="model.moe_expert_capacity_factor",
         needs="environment",
@@ -216,7 +197,6 @@ RULES = (
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
         remedies=("set it to None", "use another dispatcher backend"),
         source="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
-        gate="is_moe",
         versions=(mcore(since="0.20"),),
     ),
 )

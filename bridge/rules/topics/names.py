@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import close_matches, did_you_mean
@@ -10,7 +11,7 @@ from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.fields import NAMES
 from bridge.rules.pairs import PAIRS
-from bridge.rules.rule import Rule
+from bridge.rules.rule import Rule, owners_rule, precision_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -105,10 +106,11 @@ def _misnamed(s: RuleContext) -> Any:
     return {"promised": promised, "actual": s.scheme or "no scheme", "name": name, "value": s.scheme}
 
 
+_recipe = partial(precision_rule, gate="precision")
+
 RULES = (
     Rule(
         id="PB121",
-        severity="error",
         title="value of a wrong type",
         path="model",
         predicate=lambda s: [{"path": one.path, "value": one.value, "why": one.why} for one in s.malformed],
@@ -122,7 +124,6 @@ RULES = (
     ),
     Rule(
         id="PB122",
-        severity="error",
         title="misspelt field",
         path="model",
         predicate=_misspelt,
@@ -132,12 +133,11 @@ RULES = (
         "2957, 2026-03-23",
         evidence="reported",
     ),
-    Rule(
+    owners_rule(
         id="PB123",
         severity="warning",
         title="recipe replaces an owner's value",
         path="model",
-        needs="owners",
         predicate=lambda s: [
             {
                 "path": f"{row.owner}.{row.attribute}",
@@ -158,12 +158,10 @@ RULES = (
         source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
         gate="precision",
     ),
-    Rule(
+    owners_rule(
         id="PB124",
-        severity="error",
         title="two owners disagree",
         path="model.bf16",
-        needs="owners",
         sync="refused",
         predicate=_disagreeing,
         message="must equal {other}, which is {theirs!r}: it is one setting in two places",
@@ -171,25 +169,22 @@ RULES = (
         source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own copy; NVIDIA-NeMo/RL "
         "issue 3281, 2026-07-18",
     ),
-    Rule(
+    _recipe(
         id="PB125",
         severity="warning",
         title="recipe's name says something else",
         path="fp8_recipe",
-        needs="precision",
         predicate=_misnamed,
         message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
         remedies=("choose the recipe whose name says it", "give the changed recipe a name of its own"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22 "
         "(nanov2_bf16_with_fp8_current_scaling_mixed is blockwise)",
-        gate="precision",
     ),
-    Rule(
+    owners_rule(
         id="PB126",
         severity="warning",
         title="off written as something else than None",
         path="model.fp8",
-        needs="owners",
         predicate=lambda s: [
             {"path": f"model.{name}", "value": getattr(s.model, name)}
             for name in ("fp8", "fp4")
@@ -199,12 +194,10 @@ RULES = (
         remedies=("use None",),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
     ),
-    Rule(
+    owners_rule(
         id="PB127",
-        severity="error",
         title="size below one",
         path="model.tensor_model_parallel_size",
-        needs="owners",
         predicate=lambda s: [
             {"path": f"model.{name}", "value": getattr(s.model, name)}
             for name in (
@@ -219,40 +212,35 @@ RULES = (
         remedies=("use 1 for no parallelism of that kind",),
         source="megatron-core 0.16.1 parallel_state.py",
     ),
-    Rule(
+    precision_rule(
         id="PB128",
-        severity="error",
         title="count below its least value",
         path="fp8_margin",
-        needs="precision",
         predicate=_below_least,
         message="must be at least {least}",
         remedies=("use {least} or more",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
     ),
-    Rule(
+    owners_rule(
         id="PB129",
         severity="warning",
         title="no home in this Megatron",
         path="fp4_param_gather",
-        needs="owners",
         sync="reported",
         predicate=_without_home,
         message="{home} does not exist before megatron-core {since}, so it is not set there",
         remedies=("use megatron-core {since}", "drop it"),
         source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
     ),
-    Rule(
+    _recipe(
         id="PB130",
         severity="info",
         title="switch off with the one it needs",
         path="reuse_grad_buf_for_mxfp8_param_ag",
-        needs="precision",
         sync="reported",
         predicate=lambda s: [{"path": name, "by": by} for name, by in s.put_aside.items()],
         message="is off, because a later statement turned off what it needs; {by} had turned it on",
         remedies=("state False, which says the same", "leave it"),
         source="this project: bridge.precision.statements",
-        gate="precision",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore
+from bridge.rules.rule import Rule, mcore, target_rule
 from bridge.rules.topics.alignment import tokens, widths
 
 if TYPE_CHECKING:
@@ -68,12 +68,11 @@ def _indivisible(s: RuleContext) -> list[dict[str, Any]]:
 
 
 RULES = (
-    Rule(
+    target_rule(
         id="PB401",
         severity="warning",
         title="blockwise scaling under sequence parallelism",
         path="fp8_recipe",
-        needs="target",
         predicate=_blockwise_gather,
         message="gathering blockwise tensors over TP {s.tp} with sequence parallelism was reported to fail (all-gather "
         "requires a quantizable tensor)",
@@ -93,12 +92,11 @@ RULES = (
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); Megatron Bridge "
         "training/comm_overlap.py, 2026-08-22",
     ),
-    Rule(
+    target_rule(
         id="PB403",
         severity="warning",
         title="tensor-parallel overlap under MXFP8",
         path="model.tp_comm_overlap",
-        needs="target",
         predicate=_odd_for_user_buffers,
         message="MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
@@ -108,7 +106,6 @@ RULES = (
     ),
     Rule(
         id="PB404",
-        severity="error",
         title="sharded weights and FP4 without FP4 weights",
         path="fp4_param_gather",
         predicate=lambda s: _shards_weights(s) and not s.gathers_fp4,
@@ -120,7 +117,6 @@ RULES = (
     ),
     Rule(
         id="PB405",
-        severity="error",
         title="sharded weights and MXFP8 without MXFP8 weights",
         path="fp8_param_gather",
         predicate=lambda s: _shards_weights(s) and not (s.gathers_fp8 and s.reuses_buffer),
@@ -133,12 +129,10 @@ RULES = (
         gate="is_mxfp8",
         versions=(mcore(since="0.19"),),
     ),
-    Rule(
+    target_rule(
         id="PB406",
-        severity="error",
         title="not a whole number of model replicas",
         path="target.count",
-        needs="target",
         predicate=_broken_replicas,
         message="the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
@@ -147,7 +141,6 @@ RULES = (
     ),
     Rule(
         id="PB407",
-        severity="error",
         title="two interleaved stages without overlapped messages",
         path="model.overlap_p2p_comm",
         predicate=lambda s: s.model.virtual_pipeline_model_parallel_size and s.pp == 2 and not s.model.overlap_p2p_comm,
@@ -164,7 +157,6 @@ RULES = (
     ),
     Rule(
         id="PB408",
-        severity="error",
         title="size that does not divide by its ranks",
         path="model.num_attention_heads",
         predicate=_indivisible,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from bridge.rules.rule import Rule, mcore, te
+from bridge.rules.rule import Rule, mcore, target_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -24,10 +25,11 @@ def _captures(s: RuleContext) -> bool:
     return bool(s.model.cuda_graph_impl not in ("none", None) or s.model.enable_cuda_graph)
 
 
+_fp8_run = partial(target_rule, gate="fp8")
+
 RULES = (
     Rule(
         id="PB461",
-        severity="error",
         title="recomputed norm or activation under delayed scaling",
         path="model.recompute_modules",
         predicate=_discards_outputs,
@@ -36,22 +38,18 @@ RULES = (
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
         gate="is_delayed",
     ),
-    Rule(
+    _fp8_run(
         id="PB462",
-        severity="error",
         title="recomputed norm or activation needs Transformer Engine 2.6",
         path="model.recompute_modules",
-        needs="target",
         predicate=lambda s: _discards_outputs(s) and not s.is_emulated,
         message="moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 on",
         remedies=("use Transformer Engine 2.6", "take them out"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
-        gate="fp8",
         versions=(te(until="2.6"),),
     ),
     Rule(
         id="PB463",
-        severity="error",
         title="delayed scaling under torch.compile",
         path="train.torch_compile",
         predicate=lambda s: [
@@ -68,23 +66,20 @@ RULES = (
         "2759",
         gate="is_delayed",
     ),
-    Rule(
+    _fp8_run(
         id="PB464",
         severity="warning",
         title="CUDA graphs together with FP8",
         path="model.cuda_graph_impl",
-        needs="target",
         predicate=lambda s: _captures(s) and not s.is_emulated,
         message="captured FP8 layers gave NaN or stale weights in several reports",
         remedies=("compare the first steps with a run without graphs", "use Transformer Engine 2.8"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
         evidence="weak",
-        gate="fp8",
         versions=(te(until="2.8"),),
     ),
     Rule(
         id="PB465",
-        severity="error",
         title="NaN check inside a captured step",
         path="train.check_for_nan_in_loss",
         predicate=lambda s: (
@@ -99,7 +94,6 @@ RULES = (
     ),
     Rule(
         id="PB466",
-        severity="error",
         title="inference graphs of blocks in FP8",
         path="model.inference_cuda_graph_scope",
         predicate=lambda s: (
@@ -125,7 +119,6 @@ RULES = (
     ),
     Rule(
         id="PB468",
-        severity="error",
         title="shared experts recomputed inside local graphs",
         path="model.recompute_modules",
         predicate=lambda s: (

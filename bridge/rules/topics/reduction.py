@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from bridge.rules.rule import Rule, mcore
+from functools import partial
+
+from bridge.rules.rule import Rule, mcore, owners_rule
 
 __all__ = ["RULES"]
 
+_ddp = partial(owners_rule, gate="has_ddp")
+
 RULES = (
-    Rule(
+    owners_rule(
         id="PB361",
         severity="warning",
         title="BF16 gradients by default",
         path="ddp.grad_reduce_in_fp32",
-        needs="owners",
         predicate=lambda s: (
             s.has_ddp
             and s.precision is None
@@ -38,12 +41,11 @@ RULES = (
         source="megatron-core 0.16.1 distributed/distributed_data_parallel.py",
         gate="is_bf16",
     ),
-    Rule(
+    owners_rule(
         id="PB363",
         severity="warning",
         title="main gradient dtype without a reader",
         path="optimizer.main_grads_dtype",
-        needs="owners",
         predicate=lambda s: s.optimizer.main_grads_dtype not in ("fp32", None) and s.ddp.grad_reduce_in_fp32,
         message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),
@@ -51,29 +53,24 @@ RULES = (
         "Python",
         gate="has_precision_aware",
     ),
-    Rule(
+    _ddp(
         id="PB364",
         severity="warning",
         title="FP32 accumulation in the reduce-scatter turned off",
         path="ddp.reduce_scatter_with_fp32_accumulation",
-        needs="owners",
         predicate=lambda s: s.ddp.reduce_scatter_with_fp32_accumulation and s.ddp.grad_reduce_in_fp32,
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
-        gate="has_ddp",
     ),
-    Rule(
+    _ddp(
         id="PB365",
-        severity="error",
         title="local FP32 accumulation together with FP32 reduction",
         path="ddp.param_name_patterns_for_fp32_local_accumulation",
-        needs="owners",
         predicate=lambda s: s.ddp.param_name_patterns_for_fp32_local_accumulation and s.ddp.grad_reduce_in_fp32,
         message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
         source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
-        gate="has_ddp",
         versions=(mcore(since="0.17"),),
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.inert import BUFFER, SCHEME_SETTINGS
-from bridge.rules.rule import Rule, mcore
+from bridge.rules.rule import Rule, mcore, owners_rule, precision_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -112,12 +112,10 @@ def _configs_of(recipe: Any) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 RULES = (
-    Rule(
+    precision_rule(
         id="PB201",
-        severity="error",
         title="unknown format",
         path="fp8",
-        needs="precision",
         predicate=_unknown_format,
         message="must be {known}",
         remedies=("{hint}",),
@@ -125,58 +123,49 @@ RULES = (
         "Transformer Engine",
         gate="is_low",
     ),
-    Rule(
+    precision_rule(
         id="PB202",
-        severity="error",
         title="unknown scheme",
         path="fp8_recipe",
-        needs="precision",
         predicate=_unknown_scheme,
         message="must be {known}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
     ),
-    Rule(
+    precision_rule(
         id="PB203",
-        severity="error",
         title="unknown amax algorithm",
         path="fp8_amax_compute_algo",
-        needs="precision",
         predicate=_unknown_algorithm,
         message="must be 'most_recent' or 'max'",
         remedies=("{hint}",),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
     ),
-    Rule(
+    precision_rule(
         id="PB204",
-        severity="error",
         title="FP8 and FP4 together",
         path="fp4",
-        needs="precision",
         predicate=lambda s: s.fp8 and s.fp4,
         message="cannot be combined with FP8, which is {s.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__",
         gate="is_low",
     ),
-    Rule(
+    precision_rule(
         id="PB205",
-        severity="error",
         title="scheme without a format",
         path="fp8_recipe",
-        needs="precision",
         predicate=_scheme_without_format,
         message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
         gate="precision",
     ),
-    Rule(
+    precision_rule(
         id="PB206",
         severity="warning",
         title="format that the scheme was not made for",
         path="fp8",
-        needs="precision",
         sync="reported",
         predicate=lambda s: s.fp8 == "hybrid",
         message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
@@ -186,12 +175,11 @@ RULES = (
         evidence="reported",
         gate="is_mxfp8",
     ),
-    Rule(
+    precision_rule(
         id="PB207",
         severity="info",
         title="format under blockwise scaling",
         path="fp8",
-        needs="precision",
         predicate=lambda s: s.fp8 in ("hybrid", "e4m3"),
         message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
@@ -200,12 +188,10 @@ RULES = (
         evidence="weak",
         gate="is_blockwise",
     ),
-    Rule(
+    owners_rule(
         id="PB208",
-        severity="error",
         title="custom scheme without a factory",
         path="model.fp8_quantizer_factory",
-        needs="owners",
         predicate=lambda s: [
             {"path": f"model.{family}_quantizer_factory", "value": getattr(s.model, f"{family}_quantizer_factory")}
             for family in ("fp8", "fp4")
@@ -216,24 +202,22 @@ RULES = (
         source="megatron-core 0.16.1 transformer_config.py __post_init__, fp8_utils.py _get_custom_recipe",
         gate="is_custom",
     ),
-    Rule(
+    precision_rule(
         id="PB209",
         severity="warning",
         title="custom scheme does not read the format",
         path="fp8",
-        needs="precision",
         predicate=lambda s: s.fp8 == "e4m3",
         message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
         gate="is_custom",
     ),
-    Rule(
+    owners_rule(
         id="PB210",
         severity="warning",
         title="setting without effect",
         path="fp8_margin",
-        needs="owners",
         sync="reported",
         predicate=_without_effect,
         message="has no effect: {why}",
@@ -242,12 +226,11 @@ RULES = (
         gate="precision",
         explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
     ),
-    Rule(
+    owners_rule(
         id="PB211",
         severity="warning",
         title="weight gradients cannot leave FP8",
         path="fp8_wgrad",
-        needs="owners",
         sync="reported",
         predicate=lambda s: s.model.fp8_wgrad is False and at_least(s.te, "2.0") is not False,
         message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
@@ -255,12 +238,11 @@ RULES = (
         source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
         gate="fp8",
     ),
-    Rule(
+    target_rule(
         id="PB212",
         severity="warning",
         title="local layers run no FP8",
         path="model.transformer_impl",
-        needs="target",
         predicate=lambda s: s.model.transformer_impl == "local" and not s.is_emulated,
         message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {s.scheme} run would be {s.mode}",
         remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),
@@ -270,7 +252,6 @@ RULES = (
     ),
     Rule(
         id="PB213",
-        severity="error",
         title="per-module recipe that Transformer Engine refuses",
         path="model.quant_recipe",
         predicate=_module_recipes,
@@ -293,7 +274,6 @@ RULES = (
     ),
     Rule(
         id="PB215",
-        severity="error",
         title="FP8 output head without MXFP8",
         path="model.fp8_output_proj",
         predicate=lambda s: s.model.fp8_output_proj and not s.is_mxfp8,
@@ -316,7 +296,6 @@ RULES = (
     ),
     Rule(
         id="PB217",
-        severity="error",
         title="FP8 activation input without SwiGLU",
         path="model.activation_func_fp8_input_store",
         predicate=lambda s: s.model.activation_func_fp8_input_store and not s.model.gated_linear_unit,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.rules.inert import BUFFER
 from bridge.rules.pairs import SWITCHES, off_switches
-from bridge.rules.rule import Rule, mcore, te
+from bridge.rules.rule import mcore, owners_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -48,12 +48,11 @@ def _buffer_under_fsdp(s: RuleContext) -> Any:
 
 
 RULES = (
-    Rule(
+    owners_rule(
         id="PB321",
         severity="warning",
         title="FSDP2 turns FP8 weights off",
         path="fp8_param_gather",
-        needs="owners",
         predicate=lambda s: s.has_torch_fsdp2,
         message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
         remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
@@ -61,12 +60,11 @@ RULES = (
         gate="gathers_fp8",
         versions=(te(since="2.0"),),
     ),
-    Rule(
+    owners_rule(
         id="PB322",
         severity="warning",
         title="FSDP2 turns FP4 weights off",
         path="fp4_param_gather",
-        needs="owners",
         predicate=lambda s: s.has_torch_fsdp2,
         message="Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
         remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
@@ -74,24 +72,21 @@ RULES = (
         gate="gathers_fp4",
         versions=(te(until="2.7"),),
     ),
-    Rule(
+    owners_rule(
         id="PB323",
-        severity="error",
         title="FSDP2 in FP16",
         path="fp16",
-        needs="owners",
         predicate=lambda s: s.has_torch_fsdp2,
         message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
         gate="is_fp16",
     ),
-    Rule(
+    owners_rule(
         id="PB324",
         severity="warning",
         title="Megatron-FSDP turns the shared buffer off",
         path="reuse_grad_buf_for_mxfp8_param_ag",
-        needs="owners",
         sync="reported",
         predicate=_buffer_under_fsdp,
         message="has no effect: Megatron-FSDP does not implement it, and it is turned off before a run",
@@ -99,12 +94,10 @@ RULES = (
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
     ),
-    Rule(
+    owners_rule(
         id="PB325",
-        severity="error",
         title="FSDP with stored FP8 weights needs a newer Transformer Engine",
         path="fp8_param_gather",
-        needs="owners",
         predicate=lambda s: s.has_megatron_fsdp,
         message="FSDP gathers FP8 weights from Transformer Engine 2.3 on",
         remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
@@ -112,12 +105,10 @@ RULES = (
         gate="gathers_fp8",
         versions=(te(until="2.3"),),
     ),
-    Rule(
+    owners_rule(
         id="PB326",
-        severity="error",
         title="refused by Megatron-FSDP 2",
         path="ddp.megatron_fsdp_version",
-        needs="owners",
         predicate=_refused_by_v2,
         message="version 2 of Megatron-FSDP takes {what}",
         remedies=("use version 1", "use the distributed optimizer", "change the setting"),
@@ -126,12 +117,11 @@ RULES = (
         "Megatron Bridge training/config.py, 2026-08-22",
         gate="has_fsdp_v2",
     ),
-    Rule(
+    owners_rule(
         id="PB327",
         severity="warning",
         title="Megatron-FSDP does not read the reduction dtype",
         path="grad_reduce_in_fp32",
-        needs="owners",
         sync="reported",
         predicate=lambda s: "grad_reduce_in_fp32" in s.stated,
         message="has no effect under Megatron-FSDP of megatron-core 0.19 and later",
@@ -140,12 +130,11 @@ RULES = (
         gate="has_megatron_fsdp",
         versions=(mcore(since="0.19"),),
     ),
-    Rule(
+    owners_rule(
         id="PB328",
         severity="warning",
         title="Megatron-FSDP accumulates gradients in the weights' dtype",
         path="ddp.megatron_fsdp_main_grads_dtype",
-        needs="owners",
         predicate=lambda s: s.is_half and s.ddp.megatron_fsdp_main_grads_dtype is None,
         message="None means the weights' dtype, so main gradients are {s.mode}",
         remedies=("set it to fp32", "accept {s.mode} gradients"),
@@ -153,24 +142,21 @@ RULES = (
         gate="has_megatron_fsdp",
         versions=(mcore(since="0.19"),),
     ),
-    Rule(
+    owners_rule(
         id="PB329",
-        severity="error",
         title="emerging optimizer under FSDP",
         path="optimizer.optimizer",
-        needs="owners",
         predicate=lambda s: (s.has_megatron_fsdp or s.has_torch_fsdp2) and s.optimizer.optimizer not in ("adam", "sgd"),
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
         gate="has_optimizer",
     ),
-    Rule(
+    owners_rule(
         id="PB330",
         severity="warning",
         title="sharding switch that is off in one place",
         path="optimizer.use_distributed_optimizer",
-        needs="owners",
         sync="reported",
         predicate=_switched,
         message="has to be on: {why}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore
+from bridge.rules.rule import mcore, owners_rule, precision_rule, target_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -63,12 +63,10 @@ def _half_told(s: RuleContext) -> list[dict[str, Any]]:
 
 
 RULES = (
-    Rule(
+    owners_rule(
         id="PB301",
-        severity="error",
         title="FP8 weights without sharded optimizer",
         path="fp8_param_gather",
-        needs="owners",
         sync="strict",
         predicate=lambda s: _is_unsharded(s) and storing(s, "fp8"),
         message="weights can be stored in FP8 only under the distributed optimizer or FSDP",
@@ -76,12 +74,10 @@ RULES = (
         source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
         gate="gathers_fp8",
     ),
-    Rule(
+    owners_rule(
         id="PB302",
-        severity="error",
         title="FP4 weights without sharded optimizer",
         path="fp4_param_gather",
-        needs="owners",
         sync="strict",
         predicate=lambda s: _is_unsharded(s) and storing(s, "fp4"),
         message="weights can be stored in FP4 only under the distributed optimizer or FSDP",
@@ -89,12 +85,10 @@ RULES = (
         source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
         gate="gathers_fp4",
     ),
-    Rule(
+    owners_rule(
         id="PB303",
-        severity="error",
         title="stored weights that are never updated",
         path="model.fp8_param",
-        needs="owners",
         predicate=_half_told,
         message="must equal {other}, which is {theirs!r}: the optimizer skips low-precision weights that DDP does not "
         "know of",
@@ -105,35 +99,30 @@ RULES = (
         explanation="The weights keep the values they were made with, and the loss falls only as far as the other "
         "parameters take it.",
     ),
-    Rule(
+    precision_rule(
         id="PB304",
-        severity="error",
         title="two answers to one question",
         path="fp8_param",
-        needs="precision",
         predicate=_two_answers,
         message="is another name of {other}, which says {theirs!r} and is the one that is read",
         remedies=("give one of the two names", "give both the same value"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
         gate="precision",
     ),
-    Rule(
+    precision_rule(
         id="PB305",
-        severity="error",
         title="stored weights without their format",
         path="fp8_param_gather",
-        needs="precision",
         predicate=_without_format,
         message="weights can be stored in {name} only in an {family} run",
         remedies=("set it to False", "say {family}={chosen!r}"),
         source="megatron-core 0.16.1 transformer_config.py __post_init__; Megatron-LM training/arguments.py, 0.19.2",
     ),
-    Rule(
+    target_rule(
         id="PB306",
         severity="info",
         title="FP8 that takes more memory",
         path="fp8_param_gather",
-        needs="target",
         predicate=lambda s: s.has_owners and not s.gathers_fp8 and not s.is_emulated,
         message="weights stay in {s.mode} and are cast again in every step: expect more memory than {s.mode} alone, "
         "not less",
@@ -142,12 +131,11 @@ RULES = (
         evidence="reported",
         gate="fp8",
     ),
-    Rule(
+    owners_rule(
         id="PB307",
         severity="warning",
         title="FP16 weights that pass through BF16",
         path="reuse_grad_buf_for_mxfp8_param_ag",
-        needs="owners",
         predicate=lambda s: s.is_fp16 and s.gathers_fp8 and s.reuses_buffer and s.ddp.grad_reduce_in_fp32,
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 weights "
         "lose three bits",

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule
+from bridge.rules.rule import environment_rule, target_rule
 from bridge.rules.versions import at_least, dotted
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
+__all__ = ["BLOCKWISE_ON_BLACKWELL", "RULES", "is_blockwise_on_blackwell"]
+
+
+BLOCKWISE_ON_BLACKWELL = "2.9"
+"""The oldest Transformer Engine that runs blockwise scaling on Blackwell."""
+
+
+def is_blockwise_on_blackwell(s: RuleContext) -> bool:
+    """Return whether blockwise GEMMs run as MXFP8 GEMMs."""
+    return s.is_blockwise and s.capability is not None and s.capability >= (10, 0)
+
+
+def _gpu(s: RuleContext) -> dict[str, Any]:
+    """Return the name of the GPU as the value of a finding."""
+    return {"value": s.target.gpu.title if s.target.gpu else None}
 
 
 def _too_old(s: RuleContext) -> Any:
     floor = s.row.min_compute_capability if s.row is not None else None
     if floor is None or s.capability is None or s.capability >= floor:
         return None
-    return {"value": s.target.gpu.title if s.target.gpu else None, "least": dotted(floor), "has": dotted(s.capability)}
+    return {**_gpu(s), "least": dotted(floor), "has": dotted(s.capability)}
 
 
 def _too_new(s: RuleContext) -> Any:
     ceiling = s.row.below_compute_capability if s.row is not None else None
     if ceiling is None or s.capability is None or s.capability < ceiling:
         return None
-    return {
-        "value": s.target.gpu.title if s.target.gpu else None,
-        "limit": dotted(ceiling),
-        "has": dotted(s.capability),
-    }
+    return {**_gpu(s), "limit": dotted(ceiling), "has": dotted(s.capability)}
 
 
 def _nvfp4_on_rtx(s: RuleContext) -> Any:
@@ -37,7 +48,7 @@ def _nvfp4_on_rtx(s: RuleContext) -> Any:
     off = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
     if all(s.environment.get(name) == "1" for name in off):
         return None
-    return {"value": s.target.gpu.title if s.target.gpu else None}
+    return _gpu(s)
 
 
 def _below(s: RuleContext, product: str) -> Any:
@@ -70,49 +81,42 @@ def _missing_for_te(s: RuleContext) -> Any:
     return {"value": gpu.title, "missing": " and ".join(missing)}
 
 
+_gpu_formats = partial(target_rule, gate="needs_gpu_formats")
+
 RULES = (
-    Rule(
+    target_rule(
         id="PB601",
         severity="info",
         title="no target declared",
         path="target",
-        needs="target",
         predicate=lambda s: s.is_low and s.target.gpu is None and {"value": str(s.target)},
         message="whether a GPU, its CUDA and its Transformer Engine run {s.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, say",),
         source="this check",
     ),
-    Rule(
+    _gpu_formats(
         id="PB602",
-        severity="error",
         title="GPU too old for the scheme",
         path="target.gpu",
-        needs="target",
         predicate=_too_old,
         message="{s.scheme} needs compute capability {least}, and the target has {has}",
         remedies=("use newer GPUs", "choose a recipe that they run (`precision-bridge support-matrix`)"),
         source="Transformer Engine 2.20 pytorch/quantization.py; its check_recipe_support has no branch for NVFP4, so "
         "that one fails later",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    _gpu_formats(
         id="PB603",
-        severity="error",
         title="GPU too new for the scheme",
         path="target.gpu",
-        needs="target",
         predicate=_too_new,
         message="Transformer Engine runs {s.scheme} below compute capability {limit}, and the target has {has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
         source="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, 2026-04-07",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    environment_rule(
         id="PB604",
-        severity="error",
         title="NVFP4 on compute capability 12",
         path="target.gpu",
-        needs="environment",
         predicate=_nvfp4_on_rtx,
         message="NVFP4 trains there without Hadamard transform and stochastic rounding only",
         remedies=(
@@ -125,149 +129,114 @@ RULES = (
         evidence="reported",
         gate="needs_gpu_formats",
     ),
-    Rule(
+    _gpu_formats(
         id="PB605",
-        severity="error",
         title="CUDA too old for the scheme",
         path="target.cuda",
-        needs="target",
         predicate=lambda s: _below(s, "cuda"),
         message="{s.scheme} needs CUDA {floor}",
         remedies=("use CUDA {floor}", "choose another scheme"),
         source="Transformer Engine 2.20 pytorch/quantization.py, common/gemm/cublaslt_gemm.cu",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    _gpu_formats(
         id="PB606",
-        severity="error",
         title="Transformer Engine too old for the scheme",
         path="target.te",
-        needs="target",
         predicate=lambda s: _below(s, "te"),
         message="{s.scheme} needs Transformer Engine {floor}",
         remedies=("use Transformer Engine {floor}", "choose another scheme"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe; Transformer Engine release "
         "tags",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    _gpu_formats(
         id="PB607",
         severity="info",
         title="versions not declared",
         path="target",
-        needs="target",
         predicate=_unknown_versions,
         message="{s.scheme} needs {floors}, which the target does not say",
         remedies=("add them to --target",),
         source="Transformer Engine 2.20 pytorch/quantization.py; Transformer Engine release tags",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    _gpu_formats(
         id="PB608",
-        severity="error",
         title="no Transformer Engine",
         path="target.te",
-        needs="target",
         predicate=lambda s: s.target.has_te is False and {"value": "none"},
         message="{s.scheme} needs Transformer Engine: without it Megatron's local layers run {s.mode} and say nothing",
         remedies=("install Transformer Engine", "choose a recipe without FP8 and FP4"),
         source="megatron-core 0.16.1 to 0.19.2 fp8_utils.get_fp8_context: a null context, whatever is asked for",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    _gpu_formats(
         id="PB609",
         severity="warning",
         title="blockwise scaling emulated on Blackwell",
         path="fp8_recipe",
-        needs="target",
-        predicate=lambda s: s.is_blockwise and s.capability is not None and s.capability >= (10, 0),
+        predicate=is_blockwise_on_blackwell,
         message="blockwise GEMMs run as MXFP8 GEMMs from compute capability 10.0 on",
         remedies=("choose an MXFP8 recipe", "accept another order of summation"),
         source="Transformer Engine 2.20 pytorch/csrc/extensions/gemm.cpp; NVIDIA/TransformerEngine issue 2157, "
         "2025-09-05",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    _gpu_formats(
         id="PB610",
-        severity="error",
         title="blockwise scaling on Blackwell needs Transformer Engine 2.9",
         path="target.te",
-        needs="target",
         predicate=lambda s: (
-            s.is_blockwise
-            and s.capability is not None
-            and s.capability >= (10, 0)
-            and at_least(s.te, "2.9") is False
-            and {"value": str(s.te)}
+            is_blockwise_on_blackwell(s) and at_least(s.te, BLOCKWISE_ON_BLACKWELL) is False and {"value": str(s.te)}
         ),
         message="blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
         source="NVIDIA/TransformerEngine issue 2157, 2025-09-05",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    target_rule(
         id="PB611",
         severity="warning",
         title="emulated low precision",
         path="target.gpu",
-        needs="target",
-        predicate=lambda s: (
-            s.is_emulated and s.backend != "te" and {"value": s.target.gpu.title if s.target.gpu else None}
-        ),
+        predicate=lambda s: s.is_emulated and s.backend != "te" and _gpu(s),
         message="nothing there runs {s.scheme} natively: the values can be emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
         source="this project: bridge.numerics",
         gate="is_low",
     ),
-    Rule(
+    target_rule(
         id="PB612",
-        severity="error",
         title="Transformer Engine without a GPU",
         path="target.gpu",
-        needs="target",
         predicate=_missing_for_te,
         message="precision_backend=te cannot run there; missing: {missing}",
         remedies=("use a machine that has it", "use precision_backend=auto or emulated"),
         source="Transformer Engine 2.20",
         gate="is_low",
     ),
-    Rule(
+    target_rule(
         id="PB613",
         severity="warning",
         title="no native BF16",
         path="target.gpu",
-        needs="target",
-        predicate=lambda s: (
-            s.has_gpu
-            and s.target.gpu is not None
-            and not s.target.gpu.has_native_bf16
-            and {"value": s.target.gpu.title}
-        ),
+        predicate=lambda s: s.has_gpu and s.target.gpu is not None and not s.target.gpu.has_native_bf16 and _gpu(s),
         message="BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() says",
         remedies=("choose an fp16 recipe", "use newer GPUs"),
         source="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; huggingface/accelerate issue "
         "1693, 2023-07-07",
         gate="is_bf16",
     ),
-    Rule(
+    _gpu_formats(
         id="PB614",
         severity="warning",
         title="scheme on a GPU that is not NVIDIA's",
         path="target.gpu",
-        needs="target",
-        predicate=lambda s: s.capability is None and s.target.gpu is not None and {"value": s.target.gpu.title},
+        predicate=lambda s: s.capability is None and s.target.gpu is not None and _gpu(s),
         message="the rules for {s.scheme} were read in NVIDIA's Transformer Engine; the ROCm one has gates of its own",
         remedies=("run a few steps and compare the loss with BF16",),
         source="pytorch/torchtitan issue 3760, 2026-06-24",
         evidence="weak",
-        gate="needs_gpu_formats",
     ),
-    Rule(
+    target_rule(
         id="PB615",
-        severity="error",
         title="setting that is not emulated",
         path="fp8_dot_product_attention",
-        needs="target",
         predicate=lambda s: [
             {"path": path}
             for path, on in (
@@ -283,24 +252,21 @@ RULES = (
         source="this project: bridge.megatron.emulation.linear",
         gate="is_low",
     ),
-    Rule(
+    target_rule(
         id="PB616",
-        severity="error",
         title="custom scheme that is not emulated",
         path="fp8_recipe",
-        needs="target",
         predicate=lambda s: s.is_emulated,
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
         gate="is_custom",
     ),
-    Rule(
+    target_rule(
         id="PB617",
         severity="warning",
         title="blockwise scaling on compute capability 12",
         path="fp8_recipe",
-        needs="target",
         predicate=lambda s: s.capability is not None and s.capability >= (12, 0) and not s.is_emulated,
         message="blockwise scaling was reported not to converge on compute capability 12.0",
         remedies=("choose current scaling",),
