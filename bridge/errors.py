@@ -157,20 +157,12 @@ class PrecisionTypeError(_SettingError, TypeError):
     """A value of the wrong type for its field. `path`, `rule`, `value` and `remedy` are the message's parts."""
 
 
-class UnknownFieldError(BridgeError, AttributeError):
+class UnknownFieldError(_SettingError, AttributeError):
     """A field name that does not exist. `matches` holds the nearest names."""
 
-    def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
-        self.matches = tuple(matches)
-        super().__init__(message)
 
-
-class UnknownRecipeError(BridgeError, ValueError):
+class UnknownRecipeError(_SettingError, ValueError):
     """A recipe name that is not registered. `matches` holds the nearest names."""
-
-    def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
-        self.matches = tuple(matches)
-        super().__init__(message)
 
 
 class DuplicateRecipeError(BridgeError, ValueError):

@@ -1,1 +1,1 @@
-"""What a precision *is*: its fields and statements, dtypes, formats and schemes. No torch on import."""
+"""The parts of a precision: its fields and statements, dtypes, formats and schemes. No torch on import."""

@@ -12,7 +12,7 @@ from bridge.errors import WrongValueError, close_matches, did_you_mean
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LAZY_TORCH", "SPELLINGS", "TORCH_NAMES", "dtype_token", "torch_dtype"]
+__all__ = ["LAZY_TORCH", "SPELLINGS", "TORCH_NAMES", "dtype_token", "is_torch_dtype", "torch_dtype"]
 
 
 class _LazyTorch:
@@ -23,7 +23,7 @@ class _LazyTorch:
 
 
 LAZY_TORCH = _LazyTorch()
-"""Stands for `torch` in a module whose annotations name it, and imports it when somebody evaluates them."""
+"""Stands for `torch` in a module whose annotations name it, and imports it when they are evaluated."""
 
 TORCH_NAMES = {
     "fp64": "float64",
@@ -48,6 +48,11 @@ SPELLINGS = {
 """Every accepted spelling, lower case and without ``torch.`` -> canonical token."""
 
 
+def is_torch_dtype(value: object) -> bool:
+    """Return whether `value` is a `torch.dtype`, without importing torch."""
+    return type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+
+
 def dtype_token(value: object) -> str:
     """Return the canonical token ("bf16") of a `torch.dtype` or of any common spelling of one.
 
@@ -59,13 +64,13 @@ def dtype_token(value: object) -> str:
             string nor a `torch.dtype`.
     """
     text = str(value)
-    is_torch_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
-    if not isinstance(value, str) and not is_torch_dtype:
+    is_dtype = is_torch_dtype(value)
+    if not isinstance(value, str) and not is_dtype:
         raise WrongValueError("must be a dtype or its name, such as torch.bfloat16 or 'bf16'", value)
     name = text.strip().lower().removeprefix("torch.")
     if name in SPELLINGS:
         return SPELLINGS[name]
-    if is_torch_dtype:
+    if is_dtype:
         return name
     nearest = did_you_mean(close_matches(name, SPELLINGS)) or "Use 'fp32', 'bf16' or 'fp16'."
     raise WrongValueError("must be the name of a dtype", value, nearest)

@@ -1,4 +1,4 @@
-"""`stated(default)`: a dataclass field that knows whether somebody set it.
+"""`stated(default)`: a dataclass field that knows whether it was set.
 
 The descriptor keeps what was stated in one dictionary per object; an unstated field reads as its default. Values are
 checked for type only: what a value means is the business of `finalize()`. The spellings of YAML and command lines
@@ -7,15 +7,17 @@ checked for type only: what a value means is the business of `finalize()`. The s
 
 from __future__ import annotations
 
-import copy
 import operator
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
 from bridge.precision.dtypes import dtype_token, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from bridge.precision.statements import Statements
 
 __all__ = ["LAYER_COUNTS", "StatedField", "coerce", "stated"]
 
@@ -25,72 +27,48 @@ YES = frozenset({"true", "yes", "on", "1"})
 NO = frozenset({"false", "no", "off", "0"})
 
 
-class _Holder(Protocol):
-    """What the descriptor needs of its object."""
-
-    def _read(self, field: StatedField) -> Any: ...
-    def _assign(self, name: str, value: object) -> None: ...
-    def _unstate(self, name: str) -> None: ...
-
-
+@dataclass(kw_only=True, eq=False)
 class StatedField:
-    """Data descriptor behind one field of `MixedPrecisionConfig`.
+    """Data descriptor behind one field of `MixedPrecisionConfig`."""
 
-    Args:
-        default: What an unstated field reads as.
-        kind: bool, int, float, name or dtype.
-        optional: None is a value of its own (``fp8=None``: no FP8).
-        unstates: None takes a statement back instead of being one (``params_dtype=None``: derive it).
-        twin: Another name of the same setting; stated alone, either name stands for both.
-        leads: Of two twins stated with different values, this one is read.
-        needs: A switch that this one has no meaning without: where an earlier layer turned this one on and a later one
-            turns that one off, this one goes off with it.
-        examples: Values to name where one of the wrong type was given.
-    """
-
-    name: str
-
-    def __init__(
-        self,
-        default: object,
-        *,
-        kind: str,
-        optional: bool = False,
-        unstates: bool = False,
-        twin: str | None = None,
-        leads: bool = False,
-        needs: str | None = None,
-        examples: tuple[str, ...] = (),
-    ) -> None:
-        self.default = default
-        self.kind = kind
-        self.optional = optional
-        self.unstates = unstates
-        self.twin = twin
-        self.leads = leads
-        self.needs = needs
-        self.examples = examples
+    default: Any
+    """The value that an unstated field reads as."""
+    kind: str
+    """bool, int, float, name or dtype."""
+    optional: bool = False
+    """None is a value of its own (``fp8=None``: no FP8)."""
+    unstates: bool = False
+    """None takes a statement back instead of being one (``params_dtype=None``: derive it)."""
+    twin: str | None = None
+    """Another name of the same setting; stated alone, either name stands for both."""
+    leads: bool = False
+    """Of two twins stated with different values, this one is read."""
+    needs: str | None = None
+    """A switch that this one has no meaning without: where an earlier layer turned this one on and a later one turns
+    that one off, this one goes off with it."""
+    examples: tuple[str, ...] = ()
+    """Values to name where one of the wrong type was given."""
+    name: str = ""
+    """Set by the class that holds the field."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, holder: _Holder | None, owner: type) -> Any:
+    def __get__(self, holder: Statements | None, owner: type) -> Any:
         if holder is None:
             return self.default
         value = holder._read(self)  # noqa: SLF001  the holder's half of this descriptor
         return torch_dtype(value) if self.kind == "dtype" and value is not None else value
 
-    def __set__(self, holder: _Holder, value: object) -> None:
+    def __set__(self, holder: Statements, value: object) -> None:
         holder._assign(self.name, value)  # noqa: SLF001  as above
 
-    def __delete__(self, holder: _Holder) -> None:
+    def __delete__(self, holder: Statements) -> None:
         holder._unstate(self.name)  # noqa: SLF001  as above
 
     def with_default(self, default: object) -> StatedField:
         """Return the same field with another default."""
-        field = copy.copy(self)
-        field.default = self.check(default)
-        return field
+        return replace(self, default=self.check(default))
 
     def check(self, value: object) -> Any:
         """Return `value` in the form it is kept in.
@@ -110,7 +88,7 @@ class StatedField:
 
 def stated(default: Any, *, kind: str, **options: Any) -> Any:
     """Declare a field of `MixedPrecisionConfig`; see `StatedField`."""
-    return StatedField(default, kind=kind, **options)
+    return StatedField(default=default, kind=kind, **options)
 
 
 def coerce(value: object, kind: str, *, switch: bool = False) -> Any:

@@ -54,7 +54,7 @@ class _Signature:
 
 
 class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such dataclass
-    """What was stated about an object's `StatedField`s, and by whom."""
+    """The statements about an object's `StatedField`s, and their sources."""
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]

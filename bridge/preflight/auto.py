@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.plan.modules import embedding_modules, layer_modules, output_modules
 from bridge.plan.shape import ModelShape
-from bridge.precision.auto import is_auto
 from bridge.preflight.support import support
 from bridge.preflight.target import EXAMPLE, Target, detect_target
-from bridge.rules.versions import at_least
+from bridge.rules.versions import TITLES, at_least
 
 if TYPE_CHECKING:
     from bridge.rules.gpus import Gpu
 
-__all__ = ["POLICIES", "REQUESTS", "Choice", "Policy", "count_parameters", "is_auto", "resolve_auto"]
+__all__ = ["POLICIES", "REQUESTS", "Choice", "Policy", "count_parameters", "resolve_auto"]
 
 SMALL = 100_000_000
 """Parameters below which a model is trained in FP32."""
@@ -240,24 +239,19 @@ def _first(candidates: tuple[str, ...], target: Target) -> tuple[str | None, lis
     rejected: list[tuple[str, str]] = []
     for name in candidates:
         found = support(name, target)
-        why = found.reason if not found.runs or _is_worse(name, found.verdict) else _too_early(name, target)
+        is_worse = found.verdict == "emulated" and name in (_NVFP4, _BLOCKWISE)
+        why = found.reason if not found.runs or is_worse else _too_early(name, target)
         if why is None:
             return name, rejected
         rejected.append((name, why))
     return None, rejected
 
 
-def _is_worse(name: str, verdict: str) -> bool:
-    return verdict == "emulated" and name in (_NVFP4, _BLOCKWISE)
-
-
 def _too_early(name: str, target: Target) -> str | None:
     """Return why a recipe that would run is not trained with yet, or None."""
-    if name == _NVFP4:
-        floors = (("te", "2.14", "Transformer Engine"), ("mcore", "0.18", "megatron-core"))
-        for product, least, title in floors:
-            if at_least(getattr(target, product), least) is not True:
-                has = getattr(target, product)
-                known = f"this is {has}" if has else "the target does not say"
-                return f"its FP4 weights are right from {title} {least} on, and {known}"
+    for product, least in (("te", "2.14"), ("mcore", "0.18")) if name == _NVFP4 else ():
+        has = getattr(target, product)
+        if at_least(has, least) is not True:
+            known = f"this is {has}" if has else "the target does not say"
+            return f"its FP4 weights are right from {TITLES[product]} {least} on, and {known}"
     return None

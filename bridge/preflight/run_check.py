@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
+from bridge.precision.auto import is_auto
 from bridge.preflight.check import Report, check
 from bridge.preflight.setup import ROLES, Setup
 from bridge.preflight.target import Target, parse_target
@@ -42,7 +43,7 @@ def check_run(
         target: What `parse_target` reads, "auto" for this machine, or None for what the run says itself.
         silenced: Id of a rule -> why it is silenced.
         backend: te or emulated: what will run low-precision GEMMs.
-        origins: Path of a setting -> who set it.
+        origins: Path of a setting -> its source.
         choice: The choice that `auto` was resolved to, where the caller resolved it.
 
     Raises:
@@ -51,13 +52,14 @@ def check_run(
     """
     sections = {name: _section(run, name) for name in (*ROLES, *_OTHER)}
     place = target_of(target if target is not None else sections["target"])
+    stated = sections["precision_backend"]
     precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
     setup = Setup(
         precision,
         **{role: sections[role] for role in ROLES},
         target=place,
         environment=os.environ if place.is_detected else None,
-        backend=backend or _backend(sections["precision_backend"]),
+        backend=backend or (stated if stated in ("te", "emulated") else None),  # "auto" is decided where it runs
         origins=origins,
         choice=choice or made,
     )
@@ -82,12 +84,10 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
         RunConfigError: `auto` without a GPU or a target.
         BackendUnavailableError: FP8 was asked for, and none runs there.
     """
-    if not (isinstance(precision, str) and precision.strip().lower().startswith("auto")):
-        return precision, None
-    from bridge.preflight.auto import count_parameters, is_auto, resolve_auto  # reads shapes, for a rare request
-
     if not is_auto(precision):
         return precision, None
+    from bridge.preflight.auto import count_parameters, resolve_auto  # reads shapes, for a rare request
+
     choice = resolve_auto(precision, target=target, parameters=count_parameters(model) if model is not None else None)
     return choice.recipe, choice
 
@@ -98,11 +98,6 @@ def _section(run: Any, name: str) -> Any:
     if isinstance(run, Mapping):
         return next((run[known] for known in names if run.get(known) is not None), None)
     return next((value for known in names if (value := getattr(run, known, None)) is not None), None)
-
-
-def _backend(stated: Any) -> str | None:
-    """Return the backend that a run states; "auto" is decided where it runs."""
-    return stated if stated in ("te", "emulated") else None
 
 
 def _reasons(given: Any) -> dict[str, str]:

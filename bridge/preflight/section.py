@@ -76,7 +76,8 @@ def read_section(role: str, owner: object) -> Section:
             values[name] = value
         else:
             _put(values, found[1], value, role, malformed)
-    misspelt = _unheard_of(role, unknown) if is_mapping else ()
+    known = NAMES.get(role) if is_mapping else None
+    misspelt = () if known is None else tuple(str(name) for name in unknown if name not in known)
     return Section(values=values, is_given=True, malformed=malformed, unknown=misspelt)
 
 
@@ -102,12 +103,6 @@ def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list
         except PrecisionTypeError as error:
             malformed.append(Malformed(path=error.path, value=value, why=error.rule))
     return MixedPrecisionConfig.from_dict(stated), malformed, tuple(unknown)
-
-
-def _unheard_of(role: str, names: list[str]) -> tuple[str, ...]:
-    """Return those of `names` that no version of Megatron has; none for a section that is not Megatron's."""
-    known = NAMES.get(role)
-    return () if known is None else tuple(str(name) for name in names if name not in known)
 
 
 def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Malformed]) -> None:

@@ -49,7 +49,7 @@ class Setup(RuleContext):
         target: Where it is going to run; None: nothing is known but what is installed.
         environment: Environment variables of the run; None: not known.
         backend: te or emulated: what runs low-precision GEMMs; None: Transformer Engine where the target has a GPU.
-        origins: Path of a setting -> who set it.
+        origins: Path of a setting -> its source.
         choice: What `auto` was resolved to, for reports.
     """
 

@@ -3,7 +3,7 @@
     parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
     parse_target("auto")              # this machine; imports torch
 
-What a target does not say is unknown, and a rule that needs it says so instead of guessing.
+A version that a target does not state is unknown, and a rule that needs it says so instead of guessing.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class RuleContext:
         scheme: The scaling scheme of the run where it is known already.
         target: The GPUs and versions of the run.
         is_last: The run begins after this sync.
-        origins: Path of a setting -> who set it.
+        origins: Path of a setting -> its source.
     """
 
     # Known to a check alone.
@@ -228,7 +228,7 @@ class RuleContext:
         return getattr(self.views[section], name, None) if section in self.views else None
 
     def where(self, path: str) -> str | None:
-        """Return who set a path, or None where that is not known."""
+        """Return the source that set a path, or None where that is not known."""
         section, _, name = path.partition(".")
         if section == "mixed_precision" and self.precision is not None and name in FIELD_DEFAULTS:
             for known in NAMES_OF.get(name, (name,)):

@@ -30,6 +30,7 @@ __all__ = [
     "RuleFinding",
     "environment_rule",
     "fires",
+    "inert_rule",
     "mcore",
     "owners_rule",
     "precision_rule",
@@ -104,6 +105,7 @@ precision_rule = partial(Rule, needs="precision")
 owners_rule = partial(Rule, needs="owners")
 target_rule = partial(Rule, needs="target")
 environment_rule = partial(Rule, needs="environment")
+inert_rule = partial(owners_rule, severity="warning", message="has no effect: {why}", sync="reported", gate="precision")
 
 
 @dataclass(frozen=True, kw_only=True)

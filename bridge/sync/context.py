@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.config import FIELD_DEFAULTS
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.dtypes import dtype_token, is_torch_dtype
 from bridge.rules.ask import ask, by_gate
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
@@ -55,7 +55,7 @@ def _plain(value: Any, role: str, name: str) -> Any:
     """Return a value as rules expect it; the class default for what is no plain value, as a mock's attributes are."""
     if value is None or isinstance(value, bool | int | float | tuple | list | dict):
         return value
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+    if is_torch_dtype(value):
         return dtype_token(value)
     value = getattr(value, "value", value)
     return str(value) if isinstance(value, str) else DEFAULTS[role].get(name, FIELD_DEFAULTS.get(name))

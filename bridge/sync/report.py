@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.config import MODE_SWITCHES
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.dtypes import dtype_token, is_torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -20,6 +20,11 @@ __all__ = ["OVERRIDE", "SyncReport", "SyncRow", "plain"]
 
 OVERRIDE = "PB123"
 """Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""
+
+
+_ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
+_FINDING_KEYS = ("id", "severity", "path", "rule", "value", "where", "remedy")
+"""Attributes that a report as plain data has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +45,26 @@ class SyncRow:
     """override: an owner's own value was replaced. set: a default was replaced. derive: follows from others.
     neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do. absent: no such thing."""
     by: str
-    """Who decided: "recipe NAME", "command line", "default", "model", ..."""
+    """The source that decided: "recipe NAME", "command line", "default", "model", ..."""
     why: str
     """The reason, as a clause."""
     replaces_own: bool = False
     """Whether the value that is replaced is an owner's own, not a class default."""
     since: str | None = None
     """First megatron-core that has the attribute, where the installed one does not have it."""
+
+    @classmethod
+    def derived(cls, place: tuple[str, str], values: tuple[Any, Any], *, by: str, why: str) -> SyncRow:
+        """Return the row of a value that follows from others.
+
+        Args:
+            place: Role and attribute.
+            values: The value before the sync and after it.
+            by: The source that decided.
+            why: The reason, as a clause.
+        """
+        (owner, attribute), (old, new) = place, values
+        return cls(owner=owner, attribute=attribute, field=None, old=old, new=new, verdict="derive", by=by, why=why)
 
     @property
     def changes(self) -> bool:
@@ -103,31 +121,8 @@ class SyncReport:
         return {
             "precision": self.precision,
             "megatron_core": self.megatron_version,
-            "rows": [
-                {
-                    "owner": row.owner,
-                    "attribute": row.attribute,
-                    "field": row.field,
-                    "old": plain(row.old),
-                    "new": plain(row.new),
-                    "verdict": row.verdict,
-                    "by": row.by,
-                    "why": row.why,
-                }
-                for row in self.rows
-            ],
-            "findings": [
-                {
-                    "id": finding.id,
-                    "severity": finding.severity,
-                    "path": finding.path,
-                    "rule": finding.rule,
-                    "value": plain(finding.value),
-                    "where": finding.where,
-                    "remedy": finding.remedy,
-                }
-                for finding in self.findings
-            ],
+            "rows": [{name: plain(getattr(row, name)) for name in _ROW_KEYS} for row in self.rows],
+            "findings": [{name: plain(getattr(one, name)) for name in _FINDING_KEYS} for one in self.findings],
         }
 
     def __str__(self) -> str:
@@ -184,6 +179,4 @@ def plain(value: Any) -> Any:
     """Return `value` as data that JSON can hold: dtypes as tokens, anything unknown as its repr."""
     if value is None or isinstance(value, bool | int | float | str):
         return getattr(value, "value", value) if isinstance(value, str) else value
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
-        return dtype_token(value)
-    return repr(value)
+    return dtype_token(value) if is_torch_dtype(value) else repr(value)

@@ -46,15 +46,8 @@ def sharding_rows(owners: Mapping[str, Owner]) -> list[SyncRow]:
     if not {"optimizer", "ddp"} <= owners.keys():
         return []
     return [
-        SyncRow(
-            owner=role,
-            attribute=name,
-            field=None,
-            old=False,
-            new=True,
-            verdict="derive",
-            by="ddp" if role == "optimizer" or under_fsdp(owners) else "optimizer",
-            why=why,
+        SyncRow.derived(
+            (role, name), (False, True), by="ddp" if role == "optimizer" or under_fsdp(owners) else "optimizer", why=why
         )
         for role, name, why in off_switches(lambda role, name: owners[role].value(name))
     ]

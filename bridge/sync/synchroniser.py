@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
     conflicts = [
         Finding(
             path=f"{row.owner}.{row.attribute}",
-            rule=f"its own value differs from {plain(row.new)!r} of {_decided_by(row)}",
+            rule=f"its own value differs from {plain(row.new)!r} of {_decision(row)}",
             value=plain(row.old),
             where="set by you or your model provider",
             remedy=f"Drop one of the two, or use on_conflict='override'{KEEP if row.can_be_kept else ''}.",
@@ -103,24 +104,14 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
         raise SyncConflictError(f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts)
 
 
-def _decided_by(row: SyncRow) -> str:
+def _decision(row: SyncRow) -> str:
     return f"the recipe ({row.why})" if row.by == "mode" else row.by
 
 
 def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
     if config.tf32 is None:
         return []
-    new = "high" if config.tf32 else "highest"
+    values = (None, "high" if config.tf32 else "highest")
     why = "written by torch.set_float32_matmul_precision when the run starts"
-    return [
-        SyncRow(
-            owner="process",
-            attribute="float32_matmul_precision",
-            field="tf32",
-            old=None,
-            new=new,
-            verdict="derive",
-            by=config.source_of("tf32"),
-            why=why,
-        )
-    ]
+    row = SyncRow.derived(("process", "float32_matmul_precision"), values, by=config.source_of("tf32"), why=why)
+    return [replace(row, field="tf32")]

@@ -138,17 +138,8 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
         for row in rows
     ]
     changed.extend(
-        SyncRow(
-            owner=owner.role,
-            attribute=name,
-            field=None,
-            old=owner.value(name),
-            new=derived[name],
-            verdict="derive",
-            by="Megatron",
-            why=why,
-        )
-        for name in derived
+        SyncRow.derived((owner.role, name), (owner.value(name), value), by="Megatron", why=why)
+        for name, value in derived.items()
         if name not in known
     )
     return changed

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.auto import POLICIES, count_parameters, is_auto, resolve_auto
+from bridge.precision.auto import is_auto
+from bridge.preflight.auto import POLICIES, count_parameters, resolve_auto
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.preflight.support import generations, matrix, support

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.rules.rule import Rule, owners_rule, precision_rule, te
+from bridge.rules.rule import Rule, inert_rule, precision_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -46,7 +46,6 @@ def _stated_zero(s: RuleContext) -> bool:
     return bool(on and zero and (s.precision is None or all(name in s.stated for name in LAYER_COUNTS)))
 
 
-_recipe_written = partial(owners_rule, gate="precision")
 _under_fp8 = partial(Rule, gate="fp8")
 
 RULES = (
@@ -61,14 +60,11 @@ RULES = (
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
         "training/mixed_precision.py, 2026-08-22, whose 0 and 0 switch it off",
     ),
-    _recipe_written(
+    inert_rule(
         id="PB262",
-        severity="warning",
         title="layer counts without the switch",
         path="num_layers_at_start_in_bf16",
-        sync="reported",
         predicate=lambda s: s.inert_and_stated(LAYER_COUNTS),
-        message="has no effect: {why}",
         remedies=("state first_last_layers_bf16=True", "drop it"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
@@ -139,14 +135,11 @@ RULES = (
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1",
     ),
-    _recipe_written(
+    inert_rule(
         id="PB269",
-        severity="warning",
         title="layers in BF16 without low precision",
         path="first_last_layers_bf16",
-        sync="reported",
         predicate=lambda s: s.stated.get("first_last_layers_bf16") and s.inert_and_stated(["first_last_layers_bf16"]),
-        message="has no effect: {why}",
         remedies=("drop it", "say fp8 or fp4"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
     ),

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import Rule, owners_rule, precision_rule
+from bridge.rules.rule import Rule, inert_rule, owners_rule, precision_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -76,17 +76,13 @@ RULES = (
         remedies=("use 1000, Megatron's default",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler.update",
     ),
-    owners_rule(
+    inert_rule(
         id="PB144",
-        severity="warning",
         title="loss-scale schedule without effect",
         path="initial_loss_scale",
-        sync="reported",
         predicate=lambda s: s.inert_and_stated(SCALER_SCHEDULE),
-        message="has no effect: {why}",
         remedies=("drop it", "choose an fp16 recipe without loss_scale"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
-        gate="precision",
     ),
     owners_rule(
         id="PB145",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore, owners_rule, precision_rule
+from bridge.rules.rule import Rule, inert_rule, mcore, owners_rule, precision_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -87,14 +87,11 @@ RULES = (
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
         source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
     ),
-    owners_rule(
+    inert_rule(
         id="PB105",
-        severity="warning",
         title="autocast dtype without autocast",
         path="autocast_dtype",
-        sync="reported",
         predicate=lambda s: s.inert_and_stated(["autocast_dtype"]),
-        message="has no effect: {why}",
         remedies=("state autocast_enabled=True", "drop it"),
         source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.inert import BUFFER, SCHEME_SETTINGS
-from bridge.rules.rule import Rule, mcore, owners_rule, precision_rule, target_rule
+from bridge.rules.rule import Rule, inert_rule, mcore, owners_rule, precision_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -213,17 +213,13 @@ RULES = (
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
         gate="is_custom",
     ),
-    owners_rule(
+    inert_rule(
         id="PB210",
-        severity="warning",
         title="setting without effect",
         path="fp8_margin",
-        sync="reported",
         predicate=_without_effect,
-        message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
-        gate="precision",
         explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
     ),
     owners_rule(

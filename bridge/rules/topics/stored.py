@@ -1,4 +1,4 @@
-"""Weights stored in FP8 or FP4: who has to know of it, and what it costs."""
+"""Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
 
 from __future__ import annotations
 
