@@ -129,6 +129,13 @@ class ImportBuilder:
             if name not in fields:
                 self.implied(spell(name), value, detail, **{name: value})
 
+    def take(self, setting: str, field: str, value: object, default: object, why: str) -> None:
+        """Map the value of a setting to a field, or state its default where the value is None."""
+        if value is None:
+            self.implied(setting, default, why, **{field: default})
+        else:
+            self.map(setting, **{field: value})
+
     def without_masters(self, setting: str, value: object, detail: str) -> None:
         """Record that weights are in half precision and nothing is FP32, which no field states."""
         self.report(setting, value, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")

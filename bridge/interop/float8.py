@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODULES", "ROWWISE", "ROWWISE_REMEDY", "export_gather", "export_layers", "import_gather"]
 
-ROWWISE = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was written"
+ROWWISE = "torchao scales each row by itself, with powers of two; Megatron has no such scheme, so no FP8 was written"
 ROWWISE_REMEDY = "Choose tensorwise or blockwise scaling by hand."
 MODULES = "State first_last_layers_bf16 if you want whole layers."
 

@@ -14,25 +14,20 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.settings import Settings
-from bridge.precision.dtypes import dtype_token
-from bridge.pytorch.fsdp import fsdp_policy_for, policy_dtypes
+from bridge.pytorch.autocast import compute_dtype
+from bridge.pytorch.fsdp import policy_dtypes
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "fsdp_policy_for", "import_"]
+__all__ = ["SYSTEM", "export", "import_"]
 
 TITLE = "FSDP"
 VERSION = "PyTorch 2.13.0"
 DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype", "output_dtype")
-USUAL = {
-    "cast_forward_inputs": (True, False),
-    "cast_root_forward_inputs": (True,),
-    "keep_low_precision_grads": (False,),
-    "output_dtype": (None,),
-    "buffer_dtype": (None,),
-}
-"""Fields without one of ours -> values that say nothing: the defaults of either generation."""
+DTYPE = "must be float32, bfloat16, float16 or None"
+USUAL = {"cast_forward_inputs": True, "cast_root_forward_inputs": True, "keep_low_precision_grads": False}
+"""Switches without a field -> the default; the first has another one in either generation."""
 
 
 def import_(payload: object) -> ImportReport:
@@ -43,7 +38,7 @@ def import_(payload: object) -> ImportReport:
     """
     top = Settings(_plain(payload), TITLE)
     builder = ImportBuilder(TITLE)
-    compute, reduce_ = (_dtype(top, name) for name in DTYPES[:2])
+    compute, reduce_ = (top.dtype(name, DTYPE) for name in DTYPES[:2])
     mode = compute or "fp32"
     fields: dict[str, Any] = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
     builder.fields |= fields
@@ -69,20 +64,17 @@ def import_(payload: object) -> ImportReport:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the fields of a policy by our names for dtypes; `fsdp_policy_for` makes the object of them."""
     builder = ExportBuilder(config, TITLE)
-    mode, semantics = config.mode, semantics_of(config)
-    compute = (builder.values["autocast_dtype"] or mode) if semantics == "amp_o1" else mode
-    builder.exported_mode = compute
-    if semantics == "amp_o1":
+    mode = config.mode
+    compute = builder.exported_mode = compute_dtype(config)
+    if semantics_of(config) == "amp_o1":
         detail = "weights are cast as they are gathered, once for all operators, norms and softmax among them"
-        for field in ("autocast_enabled", "autocast_dtype", "params_dtype", mode):
-            remedy = "Use autocast_for with an FP32 policy to keep casting per operator."
-            builder.report_if_stated(field, "approximated", detail, remedy)
+        remedy = "Use autocast_for with an FP32 policy to keep casting per operator."
+        fields = ("autocast_enabled", "autocast_dtype", "params_dtype", mode)
+        builder.report_if_stated(fields, "approximated", detail, remedy)
     else:
         builder.map(mode, "param_dtype")
-        if builder.values["params_dtype"] in (None, mode):
-            builder.map("params_dtype", "param_dtype")
-        else:
-            builder.map("params_dtype")  # FP32 shards: that is what FSDP keeps
+        same = builder.values["params_dtype"] in (None, mode)
+        builder.map("params_dtype", *(("param_dtype",) if same else ()))  # else FP32 shards, which FSDP keeps
     if compute != "fp32":
         builder.map("grad_reduce_in_fp32", "reduce_dtype")
     for field in ("fp8", "fp8_recipe", "fp4", "fp4_recipe"):
@@ -100,33 +92,17 @@ def _plain(payload: object) -> object:
     return payload
 
 
-def _dtype(top: Settings, name: str) -> str | None:
-    value = top.values.get(name)
-    if value is None:
-        return None
-    try:
-        compute = dtype_token(value)
-    except ValueError:
-        compute = "?"
-    if compute not in ("fp32", "bf16", "fp16"):
-        raise top.wrong(name, "must be float32, bfloat16, float16 or None", value, "Use torch.bfloat16")
-    return compute
-
-
 def _rest(builder: ImportBuilder, top: Settings, mode: str) -> None:
     for name, value in top.values.items():
-        if name in DTYPES[:2]:
+        if name in DTYPES[:2] or name.startswith("_"):
             continue
-        if name.startswith("_"):
-            continue
-        if name not in USUAL:
+        if name not in (*DTYPES, *USUAL):
             rule = "is no field of either policy"
             raise top.wrong(name, rule, value, "Use param_dtype, reduce_dtype, buffer_dtype or output_dtype")
-        same = name in DTYPES and value is not None and _dtype(top, name) == mode
-        if same or any(value is usual for usual in USUAL[name]):
+        shown = top.dtype(name, DTYPE) if name in DTYPES else top.switch(name)
+        if (name in DTYPES and shown == mode) or value is USUAL.get(name) or name == "cast_forward_inputs":
             builder.map(name)
         else:
-            shown = _dtype(top, name) if name in DTYPES else top.switch(name)
             builder.report(name, shown, "unsupported", "no such choice in a recipe", "Check it by hand.")
 
 
@@ -146,5 +122,4 @@ SYSTEM = System(
     export=export,
     recognise=_recognise,
     write=as_json,
-    context=(),
 )

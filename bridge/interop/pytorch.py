@@ -14,7 +14,6 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.scaler import assume_torch_scaler
 from bridge.interop.settings import Settings
-from bridge.precision.dtypes import dtype_token
 from bridge.pytorch import (
     apply_tf32,
     autocast_for,
@@ -62,9 +61,8 @@ def import_(payload: object) -> ImportReport:
         for name, fields in policy.mapped.items():
             builder.map(f"fsdp.{name}", **{field: builder.fields[field] for field in fields})
     elif policy is not None:
-        builder.report(
-            "fsdp", "a policy", "dead knob", "autocast casts again what FSDP has gathered", "Keep one of the two."
-        )
+        detail = "autocast casts again what FSDP has gathered"
+        builder.report("fsdp", "a policy", "dead knob", detail, "Keep one of the two.")
     for loss in policy.unmapped if policy is not None else ():
         builder.report(f"fsdp.{loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     _scaler(builder, top, compute)
@@ -101,8 +99,8 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
                 builder.report(loss.field, loss.reason, loss.detail, loss.remedy)
     elif config.fp8 is not None or config.fp4 is not None:
         detail = f"neither torch nor torchao 0.18 has {config.scheme} scaling"
-        for field in ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe"):
-            builder.report_if_stated(field, "unsupported", detail, "emulate_linears runs it, emulated, on any device.")
+        fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe")
+        builder.report_if_stated(fields, "unsupported", detail, "emulate_linears runs it, emulated, on any device.")
     return builder.finish(payload)
 
 
@@ -118,27 +116,19 @@ def _autocast(builder: ImportBuilder, top: Settings) -> str:
         if enabled is not None:
             builder.map(block.name("enabled"), fp32=True)
         else:
-            builder.report("autocast", None, "implied default", f"off in {VERSION}", "Write it down to be sure.")
+            builder.implied("autocast", None, f"off in {VERSION}", fp32=True)
         if block.given("dtype"):
             builder.map(name)
-        builder.fields["fp32"] = True
         return "fp32"
     if not block.given("dtype"):
         compute = "bf16" if block.values.get("device_type") == "cpu" else "fp16"
-        detail = f"BF16 on a CPU and FP16 on CUDA in {VERSION}"
-        builder.report(name, compute, "implied default", detail, "Write torch.bfloat16.")
+        builder.implied(name, compute, f"BF16 on a CPU and FP16 on CUDA in {VERSION}", **amp_fields(compute))
     else:
-        try:
-            compute = dtype_token(block["dtype"])
-        except ValueError:
-            compute = "?"
-        if compute not in ("bf16", "fp16", "fp32"):
-            rule = "must be bfloat16 or float16 (autocast warns and switches itself off for others)"
-            raise block.wrong("dtype", rule, block["dtype"], "Use torch.bfloat16")
+        rule = "must be bfloat16 or float16 (autocast warns and switches itself off for others)"
+        compute = str(block.dtype("dtype", rule))
         builder.map(name, **amp_fields(compute))
     if enabled is not None:
         builder.map(block.name("enabled"))
-    builder.fields |= amp_fields(compute)
     return compute
 
 

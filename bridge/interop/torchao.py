@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
+from bridge.interop.float8 import ROWWISE, ROWWISE_REMEDY, export_gather, import_gather
 from bridge.interop.settings import Settings
+from bridge.interop.unsupported import report_row, rows
 from bridge.pytorch.float8 import float8_settings
 
 if TYPE_CHECKING:
@@ -28,24 +30,13 @@ TITLE = "torchao"
 VERSION = "torchao 0.18.0"
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 MX_RECIPES = ("mxfp8_rceil", "mxfp8_rceil_wgrad_with_hp", "mxfp8_emulated_rceil")
+MX_USUAL = {"scale_calculation_mode": "rceil", "out_dtype": "bfloat16", "kernel_preference": "auto"}
 PAIRS = {
     "input": "input_for_grad_weight",
     "weight": "weight_for_grad_input",
     "grad_output": "grad_output_for_grad_weight",
 }
 TORCH_NAMES = {"float8_e4m3fn": "e4m3", "float8_e4m3fnuz": "e4m3", "float8_e5m2": "e5m2", "float8_e5m2fnuz": "e5m2"}
-USUAL = {
-    "pad_inner_dim": False,
-    "emulate": False,
-    "force_recompute_fp8_weight_in_bwd": False,
-    "round_scales_to_power_of_2": False,
-}
-MEANING = {
-    "pad_inner_dim": "odd shapes are padded to 16; numbers do not change",
-    "emulate": "the same rounding without FP8 hardware",
-    "force_recompute_fp8_weight_in_bwd": "weights are cast again in the backward pass; deprecated",
-    "round_scales_to_power_of_2": "scales are rounded down to powers of two",
-}
 FAST = {"gemm_config_output": True, "gemm_config_grad_input": False, "gemm_config_grad_weight": False}
 """Fast accumulation per GEMM in the tensorwise recipe, the same as Transformer Engine's."""
 
@@ -65,13 +56,16 @@ def import_(payload: object, *, mode: str | None = None) -> ImportReport:
     if around is None:
         detail = "torchao converts linear layers and leaves the rest to the trainer; BF16 was assumed"
         builder.report("mode", None, "implied default", detail, "Say mode=bf16 to be sure.")
-    others = _others(payload, kind) if given.path == kind else {}
-    for name, block in others.items():
-        detail = f"{kind} was read, and nothing else"
-        builder.report(name, block, "unsupported", detail, "Convert it by itself.")
-    is_open = bool(others)
-    if payload:
-        is_open |= (_import_mx if kind == "mxfp8" else _import_float8)(builder, given)
+    is_open = False
+    for name, block in payload.items() if isinstance(payload, Mapping) and given.path == kind else ():
+        if name != kind and block is not None:
+            is_open = True
+            detail = f"{kind} was read, and nothing else"
+            builder.report(str(name), block, "unsupported", detail, "Convert it by itself.")
+    if payload and kind == "mxfp8":
+        _import_mx(builder, given)
+    elif payload:
+        is_open |= _import_float8(builder, given)
     imported = builder.finish("fp32" if around == "fp32" else "megatron_o2")
     return dataclasses.replace(imported, recipe=None) if is_open else imported
 
@@ -81,35 +75,25 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     builder = ExportBuilder(config, TITLE)
     payload = float8_settings(config)
     trainer = "is the trainer's business: torchao converts linear layers only"
-    for field in ("fp32", "fp16", "bf16", "params_dtype", "grad_reduce_in_fp32", "autocast_enabled", "autocast_dtype"):
-        if field in config.stated:
-            builder.report(field, "unsupported", trainer, "Convert it for the trainer as well.")
+    others = ("fp32", "fp16", "bf16", "params_dtype", "grad_reduce_in_fp32", "autocast_enabled", "autocast_dtype")
+    builder.report_if_stated(others, "unsupported", trainer, "Convert it for the trainer as well.")
     if config.fp8_recipe == "mxfp8" and config.fp8 is not None:
         for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
             builder.map(field, "mxfp8.recipe")
     elif config.fp8_recipe == "tensorwise" and config.fp8 is not None:
-        _map_float8(builder)
+        builder.map("fp8", "float8")
+        builder.map("fp8_recipe", "float8.recipe_name")
+        export_gather(builder)
+        if not config.fp8_wgrad:
+            builder.map("fp8_wgrad", "float8.cast_config_input_for_grad_weight")
     elif config.fp8 is not None:
         detail = f"{VERSION} has no {config.fp8_recipe} scaling, so no FP8 was written"
-        for field in ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_wgrad"):
-            if field == "fp8" or (field in config.stated and builder.values[field] not in (False, None)):
-                builder.report(field, "unsupported", detail, "Use tensorwise or MXFP8 scaling.")
+        fields = ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_wgrad")
+        builder.report_if_on(fields, detail, "Use tensorwise or MXFP8 scaling.")
     if config.first_last_layers_bf16 and payload:
         detail = "which modules are converted is a function of their names, given to the conversion"
         builder.report("first_last_layers_bf16", "unsupported", detail, "Pass a module_filter_fn that leaves them out.")
     return builder.finish(payload)
-
-
-def _map_float8(builder: ExportBuilder) -> None:
-    config = builder.config
-    builder.map("fp8", "float8")
-    builder.map("fp8_recipe", "float8.recipe_name")
-    if config.fp8_param_gather:
-        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
-        for field in ("fp8_param_gather", "fp8_param"):
-            builder.report_if_stated(field, "approximated", detail, "Nothing to do; it acts under FSDP2 only.")
-    if not config.fp8_wgrad:
-        builder.map("fp8_wgrad", "float8.cast_config_input_for_grad_weight")
 
 
 def _kind(payload: object) -> tuple[str, Settings]:
@@ -128,13 +112,6 @@ def _kind(payload: object) -> tuple[str, Settings]:
     return ("mxfp8" if mx else "float8"), top
 
 
-def _others(payload: object, kind: str) -> dict[str, Any]:
-    """Return the other blocks, which are not read."""
-    if not isinstance(payload, Mapping):
-        return {}
-    return {str(name): block for name, block in payload.items() if name != kind and block is not None}
-
-
 def _plain(value: Any) -> Any:
     """Return a config object as plain data: enums by value, dtypes by our names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -147,10 +124,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _import_mx(builder: ImportBuilder, given: Settings) -> bool:
+def _import_mx(builder: ImportBuilder, given: Settings) -> None:
     recipe = given.word("recipe", MX_RECIPES)
     high = bool(given.switch("wgrad_with_hp")) or recipe == MX_RECIPES[1]
-    builder.fields |= {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_wgrad": not high}
     name = given.name("recipe" if recipe else "wgrad_with_hp")
     builder.map(name, fp8="e4m3", fp8_recipe="mxfp8", fp8_wgrad=not high)
     if high:
@@ -158,20 +134,15 @@ def _import_mx(builder: ImportBuilder, given: Settings) -> bool:
         builder.report(name, recipe or True, "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
     if recipe == MX_RECIPES[2]:
         detail = "the same rounding without MXFP8 hardware"
-        builder.report(
-            given.name("recipe"), recipe, "unsupported", detail, "Choose the emulated backend of a run instead."
-        )
+        builder.report(name, recipe, "unsupported", detail, "Choose the emulated backend of a run instead.")
     for key, value in given.values.items():
-        usual = {"scale_calculation_mode": "rceil", "out_dtype": "bfloat16", "kernel_preference": "auto"}.get(
-            key, False
-        )
+        usual = MX_USUAL.get(key, False)
         if key in ("recipe", "wgrad_with_hp") or value is None:
             continue
         if str(value).lower() == str(usual).lower():
             builder.map(given.name(key))
         else:
             builder.report(given.name(key), value, "unsupported", "a choice of kernels or shapes", "Check it by hand.")
-    return False
 
 
 def _import_float8(builder: ImportBuilder, given: Settings) -> bool:
@@ -186,37 +157,25 @@ def _import_float8(builder: ImportBuilder, given: Settings) -> bool:
     if gather and row:
         raise given.wrong("enable_fsdp_float8_all_gather", "needs tensorwise scaling of weights", True, "Turn it off")
     if row or off:
-        what = "torchao scales each row by itself, with powers of two; Megatron has no such scheme"
-        detail = "no GEMM runs in FP8" if off else f"{what}, so no FP8 was written"
+        detail = "no GEMM runs in FP8" if off else ROWWISE
         for name in names or ["recipe_name"]:
-            value = given.values.get(name)
-            remedy = "Choose tensorwise or blockwise scaling by hand."
-            builder.report(given.name(name), value, "unsupported", detail, remedy)
+            builder.report(given.name(name), given.values.get(name), "unsupported", detail, ROWWISE_REMEDY)
         if gather is not None:
             builder.map(given.name("enable_fsdp_float8_all_gather"))
     else:
-        fields: dict[str, Any] = {
-            "fp8": "e4m3" if casts["gradient"] == "e4m3" else "hybrid",
-            "fp8_recipe": "tensorwise",
-        }
-        builder.fields |= fields
+        fields: dict[str, Any] = {"fp8": "e4m3" if casts["gradient"] == "e4m3" else "hybrid"}
+        fields["fp8_recipe"] = "tensorwise"
         for name in names:
             builder.map(given.name(name), **fields)
         if not names:
-            builder.report(
-                given.name("recipe_name"), "tensorwise", "implied default", f"in {VERSION}", "Write it down."
-            )
+            builder.implied(given.name("recipe_name"), "tensorwise", f"in {VERSION}", **fields)
         if high_wgrad:
             builder.fields["fp8_wgrad"] = False
             detail = "Transformer Engine 2.0 and later cannot run the weight gradient in BF16"
             name = given.name("cast_config_input_for_grad_weight")
             builder.report(name, "disabled", "dead knob", detail, "Expect FP8 weight gradients in Megatron.")
         if gather is not None:
-            builder.map(given.name("enable_fsdp_float8_all_gather"), fp8_param_gather=gather)
-        if gather:
-            detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
-            name = given.name("enable_fsdp_float8_all_gather")
-            builder.report(name, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
+            import_gather(builder, given.name("enable_fsdp_float8_all_gather"), gather)
     _details(builder, given, power_of_two=row)
     return row
 
@@ -259,14 +218,12 @@ def _format(cast: Settings) -> str | None:
 
 
 def _details(builder: ImportBuilder, given: Settings, *, power_of_two: bool) -> None:
-    for key, usual in USUAL.items():
+    for key, row in rows("torchao").items():
         value = given.switch(key)
-        if value is None:
-            continue
-        if value == usual or (key == "round_scales_to_power_of_2" and power_of_two):
+        if value is not None and key == "round_scales_to_power_of_2" and power_of_two:
             builder.map(given.name(key))
-        else:
-            builder.report(given.name(key), value, "unsupported", MEANING[key], "Check it by hand.")
+        elif value is not None:
+            report_row(builder, given.name(key), value, row)
     for key, fast in FAST.items():
         written = given.section(key).switch("use_fast_accum")
         if written is None or written == fast:
@@ -275,7 +232,7 @@ def _details(builder: ImportBuilder, given: Settings, *, power_of_two: bool) -> 
             continue
         detail = "Megatron accumulates the forward GEMM fast and both others fully"
         builder.report(given.name(key), written, "unsupported", detail, "Accept it.")
-    known = {"recipe_name", "enable_fsdp_float8_all_gather", "module_filter_fn", *USUAL, *FAST}
+    known = {"recipe_name", "enable_fsdp_float8_all_gather", "module_filter_fn", *rows("torchao"), *FAST}
     known |= {f"cast_config_{name}" for pair in PAIRS.items() for name in pair}
     for key, value in given.values.items():
         if key not in known and value is not None:

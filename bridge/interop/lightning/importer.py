@@ -26,7 +26,7 @@ from bridge.interop.lightning.plugins import (
 )
 from bridge.interop.lightning.strategy import import_strategy, policy_decides, report_strategy
 from bridge.interop.megatron_lm.flags import bears_on_precision
-from bridge.interop.scaler import TORCH_SCALER, assume_torch_scaler, report_scaler
+from bridge.interop.scaler import TORCH_SCALER, assume_torch_scaler, export_scaler, report_scaler
 from bridge.interop.settings import Settings
 
 if TYPE_CHECKING:
@@ -128,28 +128,18 @@ def export(config: MixedPrecisionConfig, *, strategy: str | None = None) -> Expo
     else:
         compute = export_as_amp(builder, "precision")
     payload: dict[str, Any] = {"precision": words[compute]}
-    scale = {"init_scale": config.initial_loss_scale, "growth_interval": config.loss_scale_window}
-    usual = {"init_scale": TORCH_SCALER["initial_loss_scale"], "growth_interval": TORCH_SCALER["loss_scale_window"]}
-    if compute == "fp16" and plan in (None, "ddp") and config.loss_scale is None and scale != usual:
-        arguments = {
-            "device": "cuda",
-            "init_scale": float(scale["init_scale"] or 65536.0),
-            "growth_interval": int(config.loss_scale_window),
-        }
+    usual = all(builder.values[field] == value for field, value in TORCH_SCALER.items() if field != "hysteresis")
+    if compute == "fp16" and plan in (None, "ddp") and config.loss_scale is None and not usual:
+        arguments = {"device": "cuda", **export_scaler(builder, TITLE, "plugins.scaler")}
         scaler = {"class_path": "torch.amp.GradScaler", "init_args": arguments}
         plugin = {"precision": "16-mixed", "device": "cuda", "scaler": scaler}
         payload = {"plugins": [{"class_path": AMP_PLUGIN, "init_args": plugin}]}
-        builder.map("initial_loss_scale", "plugins.scaler.init_scale")
-        builder.map("loss_scale_window", "plugins.scaler.growth_interval")
-        report_scaler(builder, TITLE, settable=("initial_loss_scale", "loss_scale_window"))
     elif compute == "fp16":
         report_scaler(builder, TITLE)
     if config.fp8 is not None:
         detail = "other schemes than delayed scaling need a Transformer Engine recipe object, which no file can hold"
-        for field in ("fp8", "fp8_recipe"):
-            builder.report_if_stated(
-                field, "unsupported", detail, "Build TransformerEnginePrecision(recipe=...) in Python."
-            )
+        remedy = "Build TransformerEnginePrecision(recipe=...) in Python."
+        builder.report_if_stated(("fp8", "fp8_recipe"), "unsupported", detail, remedy)
     return builder.finish(payload)
 
 
@@ -162,15 +152,7 @@ def _arguments(payload: object) -> object:
         return {"plugins": [payload]}
     if isinstance(payload, Mapping):
         return payload
-    if type(payload).__name__ in (
-        "TransformerEnginePrecision",
-        "MixedPrecision",
-        "HalfPrecision",
-        "DoublePrecision",
-        "Precision",
-    ):
-        return {"plugins": [payload]}
-    return payload
+    return {"plugins": [payload]} if type(payload).__name__.endswith("Precision") else payload
 
 
 def _plugin(top: Settings) -> tuple[str, Settings] | None:
@@ -211,9 +193,7 @@ def _word(builder: ImportBuilder, whole: Settings, top: Settings) -> str:
             rule = "must be a precision; this is a reference to none at the top of the file"
             raise top.wrong("precision", rule, reference[0], "Give the value as it will be")
     if value is None:
-        builder.report(
-            top.name("precision"), "32-true", "implied default", f"in {VERSION}", "Write it down to be sure."
-        )
+        builder.implied(top.name("precision"), "32-true", f"in {VERSION}")
         return "32-true"
     if isinstance(value, bool) or not isinstance(value, str | int) or str(value)[:40] not in PRECISIONS:
         rule = "must be a precision of Lightning's, letter by letter"

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.interop.amp import amp_fields
 from bridge.interop.lightning.instances import instance
-from bridge.interop.scaler import assume_torch_scaler
+from bridge.interop.scaler import SCALER_USUAL, assume_torch_scaler, import_scaler, report_no_scaler
 from bridge.interop.settings import Settings
-from bridge.precision.dtypes import dtype_token
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ExportBuilder, ImportBuilder
@@ -43,7 +42,6 @@ PRECISIONS = {
 OWN = "of Lightning's own"
 UNREAD = ("BitsandbytesPrecision", "DeepSpeedPrecision", "XLAPrecision")
 """Precision plugins of Lightning's own that are not read."""
-SCALER_DEFAULTS = {"growth_factor": 2.0, "backoff_factor": 0.5, "enabled": True}
 DELAYED = {"margin": ("fp8_margin", 0), "amax_history_len": ("fp8_amax_history_len", 1024)}
 TE_PLUGIN = "lightning.pytorch.plugins.TransformerEnginePrecision"
 
@@ -57,7 +55,7 @@ def import_true(builder: ImportBuilder, name: str, word: str, compute: str) -> I
         return replace(builder.finish("fp32"), recipe=None)
     builder.map(name, **{compute: True, "params_dtype": compute, "grad_reduce_in_fp32": False})
     detail = f"weights, gradients and optimizer state are {compute}, nothing is FP32"
-    builder.report(name, word, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+    builder.without_masters(name, word, detail)
     return builder.finish("true")
 
 
@@ -65,17 +63,15 @@ def import_sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -
     """Return the import of mixed precision under a strategy that shards: half-precision weights over FP32 ones."""
     builder.map(name, **{compute: True, "params_dtype": compute})
     builder.fields["grad_reduce_in_fp32"] = False
-    detail = f"the {plan} strategy reduces gradients in {compute} ({VERSION})"
-    builder.report(
-        f"{name}.reduce_dtype", compute, "implied default", detail, "State grad_reduce_in_fp32=true for FP32."
+    detail, remedy = (
+        f"the {plan} strategy reduces gradients in {compute} ({VERSION})",
+        "State grad_reduce_in_fp32=true.",
     )
+    builder.report(f"{name}.reduce_dtype", compute, "implied default", detail, remedy)
     if compute == "fp16" and plan == "deepspeed":
         if not builder.fields.get("loss_scale") and "initial_loss_scale" not in builder.fields:
-            builder.fields["initial_loss_scale"] = 65536.0
             detail = f"{VERSION} writes initial_scale_power 16, window 1000, hysteresis 2 and minimum 1"
-            builder.report(
-                "deepspeed.fp16.initial_scale_power", 16, "implied default", detail, "State initial_loss_scale."
-            )
+            builder.implied("deepspeed.fp16.initial_scale_power", 16, detail, initial_loss_scale=65536.0)
     elif compute == "fp16":
         assume_torch_scaler(builder, TITLE)
     return builder.finish("megatron_o2" if plan == "deepspeed" else "fsdp_policy")
@@ -105,41 +101,19 @@ def import_plugin(builder: ImportBuilder, kind: str, given: Settings) -> ImportR
     builder.map(given.name("precision"), **amp_fields(compute))
     if scaler is not None and compute != "fp16":
         raise given.wrong("scaler", "must not be given in BF16", "a scaler", "Drop it: BF16 needs no loss scale")
-    if compute == "fp16":
-        taken = []
-        for key, field in (("init_scale", "initial_loss_scale"), ("growth_interval", "loss_scale_window")):
-            value = None if scaler is None else scaler.number(key, least=0)
-            if scaler is not None and value is not None:
-                builder.map(scaler.name(key), **{field: value})
-                taken.append(field)
-        assume_torch_scaler(builder, TITLE, given=tuple(taken))
-    if scaler is not None and _is_odd(builder, scaler):
-        return replace(builder.finish("amp_o1"), recipe=None)
-    return builder.finish("fp32" if compute == "fp32" else "amp_o1")
-
-
-def _is_odd(builder: ImportBuilder, scaler: Settings) -> bool:
-    """Report settings of a scaler that Megatron's has not; return whether there are any."""
-    odd = False
-    for key, usual in SCALER_DEFAULTS.items():
-        value = scaler.values.get(key)
-        if value is not None and value != usual:
-            odd = True
-            detail = f"Megatron's scaler has no such setting and acts as with {usual}"
-            builder.report(scaler.name(key), value, "unsupported", detail, "Set it in the program.")
-        elif value is not None:
-            builder.map(scaler.name(key))
-    return odd
+    odd = compute == "fp16" and import_scaler(builder, scaler or Settings({}, TITLE), TITLE)
+    imported = builder.finish("fp32" if compute == "fp32" else "amp_o1")
+    return replace(imported, recipe=None) if odd else imported
 
 
 def _import_te_plugin(builder: ImportBuilder, given: Settings) -> ImportReport:
-    compute = _dtype(given, "weights_dtype")
+    compute = given.dtype("weights_dtype")
     if compute is None:
         raise given.wrong("weights_dtype", "must be given", None, "Write torch.bfloat16")
     builder.map(given.name("weights_dtype"), **{compute: True, "params_dtype": compute})
     for key in ("replace_layers", "fallback_compute_dtype"):
         value = given.values.get(key)
-        same = key == "fallback_compute_dtype" and value is not None and _dtype(given, key) == compute
+        same = key == "fallback_compute_dtype" and value is not None and given.dtype(key) == compute
         if value is not None and not same:
             builder.report(given.name(key), str(value), "unsupported", "a choice of modules", "Check it by hand.")
         elif same:
@@ -155,21 +129,8 @@ def _scaler(given: Settings) -> Settings | None:
     if made is not None or isinstance(value, Mapping):
         inner = made.arguments if made is not None else value.get("init_args", {})
     else:
-        inner = {key: getattr(value, f"_{key}", None) for key in ("init_scale", "growth_interval", *SCALER_DEFAULTS)}
+        inner = {key: getattr(value, f"_{key}", None) for key in ("init_scale", "growth_interval", *SCALER_USUAL)}
     return Settings({} if inner is None else inner, TITLE, given.name("scaler"))
-
-
-def _dtype(given: Settings, key: str) -> str | None:
-    value = given.values.get(key)
-    if value is None:
-        return None
-    try:
-        compute = dtype_token(value)
-    except ValueError:
-        compute = "?"
-    if compute not in ("bf16", "fp16", "fp32"):
-        raise given.wrong(key, "must be torch.bfloat16, torch.float16 or torch.float32", value, "Use torch.bfloat16")
-    return compute
 
 
 def _recipe(given: Settings) -> Settings:
@@ -187,46 +148,30 @@ def _recipe(given: Settings) -> Settings:
 def import_te(builder: ImportBuilder, recipe: Settings, compute: str, name: str, *, said: str = "") -> ImportReport:
     """Map Transformer Engine's delayed scaling, the only recipe that can be written as data."""
     mode = {compute: True, "params_dtype": compute} if compute != "fp32" else {"fp32": True}
-    builder.fields |= mode
-    format_ = recipe.word("fp8_format", ("HYBRID", "E4M3"))
-    builder.fields |= {
-        "fp8": (format_ or "HYBRID").lower(),
-        "fp8_recipe": "delayed",
-        "grad_reduce_in_fp32": compute == "fp32",
-    }
-    if format_ is not None:
-        builder.map(recipe.name("fp8_format"), fp8=format_.lower())
-    else:
-        detail = "delayed scaling in this format is what Transformer Engine 2.20 has where none is given"
-        builder.report(recipe.name("fp8_format"), "HYBRID", "implied default", detail, "Write it down to be sure.")
+    fields: dict[str, Any] = {"fp8": "hybrid", "fp8_recipe": "delayed"}
+    builder.fields |= mode | fields | {"grad_reduce_in_fp32": compute == "fp32"}
     if not recipe.values:
-        builder.map(name, **mode, fp8="hybrid", fp8_recipe="delayed")
+        builder.map(name, **mode, **fields)
+    format_ = recipe.word("fp8_format", ("HYBRID", "E4M3"))
+    if format_ is None:
+        detail = "delayed scaling in this format is what Transformer Engine 2.20 has where none is given"
+        builder.implied(recipe.name("fp8_format"), "HYBRID", detail)
+    else:
+        builder.map(recipe.name("fp8_format"), fp8=format_.lower())
     for key, (field, default) in DELAYED.items():
         value = recipe.whole(key, least=0 if key == "margin" else 1)
-        if value is not None:
-            builder.map(recipe.name(key), **{field: value})
-            continue
-        builder.fields[field] = default
-        builder.report(
-            recipe.name(key), default, "implied default", "in Transformer Engine 2.20", "Write it down to be sure."
-        )
+        builder.take(recipe.name(key), field, value, default, "in Transformer Engine 2.20")
     algorithm = recipe.word("amax_compute_algo", ("max", "most_recent"))
-    builder.fields["fp8_amax_compute_algo"] = algorithm or "max"
-    if algorithm:
-        builder.map(recipe.name("amax_compute_algo"), fp8_amax_compute_algo=algorithm)
-    else:
-        detail, key = "in Transformer Engine 2.20", recipe.name("amax_compute_algo")
-        builder.report(key, "max", "implied default", detail, "Write it down to be sure.")
+    setting = recipe.name("amax_compute_algo")
+    builder.take(setting, "fp8_amax_compute_algo", algorithm, "max", "in Transformer Engine 2.20")
     for key, value in recipe.values.items():
         if key not in (*DELAYED, "amax_compute_algo", "fp8_format") and value is not None:
             detail = "Transformer Engine 2 swallows arguments it does not know, `interval` among them"
             builder.report(recipe.name(key), value, "dead knob", detail, "Drop it.")
-    detail = f"weights are {compute} and the optimizer steps on them, without FP32 masters"
     if compute == "fp32":
         return builder.finish("fp32")
-    builder.report(
-        name, said or compute, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight."
-    )
+    detail = f"weights are {compute} and the optimizer steps on them, without FP32 masters"
+    builder.without_masters(name, said or compute, detail)
     return builder.finish("true")
 
 
@@ -241,7 +186,8 @@ def export_te(builder: ExportBuilder) -> ExportReport:
     }
     arguments = {"weights_dtype": {"bf16": "torch.bfloat16", "fp16": "torch.float16"}[mode], "recipe": recipe}
     builder.map(mode, "weights_dtype")
-    builder.map("params_dtype", "weights_dtype") if builder.values["params_dtype"] in (None, mode) else None
+    if builder.values["params_dtype"] in (None, mode):
+        builder.map("params_dtype", "weights_dtype")
     for field, key in (
         ("fp8", "fp8_format"),
         ("fp8_recipe", ""),
@@ -257,9 +203,7 @@ def export_te(builder: ExportBuilder) -> ExportReport:
         builder.map("grad_reduce_in_fp32", "weights_dtype")
     detail = "the optimizer steps on the weights themselves, without FP32 masters"
     builder.report("params_dtype", "semantics", detail, "Use an optimizer with FP32 masters of its own.")
-    for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
-        if config.fp16 and field in config.stated and builder.values[field] is not None:
-            builder.report(field, "unsupported", "the plugin has no scaler", "Prefer BF16 weights.")
+    report_no_scaler(builder, "the plugin has no scaler", "Prefer BF16 weights.")
     if not config.fp8_wgrad:
         builder.report("fp8_wgrad", "dead knob", "Transformer Engine 2.0 and later cannot turn it off", "Drop it.")
     return builder.finish({"plugins": [{"class_path": TE_PLUGIN, "init_args": arguments}]})

@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
+from bridge.interop.float8 import ROWWISE, ROWWISE_REMEDY, import_gather
+from bridge.interop.scaler import report_no_scaler
 from bridge.interop.settings import Settings
 from bridge.interop.torchtitan.unsupported import report_unsupported
+from bridge.interop.unsupported import Row, report_row, rows
+from bridge.pytorch.autocast import compute_dtype
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
@@ -29,7 +33,7 @@ TITLE = "torchtitan"
 VERSION = "torchtitan 0.3.0"
 REDUCED = ("float32", "bfloat16", "float16")
 SHARDS = "data_parallel_shard_degree"
-ROWWISE = ("rowwise", "rowwise_with_gw_hp")
+ROW_RECIPES = ("rowwise", "rowwise_with_gw_hp")
 CONVERTERS = (
     "Float8LinearConverter",
     "Float8GroupedExpertsConverter",
@@ -46,8 +50,6 @@ TOML_CONVERTERS = (
     "mx",
 )
 """Names for `model.converters` in torchtitan 0.2, the last two in 0.1."""
-ROW_DETAIL = "torchao scales each row by itself; Megatron has no such scheme, so no FP8 was written"
-ROW_REMEDY = "Choose tensorwise or blockwise scaling by hand."
 
 
 def import_(payload: object, *, sharded: object = True) -> ImportReport:
@@ -69,9 +71,8 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
     fsdp = fsdp is not False and not is_whole
     if not fsdp and is_split and whole != "bfloat16" and compute != "float32":
         detail = "without FSDP, tensor or pipeline parallelism disables mixed precision: the run is FP32"
-        builder.report(
-            training.name("mixed_precision_param"), compute, "dead knob", detail, "Shard the weights with FSDP."
-        )
+        remedy = "Shard the weights with FSDP."
+        builder.report(training.name("mixed_precision_param"), compute, "dead knob", detail, remedy)
         compute = "float32"
     semantics = _mode(builder, training, whole, compute, fsdp=fsdp)
     if is_whole and semantics == "amp_o1":
@@ -86,7 +87,7 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         _quantiser(builder, name, block)
     report_unsupported(builder, top)
     imported = builder.finish(semantics)
-    is_rowwise = any(loss.detail == ROW_DETAIL for loss in imported.unmapped)
+    is_rowwise = any(loss.detail == ROWWISE for loss in imported.unmapped)
     return replace(imported, recipe=None) if is_rowwise else imported
 
 
@@ -97,16 +98,15 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     training = {"dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}
     payload: dict[str, Any] = {"training": training}
     setting = "training.mixed_precision_param"
-    compute = builder.values["autocast_dtype"] or mode if semantics == "amp_o1" else mode
+    compute = compute_dtype(config)
     builder.exported_mode = "fp32" if compute == "fp32" else "bf16"
     if compute == "fp16":
         detail = "there is no FP16; BF16 was written"
-        for field in (mode, "params_dtype", "autocast_dtype"):
-            builder.report(field, "unsupported", detail, "Use a BF16 recipe.") if field in config.stated else None
+        builder.report_if_stated((mode, "params_dtype", "autocast_dtype"), "unsupported", detail, "Use a BF16 recipe.")
     elif semantics == "amp_o1":
         detail = "FP32 weights are gathered in BF16 under FSDP, and only cast per operator without it"
-        for field in (mode, "autocast_enabled", "autocast_dtype", "params_dtype"):
-            builder.report_if_stated(field, "approximated", detail, "Nothing to do: the matmuls are the same.")
+        fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
+        builder.report_if_stated(fields, "approximated", detail, "Nothing to do: the matmuls are the same.")
     else:
         training["mixed_precision_param"] = "float32" if mode == "fp32" else "bfloat16"
         builder.map(mode, setting, "training.dtype")
@@ -119,9 +119,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     converter = _export_quantiser(builder)
     if converter is not None:
         payload["converters"] = [converter]
-    for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"):
-        if config.fp16 and field in config.stated and builder.values[field] is not None:
-            builder.report(field, "unsupported", "there is no loss scale", "Use a BF16 recipe.")
+    report_no_scaler(builder, "there is no loss scale", "Use a BF16 recipe.")
     return builder.finish(payload)
 
 
@@ -130,15 +128,14 @@ def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute
     if whole == "bfloat16":
         builder.map(name, bf16=True, params_dtype="bf16")
         detail = "parameters, gradients and optimizer state are BF16, without FP32 masters"
-        builder.report(name, whole, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+        builder.without_masters(name, whole, detail)
         if compute is not None:
             builder.map(param)
         return "true"
     if whole is not None:
         builder.map(name)
     if compute is None:
-        detail = f"bfloat16 in {VERSION}"
-        builder.report(param, "bfloat16", "implied default", detail, "Write it down to be sure.")
+        builder.implied(param, "bfloat16", f"bfloat16 in {VERSION}")
     if compute == "float32":
         builder.map(param, fp32=True)
         return "fp32"
@@ -170,8 +167,7 @@ def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fs
     if semantics != "fp32":
         builder.fields["grad_reduce_in_fp32"] = said in (None, "float32")
     if said is None and semantics != "fp32":
-        detail = f"float32 in {VERSION}, which declares nothing else"
-        builder.report(name, "float32", "implied default", detail, "Write it down.")
+        builder.implied(name, "float32", f"float32 in {VERSION}, which declares nothing else")
     elif said is not None:
         builder.map(name, **({} if semantics == "fp32" else {"grad_reduce_in_fp32": said == "float32"}))
     if said in REDUCED[1:]:
@@ -211,9 +207,8 @@ def _converted(builder: ImportBuilder, top: Settings, blocks: list[tuple[str, Se
     for path, (_, block) in found.items():
         if path not in named and block.path.split(".")[0] in ("quantize", "float8", "mx"):
             detail = "nothing reads it: it is not in model.converters (torchtitan 0.2)"
-            builder.report(
-                path, dict(block.values), "dead knob", detail, f"Add {path} to model.converters, or drop it."
-            )
+            remedy = f"Add {path} to model.converters, or drop it."
+            builder.report(path, dict(block.values), "dead knob", detail, remedy)
     chosen = []
     for path in named:
         last = path.rpartition(".")[2]
@@ -227,33 +222,9 @@ def _converted(builder: ImportBuilder, top: Settings, blocks: list[tuple[str, Se
 
 
 def _quantiser(builder: ImportBuilder, name: str, block: Settings) -> None:
-    fields: dict[str, Any] = {}
     recipe = block.text("recipe_name")
     if name in ("Float8LinearConverter", "Float8GroupedExpertsConverter", "float8"):
-        emulate = block.switch("emulate")
-        experts = "grouped_mm" in block.path
-        default = "rowwise" if name != "float8" or experts else "tensorwise"
-        if experts and recipe is not None:
-            detail = "the experts' GEMMs are scaled by row whatever it says"
-            builder.report(block.name("recipe_name"), recipe, "dead knob", detail, "Drop it.")
-            recipe = "rowwise"
-        if recipe is None:
-            detail = f"{default} in {VERSION if name != 'float8' else 'torchtitan 0.2'}"
-            builder.report(block.name("recipe_name"), default, "implied default", detail, "Write it down to be sure.")
-        if emulate and name == "Float8LinearConverter":
-            detail = "emulate discards recipe_name and builds torchao's tensorwise config"
-            builder.report(
-                block.name("emulate"), True, "semantics", detail, "Use the emulated backend of a run instead."
-            )
-            recipe = "tensorwise"
-        if (recipe or default) == "tensorwise":
-            fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-        elif (recipe or default) in ROWWISE:
-            builder.report(block.name("recipe_name"), recipe or default, "unsupported", ROW_DETAIL, ROW_REMEDY)
-        else:
-            raise block.wrong(
-                "recipe_name", "must be tensorwise, rowwise or rowwise_with_gw_hp", recipe, "Use tensorwise"
-            )
+        fields = _float8(builder, name, block, recipe)
     elif name == "NVFP4LinearConverter":
         fields = {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
     else:
@@ -263,42 +234,53 @@ def _quantiser(builder: ImportBuilder, name: str, block: Settings) -> None:
     low = {"fp8", "fp4"} & set(fields)
     if low and any(builder.fields.get(other) for other in {"fp8", "fp4"} - low):
         raise block.wrong("", "FP8 and FP4 cannot be combined in one recipe", name, "Keep one of the converters")
-    builder.fields |= fields
     if fields:
-        builder.map(block.name("recipe_name") if recipe else block.path, **fields)
-    _filters(builder, name, block)
+        experts = "grouped_mm" in block.path and name == "float8"
+        builder.map(block.name("recipe_name") if recipe and not experts else block.path, **fields)
+    _others(builder, name, block)
 
 
-def _filters(builder: ImportBuilder, name: str, block: Settings) -> None:
-    notes = {
-        "filter_fqns": "modules of these names are left out",
-        "fqns": "only modules of these names are converted",
-        "precompute_float8_dynamic_scale_for_fsdp": "all scales in one reduction; numbers do not change",
-        "mxfp8_dim1_cast_kernel_choice": "a choice of kernels",
-        "model_compile_enabled": "compiled kernels may round elsewhere",
-        "pad_token_groups_for_grouped_mm": "groups of tokens are padded",
-    }
+def _float8(builder: ImportBuilder, name: str, block: Settings, recipe: str | None) -> dict[str, Any]:
+    """Return the fields of a converter to FP8, none where Megatron has no such scaling."""
+    setting = block.name("recipe_name")
+    default = "tensorwise" if name == "float8" else "rowwise"
+    if "grouped_mm" in block.path:
+        default = "rowwise"
+        if recipe is not None:
+            detail = "the experts' GEMMs are scaled by row whatever it says"
+            builder.report(setting, recipe, "dead knob", detail, "Drop it.")
+            recipe = default
+    if recipe is None:
+        builder.implied(setting, default, f"{default} in {'torchtitan 0.2' if name == 'float8' else VERSION}")
+        recipe = default
+    if block.switch("emulate") and name == "Float8LinearConverter":
+        detail = "emulate discards recipe_name and builds torchao's tensorwise config"
+        remedy = "Use the emulated backend of a run instead."
+        builder.report(block.name("emulate"), True, "semantics", detail, remedy)
+        recipe = "tensorwise"
+    if recipe == "tensorwise":
+        return {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+    if recipe not in ROW_RECIPES:
+        raise block.wrong("recipe_name", "must be tensorwise, rowwise or rowwise_with_gw_hp", recipe, "Use tensorwise")
+    builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
+    return {}
+
+
+def _others(builder: ImportBuilder, name: str, block: Settings) -> None:
+    """Report which modules are converted, and options of a converter."""
     if "Experts" in name or "grouped_mm" in block.path:
         detail = "experts only; a recipe covers every linear layer"
         builder.report(block.path, name, "approximated", detail, "Keep the layers you mean out by hand.")
+    known = rows("torchtitan_converters")
+    unknown = Row("a setting of the converter", known["fqns"].remedy, known["fqns"].harmless)
     for key, value in block.values.items():
-        if key == "enable_fsdp_float8_all_gather":
-            gather = block.switch(key)
-            low = builder.fields.get("fp8") is not None
-            builder.map(block.name(key), **({"fp8_param_gather": bool(gather)} if low else {}))
-            if gather:
-                detail = "weights are gathered as FP8 and stored in high precision"
-                builder.report(block.name(key), True, "approximated", detail, "Turn fp8_param_gather off if not meant.")
+        setting = block.name(key)
+        if key == "enable_fsdp_float8_all_gather" and builder.fields.get("fp8") is not None:
+            import_gather(builder, setting, bool(block.switch(key)))
         elif key not in ("recipe_name", "emulate"):
-            detail = notes.get(key, "a setting of the converter")
-            if value in ([], False, None):
-                builder.map(block.name(key))
-            else:
-                builder.report(
-                    block.name(key), value, "unsupported", detail, "State first_last_layers_bf16, or do it by hand."
-                )
+            report_row(builder, setting, value, known.get(key, unknown))
         elif key == "emulate" and (value is False or name != "Float8LinearConverter"):
-            builder.map(block.name(key))
+            builder.map(setting)
 
 
 def _export_quantiser(builder: ExportBuilder) -> dict[str, Any] | None:
