@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BridgeError
 from bridge.interop.deepspeed import importer as deepspeed
 from bridge.interop.launch.files import settings_of
-from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT, shown
+from bridge.interop.megatron_lm.effects import LATE, SAY_IT, shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.contract import ImportReport
-    from bridge.interop.launch.files import WrittenFile
     from bridge.interop.megatron_lm.arguments import Arguments, Written
 
 __all__ = ["OWNED", "cross", "is_engine", "is_read"]
@@ -69,7 +68,8 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     file = run.file(str(shown(option)))
     found = settings_of(file, str(shown(option))) if file is not None else None
     if file is None or found is None:
-        return _unread(option, file.made(str(shown(option))) if file is not None else "", mode, builder)
+        why = f"the script changes it on line {file.line}" if file is not None and file.text is None else ""
+        return _unread(option, why, mode, builder)
     values, open_ = found[0], {key: run.shown(value) for key, value in found[1].items() if is_read(key)}
     switch = next((key for key in open_ if key.endswith("enabled")), "")
     if switch:
@@ -87,7 +87,7 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     if mode != imported.config.mode:
         for field in ("bf16", "fp16", "fp32", "params_dtype", "pipeline_dtype"):
             builder.fields.pop(field, None)
-    _carry(file, imported, open_, name, builder)
+    _carry(imported, open_, name, builder)
     return imported.config.mode, imported.semantics
 
 
@@ -99,7 +99,7 @@ def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tup
     return mode, None
 
 
-def _carry(file: WrittenFile, imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:
+def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:
     """Put what the file says over what the arguments say; leave out what only the run decides."""
     said = _stated(imported, open_)
     for setting, fields in imported.mapped.items():
@@ -110,8 +110,6 @@ def _carry(file: WrittenFile, imported: ImportReport, open_: dict[str, str], nam
             builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     for key, value in open_.items():
         builder.report(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)
-    for variable, default in file.defaulted.items():
-        builder.report(f"${variable}", default, "implied default", DEFAULT_TAKEN, SAY_IT)
 
 
 def _stated(imported: ImportReport, open_: Collection[str]) -> dict[str, Any]:

@@ -74,10 +74,8 @@ def test_a_file_goes_over_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("script", "told"),
     [
-        ('sed "s/A/1/" tmpl.json > ds.json', "the script makes it from tmpl.json"),
-        ("jq '.fp16.enabled=true' base.json > ./ds.json", "the script makes it from base.json"),
-        ("cp base.json ds.json", "the script makes it from base.json"),
-        (f"{written(BLOCK)}sed -i 's/true/false/' ds.json", "the script edits it on line 4"),
+        ("cp base.json ds.json", "can set the precision"),
+        (f"{written(BLOCK)}sed -i 's/true/false/' ds.json", "the script changes it on line 4"),
         (f"{written(BLOCK)}python change.py > ds.json", "can set the precision"),
         ("cat base.json - > ds.json <<EOF\n,\nEOF", "can set the precision"),
         (written('"fp16": {"enabled": $ON}'), "its fp16.enabled is $ON, and only the run decides it"),

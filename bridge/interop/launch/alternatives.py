@@ -19,14 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bridge.interop.launch.launches import Launch
-    from bridge.interop.launch.reader import Choice
     from bridge.interop.launch.syntax import Script
 
 __all__ = ["launches"]
 
 MAX_READINGS = 60
-MAX_TOGETHER = 2
-"""Branches that are taken otherwise at the same time."""
 MAX_WORK = 40_000
 """Commands of all readings of a script together."""
 MAX_LISTED = 32
@@ -48,10 +45,8 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
         PayloadError: The script is nested too deeply, or cannot be a launch script.
     """
     stated = {name: Unknowns.plain(value) for name, value in (variables or {}).items()}
-    plain = Unknowns.plain(text)
-    script = parse(plain, path)
     try:
-        return trainings(_Explorer(script, path, stated).explore())
+        return trainings(_Explorer(parse(Unknowns.plain(text), path), path, stated).explore())
     except RecursionError:
         raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
 
@@ -66,8 +61,6 @@ class _Explorer:
         self.texts: dict[str, str | None] = {}
         self.scripts: dict[str, Script] = {}
         self.readings = self.work = 0
-        self.names: dict[tuple[int, int], dict[str, None]] = {}
-        """Programs that a command starts, one on each branch."""
 
     def read(self, given: Assumptions) -> Reading | None:
         """Return one reading, None where there were enough."""
@@ -89,7 +82,7 @@ class _Explorer:
         return self.texts[rest]
 
     def parsed(self, text: str) -> Script:
-        """Return the commands of a string that is a script; every reading asks for the same ones."""
+        """Return the tree of a string that is a script; every reading asks for the same ones."""
         if text not in self.scripts:
             self.scripts[text] = parse(text, self.path)
         return self.scripts[text]
@@ -97,113 +90,90 @@ class _Explorer:
     def explore(self) -> list[Launch]:
         """Return the launches of all readings."""
         first = self.read(self.given) or Reading()
-        found = list(first.launches)
-        deciding: dict[int, list[str]] = {}
-        waiting: list[tuple[Reading, tuple[Choice, ...]]] = [(first, ())]
+        names: dict[tuple[int, int], dict[str, None]] = {}
+        deciding: dict[tuple[int, int], dict[str, None]] = {}
         others: list[Launch] = []
-        while waiting:
-            base, choices = waiting.pop(0)
-            for taken, alternatives in base.points.values():
-                for choice in alternatives:
-                    if any(one.label == choice.label for one in choices):
-                        continue
-                    reading = self.read(replace(self.given, choices=(*choices, choice)))
-                    if reading is None:
-                        continue
-                    new = self._new(first, reading, choices=(*choices, choice), found=others)
-                    self._decide(first, reading, taken if not choices else "", deciding)
-                    if len(choices) + 1 < MAX_TOGETHER and new is not None:
-                        more = {key: value for key, value in reading.points.items() if key not in base.points}
-                        if more:
-                            waiting.append((replace_points(reading, more), (*choices, choice)))
+        for taken, alternatives in first.points.values():
+            for choice in alternatives:
+                reading = self.read(replace(self.given, choice=choice))
+                if reading is not None:
+                    _compare(first, reading, names, others, choice.label)
+                    for place in _changed(first, reading):
+                        deciding.setdefault(place, {})[taken] = None
+        about = self._defaults(first)
         found = [
             replace(
                 launch,
-                decisions=tuple(dict.fromkeys(deciding.get(place, ()))),
-                names=tuple(self.names.get((launch.line, launch.place), ())),
+                decisions=tuple(deciding.get(launch.at, ())),
+                names=tuple(names.get(launch.at, ())),
+                defaulted=about.get(launch.at, {}),
             )
-            for place, launch in enumerate(found)
+            for launch in first.launches
         ]
-        found = self._defaults(first, found)
-        by_place = {(launch.line, launch.place): launch.defaulted for launch in found}
-        others = [
-            replace(launch, defaulted=by_place.get((launch.line, launch.place), {})) for launch in others[:MAX_LISTED]
-        ]
+        others = [replace(launch, defaulted=about.get(launch.at, {})) for launch in others[:MAX_LISTED]]
         if any(launch.line for launch in others):
             found = [launch for launch in found if launch.line or launch.arguments]
         return [*found, *sorted(others, key=lambda launch: launch.line)]
 
-    def _new(self, first: Reading, reading: Reading, choices: tuple[Choice, ...], found: list[Launch]) -> Reading:
-        """Add the launches of another branch whose precision is new at their place."""
-        labels = tuple(choice.label for choice in choices)
-        for launch in reading.launches:
-            if not launch.line and first.launches[0].line:
-                continue
-            there = (launch.line, launch.place)
-            same = [one for one in (*first.launches, *found) if (one.line, one.place) == there]
-            alike = [one for one in same if one.known == launch.known]
-            if alike and launch.name != alike[0].name:
-                self.names.setdefault(there, {alike[0].name: None})[launch.name] = None
-            elif not alike and not (not same and self._stands_for(launch, first, reading)):
-                found.append(replace(launch, decisions=labels))
-        return reading
-
-    @staticmethod
-    def _stands_for(launch: Launch, first: Reading, reading: Reading) -> bool:
-        """Return whether a launch is one of the first reading on another line, which this reading does not come to."""
-        places = {(one.line, one.place) for one in reading.launches}
-        return any(
-            one.name == launch.name and one.known == launch.known and (one.line, one.place) not in places
-            for one in first.launches
-        )
-
-    def _decide(self, first: Reading, reading: Reading, taken: str, deciding: dict[int, list[str]]) -> None:
-        """Note for each launch of the first reading that another branch changes it."""
-        if not taken:
-            return
-        there = {(one.line, one.place): one.known for one in reading.launches}
-        others = {(one.name, one.known) for one in reading.launches}
-        for place, launch in enumerate(first.launches):
-            known = there.get((launch.line, launch.place))
-            if known != launch.known and (known is not None or (launch.name, launch.known) not in others):
-                deciding.setdefault(place, []).append(taken)
-
-    def _defaults(self, first: Reading, found: list[Launch]) -> list[Launch]:
-        """Return the launches with the defaults of variables that their precision depends on."""
-        about: list[dict[str, str]] = [{} for _ in found]
+    def _defaults(self, first: Reading) -> dict[tuple[int, int], dict[str, str]]:
+        """Return the defaults of variables that the precision of each launch depends on."""
+        about: dict[tuple[int, int], dict[str, str]] = {}
         for name, default in first.defaulted.items():
             if name in self.given.stated:
                 continue
-            reading = self.read(replace(self.given, open=frozenset({name})))
+            reading = self.read(replace(self.given, open=name))
             if reading is None:
                 break
-            readings: list[Reading] = [reading]
+            readings = [reading]
             for key, (_, alternatives) in reading.points.items():
-                if key not in first.points:
-                    for choice in alternatives[:3]:
-                        other = self.read(replace(self.given, open=frozenset({name}), choices=(choice,)))
-                        readings += [other] if other is not None else []
-            for place, launch in enumerate(found):
-                if any(self._differs(launch, one) for one in readings):
-                    about[place][name] = self.unknowns.shown(default)
-        return [replace(launch, defaulted=values) for launch, values in zip(found, about, strict=True)]
-
-    @staticmethod
-    def _differs(launch: Launch, reading: Reading) -> bool:
-        """Return whether a launch has another precision in a reading."""
-        other = next((one for one in reading.launches if (one.line, one.place) == (launch.line, launch.place)), None)
-        return other is not None and (other.known != launch.known or _may_say_more(launch, other))
+                for choice in alternatives[:3] if key not in first.points else ():
+                    other = self.read(replace(self.given, open=name, choice=choice))
+                    readings += [other] if other is not None else []
+            for launch in first.launches:
+                if any(_differs(launch, one) for one in readings):
+                    about.setdefault(launch.at, {})[name] = self.unknowns.shown(default)
+        return about
 
 
-def _may_say_more(launch: Launch, other: Launch) -> bool:
-    """Return whether an unknown word of the second may hold options that the first does not have."""
+def _compare(
+    first: Reading,
+    reading: Reading,
+    names: dict[tuple[int, int], dict[str, None]],
+    others: list[Launch],
+    label: str,
+) -> None:
+    """Add the launches of another branch whose precision is new at their place, and other names of the same ones."""
+    places = {launch.at for launch in reading.launches}
+    moved = [(one.name, one.known) for one in first.launches if one.at not in places]
+    for launch in reading.launches:
+        if not launch.line and first.launches[0].line:
+            continue
+        same = [one for one in (*first.launches, *others) if one.at == launch.at]
+        alike = [one for one in same if one.known == launch.known]
+        if alike and launch.name != alike[0].name:
+            names.setdefault(launch.at, {alike[0].name: None})[launch.name] = None
+        elif not alike and (same or (launch.name, launch.known) not in moved):
+            others.append(replace(launch, decisions=(label,)))
+
+
+def _changed(first: Reading, reading: Reading) -> list[tuple[int, int]]:
+    """Return where the first reading has launches that another branch changes."""
+    there = {one.at: one.known for one in reading.launches}
+    others = {(one.name, one.known) for one in reading.launches}
+    return [
+        launch.at
+        for launch in first.launches
+        if there.get(launch.at) != launch.known and (launch.at in there or (launch.name, launch.known) not in others)
+    ]
+
+
+def _differs(launch: Launch, reading: Reading) -> bool:
+    """Return whether a launch has another precision in a reading, or unknown words that may hold options."""
+    other = next((one for one in reading.launches if one.at == launch.at), None)
+    if other is None or other.known != launch.known:
+        return other is not None
     more = set(loose(other.arguments)) - set(loose(launch.arguments))
     return any(HOLDS_OPTIONS.search(other.unknowns.shown(word)) for word in more)
-
-
-def replace_points(reading: Reading, points: dict[str, tuple[str, list[Choice]]]) -> Reading:
-    """Return a reading with some of its conditions only."""
-    return replace(reading, points=points)
 
 
 def _text(path: Path) -> str | None:

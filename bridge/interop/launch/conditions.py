@@ -1,4 +1,4 @@
-"""Whether a shell condition holds, as far as the file alone can say: True, False or None for "that depends"."""
+"""Whether a test holds, as far as the file alone can say: True, False or None where the run decides."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from bridge.interop.launch.values import is_unknown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bridge.interop.launch.values import Values
 
-__all__ = ["arithmetic", "decided"]
+__all__ = ["decided"]
 
 NUMERIC: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -23,14 +22,8 @@ NUMERIC: dict[str, Callable[[int, int], bool]] = {
     "-le": operator.le,
     "-gt": operator.gt,
     "-ge": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
 }
-COMPARISON = re.compile(r"\s*\$?\{?(\w+)\}?\s*(?:(==|!=|<=|>=|<|>)\s*\$?\{?(\w+)\}?\s*)?")
+INTEGER = re.compile(r"\s*-?\d{1,18}\s*")
 
 
 def decided(words: list[str], *, double: bool = False) -> bool | None:
@@ -68,30 +61,6 @@ def _single(words: list[str], *, double: bool) -> bool | None:
         return equal == (sign != "!=")
     if sign == "=~" and re.fullmatch(r"[\w^$-]+", right):
         return re.search(right, left) is not None
-    if sign in NUMERIC and sign.startswith("-"):
-        return _numeric(left, sign, right)
+    if sign in NUMERIC and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
+        return NUMERIC[sign](int(left), int(right))
     return None
-
-
-def arithmetic(text: str, values: Values) -> bool | None:
-    """Return what `(( ... ))` says where it is one number or one comparison."""
-    found = COMPARISON.fullmatch(text)
-    if found is None:
-        return None
-    left, right = (_number(found[group], values) for group in (1, 3))
-    if left is None or (found[2] and right is None):
-        return None
-    return _numeric(left, found[2], right or "") if found[2] else left != "0"
-
-
-def _number(word: str | None, values: Values) -> str | None:
-    if word is None or word.isdigit():
-        return word
-    value = values.variables.get(word)
-    return value if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value) else None
-
-
-def _numeric(left: str, sign: str, right: str) -> bool | None:
-    if not all(re.fullmatch(r"\s*-?\d{1,18}\s*", side) for side in (left, right)):
-        return None
-    return NUMERIC[sign](int(left), int(right))

@@ -116,6 +116,11 @@ class Launch:
     unknowns: Unknowns = field(default_factory=Unknowns, repr=False, compare=False)
 
     @property
+    def at(self) -> tuple[int, int]:
+        """Its line, and which start it is among those on that line."""
+        return self.line, self.place
+
+    @property
     def label(self) -> str:
         """Which run it is: "line 41, pretrain_gpt.py"."""
         if not self.line:

@@ -1,4 +1,4 @@
-"""The commands of a launch script as plain nodes, made from the syntax tree of tree-sitter-bash.
+"""`Script`: the syntax tree of a launch script, made by tree-sitter-bash, and the words of its commands.
 
 Before the script is parsed, placeholders (`DATA=<Specify path>`), which are no bash, become words, and the bodies of
 here-documents are taken out. A part that the grammar does not understand is skipped, and `Script.error` has its line.
@@ -17,28 +17,9 @@ from bridge.errors import PayloadError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tree_sitter import Node as TreeNode
-    from tree_sitter import Parser
+    from tree_sitter import Node, Parser
 
-__all__ = [
-    "AndOr",
-    "Arithmetic",
-    "Array",
-    "Assignment",
-    "Case",
-    "Command",
-    "Define",
-    "Group",
-    "If",
-    "Loop",
-    "Node",
-    "Not",
-    "Part",
-    "Script",
-    "Test",
-    "Word",
-    "parse",
-]
+__all__ = ["Command", "Part", "Script", "Word", "parse", "statements"]
 
 MAX_SECONDS = 0.6
 MAX_PIPES = 2_000
@@ -79,7 +60,10 @@ WORDS = frozenset(
 )
 BLANKS = re.compile(rb"(?:\s|\\\n)*")
 LATE = frozenset({"command_substitution", "process_substitution", "arithmetic_expansion"})
-CONTAINERS = frozenset({"program", "ERROR", "do_group", "compound_statement", "subshell", "else_clause"})
+COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
+REDIRECTS = frozenset({"file_redirect", "herestring_redirect"})
+NESTING = frozenset({"redirected_statement", "list", "pipeline", "negated_command"})
+STAND_IN = re.compile(r"__heredoc_(\d+)__")
 ESCAPES = {"n": "\n", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 
 
@@ -104,23 +88,6 @@ class Part:
 Word = tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
-    """`(a b c)` behind an assignment."""
-
-    words: tuple[Word, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """`NAME=value`, `NAME+=value` or `NAME[0]=value`."""
-
-    name: str
-    value: Word | Array
-    append: bool = False
-    index: str = ""
-
-
 @dataclass(slots=True, kw_only=True)
 class Command:
     """A simple command, a declaration, or assignments alone."""
@@ -129,104 +96,22 @@ class Command:
     end: int
     """Its last line."""
     words: tuple[Word, ...] = ()
-    assignments: tuple[Assignment, ...] = ()
-    """Of a declaration: behind its word; else: before the command."""
-    outputs: list[tuple[str, Word]] = field(default_factory=list)
-    """`>` or `>>` and the file."""
+    assignments: tuple[tuple[str, str, bool, Word | list[Word]], ...] = ()
+    """Name, index, whether `+=` appends, and the value: a list is that of an array."""
+    outputs: list[tuple[bool, Word]] = field(default_factory=list)
+    """Whether `>>` appends, and the file."""
     body: Word | None = None
     """The here-document or here-string that it reads."""
 
-
-@dataclass(slots=True)
-class Test:
-    """`[ ... ]`, `[[ ... ]]`."""
-
-    words: tuple[Word, ...]
-    is_double: bool
+    @property
+    def name(self) -> str:
+        """The first word as far as it is written out."""
+        return self.words[0][0].text if self.words and self.words[0] else ""
 
 
-@dataclass(slots=True)
-class Arithmetic:
-    """`(( ... ))`."""
-
-    text: str
-
-
-@dataclass(slots=True)
-class Not:
-    """`! command`."""
-
-    node: Node
-
-
-@dataclass(slots=True)
-class AndOr:
-    """`left && right` or `left || right`."""
-
-    left: Node
-    operator: str
-    right: Node
-    line: int
-    text: str
-    """The left side as written."""
-
-
-@dataclass(slots=True)
-class If:
-    """An `if` with its branches: condition, its text and line, body."""
-
-    line: int
-    branches: list[tuple[list[Node], str, int, list[Node]]]
-    otherwise: list[Node]
-
-
-@dataclass(slots=True)
-class Case:
-    """A `case` with its arms: patterns, their text and line, body."""
-
-    line: int
-    subject: Word
-    arms: list[tuple[tuple[Word, ...], str, int, list[Node]]]
-
-
-@dataclass(slots=True)
-class Loop:
-    """A loop; `items` are those of a `for`."""
-
-    variable: str
-    items: tuple[Word, ...]
-    body: list[Node]
-    line: int
-
-
-@dataclass(slots=True)
-class Group:
-    """`{ ... }`, `( ... )` or a pipeline."""
-
-    body: list[Node]
-    is_pipe: bool = False
-
-
-@dataclass(slots=True)
-class Define:
-    """A function."""
-
-    name: str
-    body: list[Node]
-
-
-Node = Command | Test | Arithmetic | Not | AndOr | If | Case | Loop | Group | Define
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """A parsed script."""
-
-    nodes: list[Node]
-    lines: list[str]
-    """Its lines, as they are written."""
-    error: int = 0
-    """The first line that the grammar does not understand; 0: none."""
+def statements(node: Node) -> list[Node]:
+    """Return the commands inside a node: those of a body, a clause or a part that the grammar does not understand."""
+    return [child for child in node.named_children if child.type != "comment"]
 
 
 def parse(text: str, path: str = "<script>") -> Script:
@@ -250,16 +135,15 @@ def parse(text: str, path: str = "<script>") -> Script:
             lambda offset, _point: source[offset : offset + 65_536],
             progress_callback=lambda _offset, _error: time.process_time() - started > MAX_SECONDS,
         )
-        root = tree.root_node
-        nodes = _Compiler(source, bodies).statements(root)
-    except (ValueError, RecursionError):
+    except ValueError:
         parser.reset()
         raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
+    root = tree.root_node
     broken = next(_errors(root), None) if root.has_error else None
     if broken is not None and broken.is_missing and broken.parent is not None:
         broken = broken.parent
     error = min(broken.start_point.row + 1, clean.count("\n") + 1) if broken is not None else 0
-    return Script(nodes=nodes, lines=text.split("\n"), error=error)
+    return Script(source, bodies, root, text.split("\n"), error)
 
 
 @cache
@@ -270,7 +154,7 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def _errors(node: TreeNode) -> Iterator[TreeNode]:
+def _errors(node: Node) -> Iterator[Node]:
     """Return the nodes that the grammar does not understand, in order."""
     waiting = [node]
     while waiting:
@@ -291,17 +175,11 @@ def _without_heredocs(text: str, bodies: list[Word]) -> str:
         line, start = lines[at], at
         for found in HEREDOC.finditer(line) if "<<" in line and not line.lstrip().startswith("#") else ():
             strip = found[1] == "-"
-            end = next(
-                (
-                    place
-                    for place in range(at + 1, len(lines))
-                    if (lines[place].lstrip("\t") if strip else lines[place]).rstrip() == found[4]
-                ),
-                0,
-            )
+            bare = [one.lstrip("\t") if strip else one for one in lines[at + 1 :]]
+            end = next((place for place, one in enumerate(bare, at + 1) if one.rstrip() == found[4]), 0)
             if not end:
                 continue
-            body = "\n".join(one.lstrip("\t") if strip else one for one in lines[at + 1 : end])
+            body = "\n".join(bare[: end - at - 1])
             bodies.append((Part(text=body, quoted=True),) if found[2] or found[3] else tuple(_expanded(body)))
             lines[start] = lines[start].replace(found[0], f"<__heredoc_{len(bodies) - 1}__", 1)
             lines[at + 1 : end + 1] = [""] * (end - at)
@@ -329,235 +207,141 @@ def _expanded(body: str) -> Iterator[Part]:
         yield Part(text=body[at:], quoted=True)
 
 
-class _Compiler:
-    """Makes nodes of the tree of tree-sitter.
+class Script:
+    """A parsed script.
 
     Args:
-        source: The script.
+        source: The text that was parsed.
         bodies: Its here-documents.
+        root: The tree.
+        lines: The lines as they are written.
+        error: The first line that the grammar does not understand; 0: none.
     """
 
-    def __init__(self, source: bytes, bodies: list[Word]) -> None:
-        self.source, self.bodies = source, bodies
+    def __init__(self, source: bytes, bodies: list[Word], root: Node, lines: list[str], error: int) -> None:
+        self.source, self.bodies, self.root, self.lines, self.error = source, bodies, root, lines, error
+        self._commands: dict[int, Command] = {}
+        self._words: dict[int, tuple[Word, ...]] = {}
 
-    def start(self, node: TreeNode) -> int:
-        """Return where a node begins; the grammar counts blanks before an expansion inside a string to it."""
-        found = BLANKS.match(self.source, node.start_byte, node.end_byte)
-        return found.end() if found is not None else node.start_byte
-
-    def own(self, node: TreeNode) -> str:
-        """Return the text of a node without those blanks."""
-        return self.source[self.start(node) : node.end_byte].decode()
-
-    def text(self, node: TreeNode) -> str:
+    def text(self, node: Node) -> str:
+        """Return a node as written."""
         return self.source[node.start_byte : node.end_byte].decode()
 
-    def shown(self, nodes: list[TreeNode]) -> str:
+    def shown(self, nodes: list[Node]) -> str:
         """Return a condition on one line, as a report shows it."""
         text = self.source[nodes[0].start_byte : nodes[-1].end_byte].decode() if nodes else ""
         return " ".join(text.split())
 
-    # -- commands ----------------------------------------------------------------------------------------------------
+    def words(self, nodes: list[Node]) -> tuple[Word, ...]:
+        """Return the words that nodes are."""
+        return tuple(self._word(node) for node in nodes if node.type in WORDS)
 
-    def statements(self, node: TreeNode) -> list[Node]:
-        found: list[Node] = []
-        for child in node.named_children:
-            found += self.statement(child)
-        return found
+    def test(self, node: Node) -> tuple[Word, ...]:
+        """Return the words of `[ ... ]` or `[[ ... ]]` without the brackets."""
+        if node.id not in self._words:
+            self._words[node.id] = tuple(self._leaves(node))
+        return self._words[node.id]
 
-    def statement(self, node: TreeNode) -> list[Node]:
-        kind = node.type
-        if kind in ("command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"):
-            return [self.command(node)]
-        if kind == "redirected_statement":
-            return self.redirected(node)
-        if kind in ("compound_statement", "subshell"):
-            if node.children and node.children[0].type == "((":
-                return [Arithmetic(self.text(node)[2:-2])]
-            return [Group(self.statements(node))]
-        if kind == "test_command":
-            words = tuple(self.leaves(node))
-            return [Test(words, self.text(node).startswith("[["))]
-        if kind == "negated_command":
-            inner = self.statements(node)
-            return [Not(inner[0])] if inner else []
-        if kind == "list":
-            return self.joined(node)
-        if kind == "pipeline":
-            return [Group(self.statements(node), is_pipe=True)]
-        if kind == "if_statement":
-            return [self.conditional(node)]
-        if kind == "case_statement":
-            return [self.case(node)]
-        if kind in ("for_statement", "while_statement", "c_style_for_statement"):
-            return [self.loop(node)]
-        if kind == "function_definition":
-            name = node.child_by_field_name("name")
-            body = node.child_by_field_name("body")
-            return [Define(self.text(name), self.statement(body))] if name is not None and body is not None else []
-        return self.statements(node) if kind in CONTAINERS else []
+    def command(self, node: Node) -> Command:
+        """Return a command with the redirections behind it or behind the list that it ends."""
+        if node.id not in self._commands:
+            self._commands[node.id] = self._command(node)
+        return self._commands[node.id]
 
-    def command(self, node: TreeNode) -> Command:
+    def _command(self, node: Node) -> Command:
         found = Command(line=node.start_point.row + 1, end=node.end_point.row + 1)
         words: list[Word] = []
-        assignments: list[Assignment] = []
-        if node.type == "variable_assignment":
-            assignments.append(self.assignment(node))
-        for child in node.children if node.type != "variable_assignment" else ():
-            if child.type == "variable_assignment":
-                assignments.append(self.assignment(child))
-            elif child.type == "command_name":
-                words.append(self.word(child.children[0]) if child.children else ())
+        children = [node] if node.type == "variable_assignment" else node.children
+        for child in children:
+            if child.type == "command_name":
+                words += [self._word(child.children[0]) if child.children else ()]
             elif child.type in WORDS:
-                words.append(self.word(child))
-            elif child.type in ("file_redirect", "herestring_redirect"):
-                self.redirect(child, found)
-            elif not child.is_named and child.type not in ("$", "=", "=="):
+                words.append(self._word(child))
+            elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
                 words.append((Part(text=self.text(child)),))
-            elif child.type in ("=", "=="):
-                words.append((Part(text=child.type),))
-        found.words, found.assignments = tuple(words), tuple(assignments)
+        found.words = tuple(words)
+        found.assignments = tuple(self._assignment(child) for child in children if child.type == "variable_assignment")
+        for redirect in self._redirects(node):
+            self._redirect(redirect, found)
         return found
 
-    def assignment(self, node: TreeNode) -> Assignment:
-        target, sign = node.children[0], node.children[1] if len(node.children) > 1 else None
-        name, _, index = self.text(target).partition("[")
-        append = sign is not None and sign.type == "+="
-        value = node.children[2] if len(node.children) > 2 else None
-        if value is None:
-            return Assignment(name, (), append, index.rstrip("]"))
-        if value.type == "array":
-            return Assignment(
-                name, Array(tuple(self.word(item) for item in value.named_children if item.type in WORDS)), append
-            )
-        return Assignment(name, self.pieces(node, value.start_byte, node.end_byte), append, index.rstrip("]"))
-
-    def redirected(self, node: TreeNode) -> list[Node]:
-        found: list[Node] = []
-        for child in node.named_children:
-            if child.type not in ("file_redirect", "herestring_redirect", "heredoc_redirect"):
-                found += self.statement(child)
-        last = _last(found)
-        if last is None:  # `> file` alone, or `{ ... } > file`
-            return found
-        for child in node.named_children:
-            if child.type in ("file_redirect", "herestring_redirect"):
-                self.redirect(child, last)
+    @staticmethod
+    def _redirects(node: Node) -> list[Node]:
+        found = [child for child in node.named_children if child.type in REDIRECTS]
+        parent = node.parent
+        while parent is not None and parent.type in NESTING:
+            if parent.type == "redirected_statement":
+                found += parent.children_by_field_name("redirect")
+            elif parent.named_children[-1] != node:
+                break
+            node, parent = parent, parent.parent
         return found
 
-    def redirect(self, node: TreeNode, command: Command) -> None:
+    def _redirect(self, node: Node, command: Command) -> None:
         command.end = max(command.end, node.end_point.row + 1)
         given = [child for child in node.named_children if child.type in WORDS]
         if not given:
             return
-        word = self.word(given[0])
-        found = re.fullmatch(r"__heredoc_(\d+)__", self.text(given[0]))
+        found = STAND_IN.fullmatch(self.text(given[0]))
         if node.type == "herestring_redirect" or found:
-            command.body = self.bodies[int(found[1])] if found else word
+            command.body = self.bodies[int(found[1])] if found else self._word(given[0])
         else:
             sign = next((child.type for child in node.children if not child.is_named), "")
             descriptor = node.children[0].type == "file_descriptor" and self.text(node.children[0]) != "1"
             if sign in (">", ">>", ">|", "&>") and not descriptor:
-                command.outputs.append((sign, word))
-        command.words += tuple(map(self.word, given[1:]))
+                command.outputs.append((sign == ">>", self._word(given[0])))
+        command.words += self.words(given[1:])
 
-    def joined(self, node: TreeNode) -> list[Node]:
-        """Return `a && b || c`; the tree nests as deep as the list is long."""
-        chain: list[TreeNode] = []
-        while node.type == "list" and len(node.children) == 3:
-            chain.append(node)
-            node = node.children[0]
-        left: list[Node] = self.statement(node)
-        for one in reversed(chain):
-            right = self.statement(one.children[2])
-            if not left or not right:
-                left = left or right
-                continue
-            text = self.shown([one.children[0]])
-            left = [AndOr(_one(left), one.children[1].type, _one(right), one.start_point.row + 1, text)]
-        return left
+    def _assignment(self, node: Node) -> tuple[str, str, bool, Word | list[Word]]:
+        name, _, index = self.text(node.children[0]).partition("[")
+        value = node.child_by_field_name("value")
+        append = len(node.children) > 1 and node.children[1].type == "+="
+        if value is not None and value.type == "array":
+            return name, "", append, list(self.words(value.named_children))
+        given: Word = () if value is None else self._pieces(node, value.start_byte, node.end_byte)
+        return name, index.rstrip("]"), append, given
 
-    def conditional(self, node: TreeNode) -> If:
-        found = If(node.start_point.row + 1, [], [])
-        self._branch(node, found)
-        for child in node.named_children:
-            if child.type == "elif_clause":
-                self._branch(child, found)
-            elif child.type == "else_clause":
-                found.otherwise = self.statements(child)
-        return found
-
-    def _branch(self, node: TreeNode, found: If) -> None:
-        """Add the condition and body of an `if` or `elif`."""
-        condition: list[TreeNode] = []
-        body: list[TreeNode] = []
-        into = condition
-        for child in node.children:
-            if child.type == "then":
-                into = body
-            elif child.is_named and child.type not in ("elif_clause", "else_clause", "comment"):
-                into.append(child)
-        tests = [one for child in condition for one in self.statement(child)]
-        inside = [one for child in body for one in self.statement(child)]
-        found.branches.append((tests, self.shown(condition), node.start_point.row + 1, inside))
-
-    def case(self, node: TreeNode) -> Case:
-        subject = node.child_by_field_name("value")
-        arms = []
-        for item in node.named_children:
-            if item.type != "case_item":
-                continue
-            closing = next((at for at, child in enumerate(item.children) if child.type == ")"), len(item.children))
-            heads = [child for child in item.children[:closing] if child.is_named]
-            body = [one for child in item.children[closing + 1 :] if child.is_named for one in self.statement(child)]
-            arms.append((tuple(map(self.word, heads)), self.shown(heads), item.start_point.row + 1, body))
-        return Case(node.start_point.row + 1, self.word(subject) if subject is not None else (), arms)
-
-    def loop(self, node: TreeNode) -> Loop:
-        body = next((child for child in node.named_children if child.type in ("do_group", "compound_statement")), None)
-        name = ""
-        items: tuple[Word, ...] = ()
-        if node.type == "for_statement":
-            variable = node.child_by_field_name("variable")
-            name = self.text(variable) if variable is not None else ""
-            given = node.children_by_field_name("value")
-            items = tuple(self.word(child) for child in given if child.type in WORDS)
-        return Loop(name, items, self.statements(body) if body is not None else [], node.start_point.row + 1)
-
-    # -- words -------------------------------------------------------------------------------------------------------
-
-    def leaves(self, node: TreeNode) -> Iterator[Word]:
-        """Return the words of a test, with its operators and brackets as words."""
+    def _leaves(self, node: Node) -> Iterator[Word]:
+        """Return the words of a test, with its operators as words."""
         for child in node.children:
             if child.type in ("[", "]", "[[", "]]"):
                 continue
             if child.type in WORDS:
-                yield self.word(child)
+                yield self._word(child)
             elif child.child_count:
-                yield from self.leaves(child)
+                yield from self._leaves(child)
             else:
                 yield (Part(text=self.text(child)),)
 
-    def word(self, node: TreeNode, *, quoted: bool = False) -> Word:
+    def _start(self, node: Node) -> int:
+        """Return where a node begins; the grammar counts blanks before an expansion inside a string to it."""
+        found = BLANKS.match(self.source, node.start_byte, node.end_byte)
+        return found.end() if found is not None else node.start_byte
+
+    def _own(self, node: Node) -> str:
+        """Return the text of a node without those blanks."""
+        return self.source[self._start(node) : node.end_byte].decode()
+
+    def _word(self, node: Node, *, quoted: bool = False) -> Word:
         kind = node.type
         if kind in LATE:
-            return (Part(text=self.own(node), quoted=quoted, is_late=True),)
+            return (Part(text=self._own(node), quoted=quoted, is_late=True),)
         if kind == "simple_expansion":
-            text = self.own(node)
+            text = self._own(node)
             return (Part(text=text, quoted=quoted, name=text[1:]),)
         if kind == "expansion":
-            return (self.expansion(node, quoted=quoted),)
+            return (self._expansion(node, quoted=quoted),)
         if kind == "raw_string":
-            return (Part(text=self.own(node)[1:-1], quoted=True),)
+            return (Part(text=self._own(node)[1:-1], quoted=True),)
         if kind == "ansi_c_string":
-            inner = self.own(node)[2:-1]
+            inner = self._own(node)[2:-1]
             return (Part(text=re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[0]), inner), quoted=True),)
         if kind in ("string", "translated_string"):
-            start = self.start(node) + (2 if kind == "translated_string" else 1)
-            return self.pieces(node, start, node.end_byte - 1, quoted=True) or (Part(text="", quoted=True),)
-        return self.pieces(node, node.start_byte, node.end_byte, quoted=quoted)
+            start = self._start(node) + (2 if kind == "translated_string" else 1)
+            return self._pieces(node, start, node.end_byte - 1, quoted=True) or (Part(text="", quoted=True),)
+        return self._pieces(node, node.start_byte, node.end_byte, quoted=quoted)
 
-    def pieces(self, node: TreeNode, start: int, end: int, *, quoted: bool = False) -> Word:
+    def _pieces(self, node: Node, start: int, end: int, *, quoted: bool = False) -> Word:
         """Return a stretch of a node: its expansions and strings, and what stands between them as text."""
         found: list[Part] = []
         at = start
@@ -568,12 +352,12 @@ class _Compiler:
                 continue
             if not (child.type in WORDS or child.type in LATE) or child.type in ("word", "number", "variable_name"):
                 continue
-            found += self.literal(at, self.start(child), quoted=quoted)
-            found += self.word(child, quoted=quoted)
+            found += self._literal(at, self._start(child), quoted=quoted)
+            found += self._word(child, quoted=quoted)
             at = child.end_byte
-        return (*found, *self.literal(at, end, quoted=quoted))
+        return (*found, *self._literal(at, end, quoted=quoted))
 
-    def literal(self, start: int, end: int, *, quoted: bool) -> list[Part]:
+    def _literal(self, start: int, end: int, *, quoted: bool) -> list[Part]:
         """Return text with its backslashes resolved; an escaped blank separates no words."""
         if start >= end:
             return []
@@ -584,9 +368,9 @@ class _Compiler:
             return [Part(text=re.sub(r"\\([\"\\$`])", r"\1", text), quoted=True)]
         return [Part(text=re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL), quoted=True)]
 
-    def expansion(self, node: TreeNode, *, quoted: bool) -> Part:
+    def _expansion(self, node: Node, *, quoted: bool) -> Part:
         """Return `${...}`."""
-        text = self.own(node)
+        text = self._own(node)
         name, index, operator = "", "", ""
         argument: Word = ()
         for child in node.children[1:-1]:
@@ -599,22 +383,5 @@ class _Compiler:
                 index = index.rstrip("]").strip("\"'")
             elif name and not operator:
                 operator = self.text(child)
-                argument = self.pieces(node, child.end_byte, node.end_byte - 1, quoted=quoted)
+                argument = self._pieces(node, child.end_byte, node.end_byte - 1, quoted=quoted)
         return Part(text=text, quoted=quoted, name=name, index=index, operator=operator, argument=argument)
-
-
-def _last(nodes: list[Node]) -> Command | None:
-    """Return the command that a redirection behind these nodes belongs to."""
-    last = nodes[-1] if nodes else None
-    while not isinstance(last, Command | None):
-        if isinstance(last, AndOr):
-            last = last.right
-        elif isinstance(last, Not):
-            last = last.node
-        else:
-            last = last.body[-1] if isinstance(last, Group) and last.is_pipe and last.body else None
-    return last
-
-
-def _one(nodes: list[Node]) -> Node:
-    return nodes[0] if len(nodes) == 1 else Group(nodes)

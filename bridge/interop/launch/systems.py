@@ -18,7 +18,7 @@ from bridge.interop.launch.trainings import TOOLS
 from bridge.interop.launch.values import is_unknown
 from bridge.interop.launch.words import nested, typed
 from bridge.interop.megatron_deepspeed import is_read
-from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, SAY_IT
+from bridge.interop.megatron_lm.effects import SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision
 
 if TYPE_CHECKING:
@@ -311,10 +311,6 @@ def _written_by_the_script(line: Line, name: str, evidence: str) -> CommandLine 
     if found is None or file is None or any(map(is_read, found[1])):
         return None
     beside = [loss for loss in line.beside(files=()) if loss.field != file.note]
-    beside += [
-        lost(f"${variable}", value, DEFAULT_TAKEN, SAY_IT, "implied default")
-        for variable, value in file.defaulted.items()
-    ]
     evidence = f"{evidence}, and the script writes that file on line {file.line}"
     return CommandLine(system="deepspeed", evidence=evidence, payload=found[0], beside=tuple(beside))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ MAX_LENGTH = 65_536
 MAX_FIELDS = 20_000
 MAX_WORK = 20_000_000
 """Characters that one script may expand to."""
-MAX_CUT = 1_000
-"""Characters of a value that a pattern is cut off from."""
 NAME = re.compile(r"\$\{?(\w+)(?::?\?[^}]*)?\}?")
 
 Value = str | list[str]
@@ -83,20 +80,20 @@ class Values:
         unknowns: Shared by all readings of the script.
         stated: What the user states of the run; it holds where the script sets a variable to something unknown.
         assumed: Values of variables that nothing sets, for the reading of another branch.
-        open_: Variables that are read as unknown although the script has a default for them.
+        open_: A variable that is read as unknown although the script has a default for it.
     """
 
     def __init__(
         self,
         unknowns: Unknowns,
         stated: Mapping[str, str],
-        assumed: Mapping[str, str] | None = None,
-        open_: Iterable[str] = (),
+        assumed: Mapping[str, str],
+        open_: str,
     ) -> None:
         self.unknowns = unknowns
         self.stated = stated
-        self.assumed = assumed or {}
-        self.open = frozenset(open_)
+        self.assumed = assumed
+        self.open = open_
         self.variables: dict[str, Value] = dict(stated)
         self.defaulted: dict[str, str] = {}
         """Variables that nothing sets and whose `${name:-default}` was taken."""
@@ -216,15 +213,13 @@ class Values:
             return [] if nothing else [self.text(part.argument)]
         if items is None:
             return [self.mark(part.text, is_unset=operator in ("", ":?", "?"))]
-        if operator in ("", ":?", "?"):
-            return items
-        return [self._changed(item, part) for item in items]
+        return items if operator in ("", ":?", "?") else [self.mark(part.text)]
 
     def _default(self, part: Part, held: str) -> list[str]:
         """Return the default of a parameter that nothing sets, and note that it was taken."""
         name = name_of(self.unknowns.shown(held)) or part.name
         value = self.text(part.argument)
-        if name in self.open:
+        if name == self.open:
             value = self.mark(f"${name}", is_unset=True)
         else:
             self.defaulted.setdefault(name, value)
@@ -232,24 +227,6 @@ class Values:
         if part.operator in (":=", "=") and not part.index:
             self.variables[part.name] = value
         return [value]
-
-    def _changed(self, text: str, part: Part) -> str:
-        """Return a value with a pattern cut off or its case changed."""
-        operator, pattern = part.operator, self.text(part.argument)
-        if is_unknown(text) or is_unknown(pattern):
-            return self.mark(part.text)
-        if operator in ("^^", ",,"):
-            return text.upper() if operator == "^^" else text.lower()
-        if operator in ("%", "%%", "#", "##") and len(text) < MAX_CUT:
-            places = range(len(text) + 1)
-            for place in reversed(places) if operator in ("%", "##") else places:
-                if fnmatchcase(text[place:] if operator[0] == "%" else text[:place], pattern):
-                    return text[:place] if operator[0] == "%" else text[place:]
-            return text
-        if operator in ("/", "//") and not re.search(r"[*?\[]", pattern):
-            old, _, new = pattern.partition("/")
-            return text.replace(old, new, 1 if operator == "/" else -1) if old else text
-        return self.mark(part.text)
 
 
 def name_of(text: str) -> str:

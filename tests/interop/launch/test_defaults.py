@@ -33,7 +33,7 @@ def defaults(script: str) -> list[set[str]]:
         (f'X=${{X:-0}}\nif [ "$X" = 1 ]; then A=--grad-reduce-in-bf16; fi\n{RUN} $A', {"X"}),
         (f'X=${{Y:-1}}\n[[ "$X" == 1 ]] && A="--fp8-format hybrid"\n{RUN} $A', {"Y"}),
         (f'X=${{X:-0}}\n[ "$X" = 1 ] || A="--fp8-format hybrid"\n{RUN} $A', {"X"}),
-        (f"X=${{X:-1}}\n(( X > 0 )) && A=--fp8-param-gather\n{RUN} $A", {"X"}),
+        (f"X=${{X:-1}}\n[ $X -gt 0 ] && A=--fp8-param-gather\n{RUN} $A", {"X"}),
         (f"case ${{X:-a}} in a) A=(--fp4-format e2m1);; b) A=();; esac\n{RUN} ${{A[@]}}", {"X"}),
         (
             f'X=${{1:-fp8}}\nif [ $X = bf16 ]; then :; elif [ $X = fp8 ]; then A="--fp8-format e4m3"; fi\n{RUN} $A',
@@ -55,7 +55,6 @@ def defaults(script: str) -> list[set[str]]:
         # what may hold any flag
         (f"{RUN} ${{EXTRA_ARGS:-}}", {"EXTRA_ARGS"}),
         (f'A=${{MORE_FLAGS:-}}\nC="{RUN} $A"\neval $C', {"MORE_FLAGS"}),
-        (f'[ -z "$ARGS" ] && ARGS="--lr 1"\n{RUN} $ARGS', {"ARGS"}),
     ],
 )
 def test_a_default_that_decides_is_named(script: str, expected: set[str]) -> None:
@@ -97,15 +96,6 @@ def test_the_default_is_a_record_with_its_value() -> None:
     assert [(loss.value, loss.reason) for loss in run.unmapped if loss.field == "$X"] == [
         ("$(pwd)/a", "implied default")
     ]
-
-
-# -- local variables --------------------------------------------------------------------------------------------------
-
-
-def test_local_variables_end_with_their_function() -> None:
-    script = f'f() {{ local A=--fp8-param-gather B; B=1; C=$B; }}\nA=--swiglu\nf\n{RUN} $A --n "$C" "$B"'
-    (launch,) = launches(script)
-    assert [launch.unknowns.shown(word) for word in launch.arguments[3:]] == ["--swiglu", "--n", "1", "$B"]
 
 
 # -- what is passed through -------------------------------------------------------------------------------------------
