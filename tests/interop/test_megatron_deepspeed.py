@@ -128,3 +128,11 @@ def test_another_program_with_a_file_of_the_script_is_a_run_of_deepspeed() -> No
     late = written('"fp16": {"enabled": true, "loss_scale": $LS}')
     with pytest.raises(PayloadError, match="takes its precision from ds.json"):
         runs_of(Document.of_text(f"{late}deepspeed train.py --deepspeed_config ds.json", "run.sh"))
+
+
+def test_the_mode_of_a_file_that_the_script_writes_is_stated() -> None:
+    script = written('"fp16": {"enabled": true}')
+    run = only(
+        f"source start.sh\n{script}\n{RUN.replace('--fp16', '').replace('--bf16', '')} --deepspeed_config ds.json"
+    )
+    assert (run.config.mode, run.decided_by, reasons(run, "mode")) == ("fp16", None, [])

@@ -141,7 +141,7 @@ def test_each_way_through_a_fragment_is_told() -> None:
 
 def test_a_script_that_starts_nothing_says_so() -> None:
     (run,) = megatron_lm.import_all(Document.of_text(". ./CONFIG.sh\nsbatch SRUN.sh\nexit 0\n", "run.sh"))
-    assert [loss.field for loss in run.unmapped] == ["source ./CONFIG.sh", "script SRUN.sh", "launch", "mode"]
+    assert [loss.field for loss in run.unmapped] == ["source ./CONFIG.sh", "launch", "mode"]
     assert run.recipe is None
 
 

@@ -349,7 +349,6 @@ def test_each_of_several_launches_is_a_run() -> None:
         ("bf16", None),
         ("bf16", "blockwise"),
         ("bf16", "tensorwise"),
-        ("fp16", None),
     ]
     first = megatron_lm.import_(Document.load(SAMPLES / "several.sh"))
     assert reasons(first, "runs") == ["unsupported"]

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
-from bridge.interop.document import MAX_BYTES
+from bridge.interop.launch.files import Sources
+from bridge.interop.launch.launches import trainings
 from bridge.interop.launch.reader import Assumptions, Reader, Reading
 from bridge.interop.launch.relevance import loose
-from bridge.interop.launch.syntax import parse
-from bridge.interop.launch.trainings import trainings
-from bridge.interop.launch.values import MARK, Unknowns
+from bridge.interop.launch.values import Unknowns
 from bridge.interop.launch.words import HOLDS_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bridge.interop.launch.launches import Launch
-    from bridge.interop.launch.syntax import Script
 
 __all__ = ["launches"]
 
@@ -46,7 +43,7 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     """
     stated = {name: Unknowns.plain(value) for name, value in (variables or {}).items()}
     try:
-        return trainings(_Explorer(parse(Unknowns.plain(text), path), path, stated).explore())
+        return trainings(_Explorer(Sources(text, path), stated).explore())
     except RecursionError:
         raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
 
@@ -54,12 +51,9 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
 class _Explorer:
     """Reads a script again for each branch that may be taken otherwise, and for each default that may decide."""
 
-    def __init__(self, script: Script, path: str, stated: Mapping[str, str]) -> None:
-        self.script, self.path = script, path
-        self.unknowns = Unknowns()
+    def __init__(self, sources: Sources, stated: Mapping[str, str]) -> None:
+        self.sources = sources
         self.given = Assumptions(stated=stated)
-        self.texts: dict[str, str | None] = {}
-        self.scripts: dict[str, Script] = {}
         self.readings = self.work = 0
 
     def read(self, given: Assumptions) -> Reading | None:
@@ -67,25 +61,10 @@ class _Explorer:
         if self.readings >= MAX_READINGS or self.work > MAX_WORK:
             return None
         self.readings += 1
-        reader = Reader(self.script, self.path, given, self)
+        reader = Reader(self.sources, given)
         found = reader.read()
         self.work += reader.steps
         return found
-
-    def beside(self, name: str) -> str | None:
-        """Return the text of a file next to the script, None where there is none."""
-        rest = MARK.split(name)[-1].lstrip("/") if MARK.search(name) else name
-        if not rest or rest.startswith(("/", "~")) or "\0" in rest:
-            return None
-        if rest not in self.texts:
-            self.texts[rest] = _text(Path(self.path).parent / rest)
-        return self.texts[rest]
-
-    def parsed(self, text: str) -> Script:
-        """Return the tree of a string that is a script; every reading asks for the same ones."""
-        if text not in self.scripts:
-            self.scripts[text] = parse(text, self.path)
-        return self.scripts[text]
 
     def explore(self) -> list[Launch]:
         """Return the launches of all readings."""
@@ -131,7 +110,7 @@ class _Explorer:
                     readings += [other] if other is not None else []
             for launch in first.launches:
                 if any(_differs(launch, one) for one in readings):
-                    about.setdefault(launch.at, {})[name] = self.unknowns.shown(default)
+                    about.setdefault(launch.at, {})[name] = self.sources.unknowns.shown(default)
         return about
 
 
@@ -174,12 +153,3 @@ def _differs(launch: Launch, reading: Reading) -> bool:
         return other is not None
     more = set(loose(other.arguments)) - set(loose(launch.arguments))
     return any(HOLDS_OPTIONS.search(other.unknowns.shown(word)) for word in more)
-
-
-def _text(path: Path) -> str | None:
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_BYTES:
-            return None
-        return Unknowns.plain(path.read_text(encoding="utf-8").replace("\r\n", "\n"))
-    except (OSError, ValueError):
-        return None

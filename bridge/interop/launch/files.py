@@ -1,22 +1,26 @@
-"""Files that a script writes, and the settings in them."""
+"""Files that a script writes, with the settings in them, and files that it sources."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop import strict_json
+from bridge.interop.document import MAX_BYTES
 from bridge.interop.launch.relevance import bears
-from bridge.interop.launch.values import MARK, is_unknown
+from bridge.interop.launch.syntax import parse
+from bridge.interop.launch.values import MARK, Unknowns, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONFIGURATION", "WrittenFile", "settings_of", "written"]
+    from bridge.interop.launch.syntax import Script
+
+__all__ = ["CONFIGURATION", "Sources", "WrittenFile", "settings_of", "written"]
 
 CONFIGURATION = re.compile(r"\.(?:json|ya?ml|toml|cfg|ini|conf)$")
 JSON_PIECE = re.compile(rf'"(?:[^"\\]|\\.)*"|{MARK.pattern}')
@@ -95,3 +99,43 @@ def _without(content: dict[str, Any], late: dict[str, str], above: str) -> dict[
         else:
             found[key] = value
     return found
+
+
+class Sources:
+    """A launch script, the files next to it that it sources, and the strings in it that are scripts.
+
+    Args:
+        text: The launch script.
+        path: Where it stands.
+    """
+
+    def __init__(self, text: str, path: str) -> None:
+        self.path = path
+        self.unknowns = Unknowns()
+        self.script = parse(Unknowns.plain(text), path)
+        self._texts: dict[str, str | None] = {}
+        self._scripts: dict[str, Script] = {}
+
+    def beside(self, name: str) -> str | None:
+        """Return the text of a file next to the script, None where there is none."""
+        rest = MARK.split(name)[-1].lstrip("/") if MARK.search(name) else name
+        if not rest or rest.startswith(("/", "~")) or "\0" in rest:
+            return None
+        if rest not in self._texts:
+            self._texts[rest] = _text(Path(self.path).parent / rest)
+        return self._texts[rest]
+
+    def parsed(self, text: str) -> Script:
+        """Return the tree of a string or file that is a script; every reading asks for the same ones."""
+        if text not in self._scripts:
+            self._scripts[text] = parse(text, self.path)
+        return self._scripts[text]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            return None
+        return Unknowns.plain(path.read_text(encoding="utf-8").replace("\r\n", "\n"))
+    except (OSError, ValueError):
+        return None

@@ -8,27 +8,26 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.interop.launch.relevance import bearing, known, relevant
+from bridge.interop.launch.relevance import bears, is_variable, known, loose
 from bridge.interop.launch.values import Unknowns, is_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from bridge.interop.contract import Unmapped
     from bridge.interop.launch.files import WrittenFile
 
 __all__ = [
     "COMMAND_WORDS",
-    "MEGATRON_FLAGS",
-    "PYTHON",
+    "MEGATRON_ARGUMENTS",
+    "MODES",
     "QUIET",
-    "RUNNERS",
     "SHELLS",
     "Launch",
     "found_launch",
     "holds_arguments",
     "nested_script",
-    "started_script",
+    "trainings",
 ]
 
 COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
@@ -57,28 +56,31 @@ STARTERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed)$|^torch\.distribu
 HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
 TRAINERS = frozenset({"axolotl", "llamafactory-cli", "fairseq-train", "fairseq-hydra-train"})
 """Programs that train and are started by a name of their own."""
+PATH = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d|^[^-]*/", re.IGNORECASE)
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 TORCHTITAN = re.compile(
     r"--(?:model|training|job|float8|mx|quantize|parallelism|compile|activation_checkpoint|checkpoint|optimizer)\..+"
 )
-MEGATRON_FLAGS = frozenset(
+MEGATRON_ARGUMENTS = frozenset(
     {
         "--num-layers",
         "--hidden-size",
+        "--num-attention-heads",
         "--micro-batch-size",
         "--global-batch-size",
-        "--seq-length",
         "--tensor-model-parallel-size",
         "--pipeline-model-parallel-size",
-        "--num-attention-heads",
-        "--bf16",
-        "--fp16",
-        "--fp8-format",
-        "--fp4-format",
+        "--seq-length",
         "--train-iters",
         "--train-samples",
+        "--fp8-format",
+        "--fp4-format",
+        "--transformer-impl",
     }
 )
+"""Arguments by which a command line of Megatron-LM is known."""
+MODES = frozenset({"--bf16", "--fp16"})
+"""Switches in Megatron-LM, and followed by a value elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +109,6 @@ class Launch:
     """Variables that the environment may set, and whose default in the script decides about the precision."""
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
     """Files that the script has written before."""
-    lines: tuple[int, ...] = ()
-    """Lines that start the same, each on a way of its own; empty: this one alone."""
     names: tuple[str, ...] = ()
     """Programs that are started so, each on a way of its own; empty: this one alone."""
     place: int = 0
@@ -127,32 +127,23 @@ class Launch:
             where = f"arguments in {self.program}" if self.program else ""
             return "; ".join(filter(None, (where, *self.decisions)))
         name = " or ".join(self.names or (self.name,))
-        where = f"line {' or '.join(map(str, self.lines or (self.line,)))}, {name}"
-        return "; ".join((where, *self.decisions))
+        return "; ".join((f"line {self.line}, {name}", *self.decisions))
 
     @cached_property
-    def relevant(self) -> tuple[object, ...]:
-        """What of runner, arguments, environment and files bears on precision, or may once the run is known."""
-        return relevant(self.runner), relevant(self.arguments), *self._beside
+    def flags(self) -> frozenset[str]:
+        """The arguments without values behind `=`."""
+        return frozenset(word.partition("=")[0] for word in self.arguments)
 
     @cached_property
     def known(self) -> tuple[object, ...]:
-        """The same without words that only the run knows."""
-        return known(self.runner), known(self.arguments), *self._beside
+        """All that bears on precision without words that only the run knows.
 
-    @cached_property
-    def _beside(self) -> tuple[object, ...]:
-        """Variables that bear on precision, and the files of the script's own that the arguments name."""
-        variables = tuple(sorted(bearing(self.environment.items()).items()))
-        if not self.files:
-            return variables, ()
+        That is words of the runner and the arguments, variables, and files of the script's own that arguments name.
+        """
+        variables = tuple(sorted((name, value) for name, value in self.environment.items() if is_variable(name)))
         named = {str(PurePosixPath(self.unknowns.shown(word.rpartition("=")[2]))) for word in self.arguments}
-        return variables, tuple((name, file.precise) for name, file in self.files.items() if name in named)
-
-    @property
-    def starts_script(self) -> bool:
-        """Whether the program is another shell script."""
-        return SCRIPT.search(self.program) is not None
+        files = tuple((name, file.precise) for name, file in self.files.items() if name in named)
+        return known(self.runner), known(self.arguments), variables, files
 
     @cached_property
     def name(self) -> str:
@@ -165,28 +156,62 @@ def holds_arguments(text: str) -> bool:
     return HOLDS_ARGUMENTS.search(text) is not None
 
 
-def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
-    """Return runner, program and arguments where a command starts a Python program, else None."""
+def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:
+    """Return the launches that may train something, first those of which it is certain.
+
+    Where some have Megatron-LM's flags, those and launches that may set a precision are certain.
+
+    Args:
+        found: Launches in their order.
+        strict: Leave out all others.
+    """
+    if not any(_has_flags(launch) for launch in found):
+        return tuple(found)
+    certain = [launch for launch in found if _has_flags(launch) or _may_set_precision(launch)]
+    return (*certain, *(launch for launch in found if launch not in certain and not strict))
+
+
+def _has_flags(launch: Launch) -> bool:
+    lost = {word for loss in launch.unmapped for word in str(loss.value).split()}
+    return bool((MEGATRON_ARGUMENTS | MODES) & (launch.flags | lost))
+
+
+def _may_set_precision(launch: Launch) -> bool:
+    """Return whether a launch has words that bear on precision, or unknown ones that may hold such."""
+    shown = launch.unknowns.shown
+    words = [
+        word
+        for word in (*known(launch.arguments), *loose(launch.arguments))
+        if word.startswith(("--", "@")) or holds_arguments(shown(word)) or not PATH.search(shown(word))
+    ]
+    return bool(words) or any(map(bears, launch.runner))
+
+
+def found_launch(words: list[str], environment: Mapping[str, str]) -> tuple[list[str], str, list[str]] | None:
+    """Return runner, program and arguments where a command starts a training program, else None."""
     if not words or words[0] in QUIET or words[0].startswith("-"):
         return None
-    known = any(RUNNERS.search(word) for word in words[:40])
+    is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
-        if _is_code(words, place):
-            break
         if word.startswith("-") and word != "-m":
             continue
-        if PurePosixPath(word).name in TRAINERS:
+        name = PurePosixPath(word).name
+        own = name in TRAINERS or (name == "run_train.sh" and _is_torchtitan(words[place + 1 :], environment))
+        if own or word.endswith(".py") or (word.endswith(".py'") and is_run):
             return words[:place], word, words[place + 1 :]
-        if word.endswith(".py") or (word.endswith(".py'") and known):
-            return words[:place], word, words[place + 1 :]
-        if word == "-m" and known and place + 1 < len(words):
+        if word == "-m" and is_run and place + 1 < len(words):
             module = words[place + 1]
             if not module.startswith(("torch.distributed", "accelerate.commands", "pip", "deepspeed.launcher")):
                 return words[:place], module, words[place + 2 :]
-    if MEGATRON_FLAGS & set(words):
-        first = next((place for place, word in enumerate(words) if word.startswith("--")), 0)
-        return [], words[0], words[first:]
+    if (MEGATRON_ARGUMENTS | MODES) & set(words):
+        first = next(place for place, word in enumerate(words) if word.startswith("--"))
+        return [], next((word for word in words if SCRIPT.search(word)), words[0]), words[first:]
     return _unnamed(words)
+
+
+def _is_torchtitan(arguments: list[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a script is torchtitan's own."""
+    return environment.get("CONFIG_FILE", "").endswith(".toml") or any(map(TORCHTITAN.fullmatch, arguments))
 
 
 def _unnamed(words: list[str]) -> tuple[list[str], str, list[str]] | None:
@@ -194,54 +219,28 @@ def _unnamed(words: list[str]) -> tuple[list[str], str, list[str]] | None:
 
     Where nothing follows the unknown word, it may be program and arguments in one and counts as both.
     """
-    start = next((place for place in range(len(words) - 1, -1, -1) if STARTERS.search(words[place])), len(words))
+    start = max((place for place, word in enumerate(words) if STARTERS.search(word)), default=len(words))
+    python = start < len(words) and PYTHON.search(words[start]) is not None
     for place in range(start + 1, len(words)):
         word, before = words[place], words[place - 1]
-        if PYTHON.search(words[start]) and word in ("-c", "-m", "-"):
+        if python and word in ("-c", "-m", "-"):
             return None
-        is_value = before.startswith("-") and place - 1 > start and not PYTHON.search(words[start])
-        if not word.startswith("-") and not is_value:
-            rest = words[place + 1 :] or words[place:]
-            return (words[:place], word, rest) if is_unknown(word) else None
+        if not word.startswith("-") and (python or place - 1 == start or not before.startswith("-")):
+            return (words[:place], word, words[place + 1 :] or words[place:]) if is_unknown(word) else None
     return None
-
-
-def _is_code(words: list[str], place: int) -> bool:
-    """Return whether the word is the program that `python -c` is given."""
-    if place < 2 or words[place - 1] != "-c":
-        return False
-    before = next((word for word in reversed(words[: place - 1]) if not word.startswith("-")), "")
-    return PYTHON.search(before) is not None
-
-
-def started_script(words: list[str], environment: Mapping[str, str]) -> tuple[list[str], str, list[str], bool] | None:
-    """Return runner, program and arguments where a command starts another shell script, else None.
-
-    The last item says whether that is known to train something: torchtitan's own `run_train.sh`.
-    """
-    if not words or words[0] in QUIET or words[0].startswith("-"):
-        return None
-    place = next((at for at, word in enumerate(words) if SCRIPT.search(word) and not word.startswith("-")), None)
-    if place is None:
-        return None
-    program, arguments = words[place], words[place + 1 :]
-    file = environment.get("CONFIG_FILE", "")
-    own = file.endswith(".toml") or any(TORCHTITAN.fullmatch(word) for word in arguments)
-    return words[:place], program, arguments, own and PurePosixPath(program).name == "run_train.sh"
 
 
 def nested_script(words: list[str]) -> str | None:
     """Return the script that a command hands to a shell as one word: `bash -c "..."`, `srun ... "..."`."""
     if not words or words[0] in QUIET:
         return None
-    for place, word in enumerate(words):
-        if PurePosixPath(word).name in SHELLS and place + 1 < len(words):
-            for rest, option in enumerate(words[place + 1 : place + 4], place + 1):
-                if re.fullmatch(r"-\w*c", option) and rest + 1 < len(words):
-                    return words[rest + 1]
-                if not option.startswith("-"):
-                    break
-    if any(word.endswith(".py") or _is_code(words, place) for place, word in enumerate(words)):
+    shell = next((place for place, word in enumerate(words) if PurePosixPath(word).name in SHELLS), len(words))
+    for place in range(shell + 1, len(words) - 1):
+        if re.fullmatch(r"-\w*c", words[place]):
+            return words[place + 1]
+        if not words[place].startswith("-"):
+            break
+    if any(word.endswith(".py") or PYTHON.search(word) for word in words):
         return None
     strings = [word for word in words if re.search(r"\s", word.strip()) and re.search(r"\.py\b|\s-m\s|--[a-z]", word)]
     return strings[0] if len(strings) == 1 and len(strings[0]) > 20 else None

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Unmapped
@@ -19,17 +19,17 @@ from bridge.interop.launch.launches import (
     Launch,
     found_launch,
     nested_script,
-    started_script,
 )
 from bridge.interop.launch.relevance import PRECISION_WORDS
 from bridge.interop.launch.syntax import COMMANDS, statements
-from bridge.interop.launch.values import Unknowns, Values, is_unknown, name_of
+from bridge.interop.launch.values import Values, is_unknown, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tree_sitter import Node
 
+    from bridge.interop.launch.files import Sources
     from bridge.interop.launch.syntax import Command, Script
 
 __all__ = ["Assumptions", "Choice", "Reader", "Reading"]
@@ -91,31 +91,17 @@ class Reading:
     """What is not read, in order."""
 
 
-class Shared(Protocol):
-    """What all readings of one script share."""
-
-    unknowns: Unknowns
-
-    def beside(self, name: str) -> str | None:
-        """Return the text of a file next to the script, None where there is none."""
-
-    def parsed(self, text: str) -> Script:
-        """Return the tree of a string or file that is a script."""
-
-
 class Reader:
     """Reads a script under some assumptions.
 
     Args:
-        script: The script.
-        path: What it is called in messages.
+        sources: The script, and what all its readings share.
         given: What this reading assumes.
-        shared: What all readings of the script share.
     """
 
-    def __init__(self, script: Script, path: str, given: Assumptions, shared: Shared) -> None:
-        self.script, self.path, self.shared = script, path, shared
-        self.unknowns = unknowns = shared.unknowns
+    def __init__(self, sources: Sources, given: Assumptions) -> None:
+        self.sources, self.script, self.path = sources, sources.script, sources.path
+        self.unknowns = unknowns = sources.unknowns
         self.forced = dict(given.choice.forced)
         self.values = Values(unknowns, given.stated, dict(given.choice.assumed), given.open)
         self.found = Reading(defaulted=self.values.defaulted)
@@ -123,8 +109,6 @@ class Reader:
         self.files: Mapping[str, WrittenFile] = {}
         self.functions: dict[str, tuple[Script, Node]] = {}
         self.called: set[str] = set()
-        self.scripts: list[str] = []
-        """Other shell scripts that it starts."""
         self.steps = self.depth = self.sourced = 0
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
@@ -509,7 +493,7 @@ class Reader:
 
     def source(self, words: list[str], line: int) -> None:
         """Read a file that stands beside the script in the same environment; note any other."""
-        text = self.shared.beside(words[1]) if len(words) > 1 and self.sourced < MAX_SOURCED else None
+        text = self.sources.beside(words[1]) if len(words) > 1 and self.sourced < MAX_SOURCED else None
         self.sourced += text is not None
         if text is None or not self.parsed(text, line):
             self.found.notes[f"source {self.unknowns.shown(' '.join(words[1:2]))}"] = None
@@ -526,7 +510,7 @@ class Reader:
     def parsed(self, text: str, line: int) -> bool:
         """Read a text that is a script; return whether it can be parsed."""
         try:
-            script = self.shared.parsed(text)
+            script = self.sources.parsed(text)
             self.within(script, statements(script.root), self.line or line)
         except PayloadError:
             return False
@@ -540,15 +524,7 @@ class Reader:
         if inner is not None and self.nested(inner, command.line):
             return
         environment = {**self.exported, **prefix}
-        started, other = found_launch(words), started_script(words, environment)
-        notes: tuple[str, ...] = ()
-        if other is not None:
-            runner, program, arguments, trains = other
-            note = f"script {self.unknowns.shown(program)}"
-            if (started is not None and started[1] in (program, words[0])) or (trains and started is None):
-                started, notes = (runner, program, arguments), (note,)
-            elif started is None:
-                self.scripts.append(note)
+        started = found_launch(words, environment)
         if started is None:
             return
         runner, program, arguments = started
@@ -562,7 +538,6 @@ class Reader:
                 runner=tuple(runner),
                 environment={name: self.unknowns.shown(value) for name, value in environment.items()},
                 late=frozenset(name for name, value in environment.items() if is_unknown(value)),
-                notes=notes,
                 files=self.files,
                 place=sum(one.line == line for one in self.found.launches),
                 unknowns=self.unknowns,
@@ -610,7 +585,6 @@ class Reader:
             arguments=(*(word for name in merged for word in holders[name]), *self.stray),
             environment={name: self.unknowns.shown(value) for name, value in self.exported.items()},
             late=frozenset(name for name, value in self.exported.items() if is_unknown(value)),
-            notes=tuple(self.scripts),
             files=self.files,
             unknowns=self.unknowns,
         )

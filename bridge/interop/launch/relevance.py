@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRECISION_WORDS",
-    "bearing",
     "bears",
+    "is_variable",
     "known",
     "loose",
     "may_hold_options",
-    "relevant",
 ]
 
 PRECISION_WORDS = re.compile(
@@ -35,7 +34,6 @@ OTHER_OPTIONS = re.compile(
 )
 """Options that the systems beside Megatron-LM read with those."""
 OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
-VARIABLE_OF_A_FILE = frozenset({"CONFIG_FILE"})
 MODES = ("--bf16", "--fp16")
 """Switches in Megatron-LM, and followed by a value elsewhere."""
 
@@ -46,13 +44,8 @@ def bears(text: str) -> bool:
     return PRECISION_WORDS.search(text) is not None or OTHER_OPTIONS.fullmatch(text) is not None
 
 
-def relevant(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that bear on precision: such flags with their values, and unknown words that may hold some."""
-    return tuple(word for word, before in _pairs(words) if _counts(word, before) or _may_hold(word, before))
-
-
 def known(words: Sequence[str]) -> tuple[str, ...]:
-    """Return what `relevant` does without words that only the run knows."""
+    """Return the words that bear on precision and are known: such flags with their values."""
     return tuple(word for word, before in _pairs(words) if _counts(word, before) and not _may_hold(word, before))
 
 
@@ -61,13 +54,9 @@ def loose(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word, before in _pairs(words) if _may_hold(word, before))
 
 
-def bearing(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the variables of an environment that bear on precision."""
-    return {
-        name: value
-        for name, value in variables
-        if bears(name) or name.startswith("ACCELERATE_") or name in VARIABLE_OF_A_FILE
-    }
+def is_variable(name: str) -> bool:
+    """Return whether a variable of the environment bears on precision."""
+    return bears(name) or name.startswith("ACCELERATE_") or name == "CONFIG_FILE"
 
 
 def _pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:

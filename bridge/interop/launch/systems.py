@@ -7,32 +7,27 @@ says is handed to the system's own `import_`; what it leaves to another file is 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from bridge.interop.contract import Unmapped
 from bridge.interop.launch.files import settings_of
-from bridge.interop.launch.launches import holds_arguments
-from bridge.interop.launch.line import BY_ITSELF, TRAINER, CommandLine, Line, lost
-from bridge.interop.launch.trainings import TOOLS
+from bridge.interop.launch.launches import MEGATRON_ARGUMENTS, MODES, holds_arguments
 from bridge.interop.launch.values import is_unknown
-from bridge.interop.launch.words import nested, typed
+from bridge.interop.launch.words import CommandWords, nested, typed
 from bridge.interop.megatron_deepspeed import is_read
-from bridge.interop.megatron_lm.effects import SAY_IT
+from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
-    from bridge.interop.contract import Unmapped
     from bridge.interop.launch.launches import Launch
 
 __all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
 
-MEGATRON_LM = re.compile(
-    r"--(?:num-layers|hidden-size|num-attention-heads|micro-batch-size|global-batch-size|tensor-model-parallel-size"
-    r"|pipeline-model-parallel-size|seq-length|train-iters|train-samples|fp8-format|fp4-format|transformer-impl)"
-)
 MEGATRON_PROGRAMS = re.compile(r"(?:^|/)pretrain_\w+\.py$|Megatron-LM")
 NEMO = (
     "exp_manager.",
@@ -50,8 +45,124 @@ OWNERS = ("model", "optimizer", "ddp")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 TORCHTITAN = ("training.mixed_precision_param", "training.mixed_precision_reduce", "training.dtype", "model.converters")
 TORCHTITAN_BLOCKS = ("quantize.", "float8.", "mx.")
+TOOLS = re.compile(r"(?:^|[/._])(?:convert|export|preprocess|prepare|download|merge|tokenize)(?:_\w+)*(?:\.py)?$")
+"""Names of programs that make data or checkpoints for a training."""
 FAIRSEQ = re.compile(r"(?:^|/)(?:fairseq[-_]\w[\w-]*)(?:$|[./])")
 TAKES_A_FILE = frozenset({"axolotl", "llamafactory-cli", "llamafactory"})
+TRAINER = {
+    "per_device_train_batch_size": True,
+    "per_device_eval_batch_size": False,
+    "num_train_epochs": True,
+    "gradient_accumulation_steps": True,
+    "model_name_or_path": False,
+    "output_dir": False,
+    "do_train": True,
+    "lr_scheduler_type": True,
+    "gradient_checkpointing": True,
+    "warmup_ratio": True,
+    "save_strategy": False,
+    "dataset_name": False,
+}
+"""Options of scripts that parse transformers' `TrainingArguments`, and whether only a program that trains has one."""
+TRAINING = {"max_steps", "learning_rate", "bf16", "fp16", *(name for name, trains in TRAINER.items() if trains)}
+"""Options without which a program that takes two of the others need not train: one that converts a model, say."""
+FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file", "job.config_file", "config")
+"""Options that name a file which can set the precision."""
+NOT_READ = "it is not read, and may set the precision too"
+BY_ITSELF = "Convert it by itself."
+BRANCH = "the file alone does not decide this branch; the precision read here is that of the way named"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """What one launch says in the words of the system that reads it."""
+
+    system: str
+    evidence: str
+    """Why it is taken for that system's, as a clause."""
+    payload: object = None
+    context: Mapping[str, object] = field(default_factory=dict)
+    """What the line says of the things that a file of the system cannot say."""
+    beside: tuple[Unmapped, ...] = ()
+    """What the line leaves open, and the files it names."""
+    elsewhere: str = ""
+    """The file, or the system, that decides; there is no payload then."""
+    is_foreign: bool = False
+    """No system here reads it at all, whatever file it names."""
+    said_by: str = "flags"
+    """What decides: "flags" of the program, those of the "launcher", or "variables" that the script exports."""
+
+
+class Line:
+    """A launch with its words sorted."""
+
+    def __init__(self, launch: Launch, context: Mapping[str, object]) -> None:
+        self.launch, self.context = launch, context
+        shown = launch.unknowns.shown
+        self.words = CommandWords(launch.arguments, shown)
+        names = [word if word == "accelerate.commands.launch" else PurePosixPath(word).name for word in launch.runner]
+        places = [at for at, name in enumerate(names) if name in ("accelerate", "accelerate.commands.launch")]
+        self.accelerate = CommandWords(launch.runner[places[0] + 1 :], shown) if places else None
+        self.fabric = CommandWords(launch.runner, shown) if "fabric" in launch.runner[:2] else None
+
+    def is_trainer(self, *, forced: bool = False) -> bool:
+        """Return whether the program takes transformers' arguments."""
+        given = self.words.options.keys() | self.words.undecided.keys()
+        return (
+            forced
+            or (len(TRAINER.keys() & given) > 1 and bool(TRAINING & given))
+            or "per_device_train_batch_size" in given
+        )
+
+    def beside(
+        self, used: Collection[str] = (), *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
+    ) -> tuple[Unmapped, ...]:
+        """Return the records of what the line leaves open.
+
+        Args:
+            used: Variables of the environment that were read.
+            read: The program's options and overrides that were read; None: all of them.
+            files: Options that name a file which was not read.
+        """
+        launch, found = self.launch, []
+        for name, value in {**self.words.options, **self.words.overrides}.items() if read is not None else ():
+            if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
+                detail = "an option of the program that this bridge does not read"
+                where = self.words.written.get(name, name)
+                found.append(lost(where, value, detail, "Look it up where the program is from."))
+        for words in filter(None, (self.words, self.accelerate, self.fabric)):
+            found += [
+                lost(words.written[name], words.options[name], NOT_READ, BY_ITSELF)
+                for name in files
+                if isinstance(words.options.get(name), str)
+            ]
+            found += [
+                lost(words.written.get(name, name), late, LATE, SAY_IT)
+                for name, late in words.undecided.items()
+                if bears_on_precision(name) or name in (*FILES, *words.overrides)
+            ]
+            loose = dict.fromkeys(words.loose)
+            found += [lost(text, None, f"it may hold further options; {LATE}", SAY_IT) for text in loose]
+        found += [lost(decision, "taken", BRANCH, SAY_IT) for decision in launch.decisions]
+        found += [*launch.unmapped, *(lost(note, None, NOT_READ, BY_ITSELF) for note in launch.notes)]
+        found += [
+            lost(f"${name}", value, DEFAULT_TAKEN, SAY_IT, "implied default")
+            for name, value in launch.defaulted.items()
+        ]
+        for name, value in launch.environment.items():
+            if name == "CONFIG_FILE" and name not in used:
+                found.append(lost(name, value, NOT_READ, BY_ITSELF))
+            elif name in launch.late and bears_on_precision(name.lower()):
+                found.append(lost(name, value, LATE, SAY_IT))
+            elif name not in used and bears_on_precision(name.lower()):
+                detail = "a variable of the environment, not part of a recipe"
+                found.append(lost(name, value, detail, "Export it for the new run as well."))
+        return tuple(found)
+
+
+def lost(name: str, value: object, detail: str, remedy: str, reason: str = "unsupported") -> Unmapped:
+    """Return a record."""
+    return Unmapped(field=name, value=value, reason=reason, detail=detail, remedy=remedy)
 
 
 def read(launch: Launch, context: Mapping[str, object], chosen: str | None = None) -> CommandLine | None:
@@ -65,7 +176,7 @@ def read(launch: Launch, context: Mapping[str, object], chosen: str | None = Non
     line = Line(launch, context)
     if chosen is not None:
         return READERS[chosen](line, True) if chosen in READERS else None
-    if any(MEGATRON_LM.fullmatch(word.partition("=")[0]) for word in launch.arguments):
+    if MEGATRON_ARGUMENTS & launch.flags:
         return None
     found = _foreign(line) or _trainer_file(line)
     for reader in READERS.values():
@@ -80,9 +191,8 @@ def is_megatron(launch: Launch) -> bool:
     """
     if MEGATRON_PROGRAMS.search(launch.program):
         return True
-    words = {word.partition("=")[0] for word in launch.arguments}
-    own = sum(MEGATRON_LM.fullmatch(word) is not None for word in words)
-    return own > 1 or bool(words & {"--bf16", "--fp16"}) or (not launch.line and own > 0)
+    own = len(MEGATRON_ARGUMENTS & launch.flags)
+    return own > 1 or bool(launch.flags & MODES) or (not launch.line and own > 0)
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
@@ -176,7 +286,7 @@ def _lightning(line: Line, forced: bool) -> CommandLine | None:
 def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
     options = line.words.options
     own = [key for key in options if key in TORCHTITAN or key.startswith(TORCHTITAN_BLOCKS)]
-    program = "torchtitan" in line.module.lower() or PurePosixPath(line.module).name == "run_train.sh"
+    program = "torchtitan" in line.launch.program.lower() or PurePosixPath(line.launch.program).name == "run_train.sh"
     if not own and not program and not forced:
         return None
     evidence = _evidence(own, "an option of torchtitan's") if own else "starts torchtitan"
@@ -197,7 +307,7 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     from bridge.interop.huggingface.importer import arguments
 
     payload = arguments(line.words.known)
-    found = sorted(TRAINER & payload.keys(), key=lambda name: (name != "per_device_train_batch_size", name))
+    found = sorted(TRAINER.keys() & payload.keys(), key=lambda name: (name != "per_device_train_batch_size", name))
     evidence = _evidence([line.words.written.get(name, name) for name in found], "an argument of transformers' Trainer")
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
     environment, used = _environment(line)
@@ -283,7 +393,7 @@ def _accelerate(line: Line, forced: bool) -> CommandLine | None:
 
 def _trainer_file(line: Line) -> CommandLine | None:
     """Return the line of a trainer that reads everything from the file it is given."""
-    program = PurePosixPath(line.module).name
+    program = PurePosixPath(line.launch.program).name
     name = program.split(".")[0]
     named = [word for word in line.words.rest if re.search(r"\.(ya?ml|json)$", word)]
     if name not in TAKES_A_FILE or not named or (program == name and "train" not in line.words.rest):
@@ -317,12 +427,12 @@ def _written_by_the_script(line: Line, name: str, evidence: str) -> CommandLine 
 
 def _foreign(line: Line) -> CommandLine | None:
     """Return a line that no system here reads although its options look like those of one."""
-    if FAIRSEQ.search(line.module):
+    if FAIRSEQ.search(line.launch.program):
         evidence = "starts fairseq, whose options no system here reads"
         return CommandLine(system="pytorch", evidence=evidence, elsewhere="fairseq", is_foreign=True)
-    if TOOLS.search(line.module) and not any(bears_on_precision(word) for word in line.launch.arguments):
+    if TOOLS.search(line.launch.program) and not any(bears_on_precision(word) for word in line.launch.arguments):
         evidence = "starts a tool by its name, and no training"
-        return CommandLine(system="pytorch", evidence=evidence, elsewhere=line.module, is_foreign=True)
+        return CommandLine(system="pytorch", evidence=evidence, elsewhere=line.launch.program, is_foreign=True)
     return None
 
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.launches import Launch, holds_arguments
+from bridge.interop.launch.launches import Launch, holds_arguments, trainings
 from bridge.interop.launch.relevance import may_hold_options
-from bridge.interop.launch.trainings import trainings
 from bridge.interop.launch.values import is_unknown
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
 from bridge.precision.fields import LAYER_COUNTS
@@ -108,9 +107,8 @@ class Arguments:
             if _names_files(key)
         ]
         words = [loss.field for loss in self.unmapped if loss.reason == "unsupported"]
-        scripts = [note.removeprefix("script ") for note in self.notes if note.startswith("script ")]
         others = [self.used_by] if self.used_by else []
-        return list(dict.fromkeys((*self.undecided, *files, *words, *scripts, *others)))
+        return list(dict.fromkeys((*self.undecided, *files, *words, *others)))
 
     def file(self, name: str) -> WrittenFile | None:
         """Return the file of this name that the script writes, or None."""

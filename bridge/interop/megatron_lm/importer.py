@@ -105,7 +105,7 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     is_silent = not run.is_started and not run.settings
     named = _unsaid(run, builder) if is_silent else ()
     is_open = is_silent and run.is_fragment
-    mode = _mode(run, builder, is_silent=is_silent)
+    mode, is_unstated = _mode(run, builder, is_silent=is_silent)
     is_open |= mode == "fp32" and run.is_started and bool(run.used_by)
     engine, semantics = megatron_deepspeed.is_engine(run), None
     for key, written in run.settings.items():
@@ -114,8 +114,11 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     if engine:
         mode, semantics = megatron_deepspeed.cross(run, mode, builder)
         is_open |= semantics is None
+        is_unstated &= semantics is None or mode == "fp32"
     else:
         megatron_effects.reduction(run, mode, builder)
+    if is_unstated:
+        builder.leave_mode(run.decided_by)
     megatron_effects.scheme(run, builder, modern=modern)
     if not engine:
         megatron_effects.loss_scale(mode, builder)
@@ -130,7 +133,7 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
 
 def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
     """Report that nothing is started and no precision is said, the files first that may; return these."""
-    decided = tuple(note for note in run.notes if note.startswith(("source ", "script ")))
+    decided = tuple(note for note in run.notes if note.startswith("source "))
     for note in decided:
         detail = "nothing is started here, and the precision is not stated: what it sets or starts decides"
         builder.report(note, None, "unsupported", detail, "Convert it by itself.")
@@ -139,21 +142,21 @@ def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
     return decided
 
 
-def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> str:
+def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[str, bool]:
+    """Return the mode of the arguments, and whether another source decides it."""
     on = [name for name in ("fp16", "bf16") if name in run]
     for name in on:
         builder.map(run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name})
     is_off = any(name in run.settings and run.settings[name].value is False for name in ("fp16", "bf16"))
-    if not on and run.decided_by and not is_off:
-        builder.leave_mode(run.decided_by)
-    elif not on:
+    is_open = not on and bool(run.decided_by) and not is_off
+    if not on and not is_open:
         builder.fields["fp32"] = True
     if "fp32" in builder.fields and not is_silent:
         detail = f"without --bf16 or --fp16 {TITLE} trains in FP32"
         if run.elsewhere:
             detail += f", unless {', '.join(run.elsewhere)} says otherwise"
         builder.implied("--bf16", False, detail)
-    return on[-1] if on else "fp32"
+    return on[-1] if on else "fp32", is_open
 
 
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:

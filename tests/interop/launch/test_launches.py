@@ -335,7 +335,7 @@ def test_only_programs_that_may_train_are_runs() -> None:
 
 def test_a_launch_of_another_system_stays_behind_those_with_flags() -> None:
     found = launches("accelerate launch a.py\npython prep.py\ntorchrun u.py --num-layers 2 --bf16")
-    assert [launch.program for launch in found] == ["u.py", "a.py"]
+    assert [launch.program for launch in found] == ["u.py", "a.py", "prep.py"]
 
 
 def test_a_program_that_only_the_run_names_is_a_launch() -> None:

@@ -280,7 +280,7 @@ def test_a_way_without_arguments_is_told_and_its_file_named() -> None:
     found = lost(run)
     assert found["CONFIG_FILE"] == "./x.toml"
     assert found['line 3, $ROOT/run_train.sh; line 2, not [ -n "$MX" ]'] == "./x.toml"
-    assert {'line 2, if [ -n "$MX" ]', "script $ROOT/run_train.sh"} <= found.keys()
+    assert 'line 2, if [ -n "$MX" ]' in found
     with pytest.raises(PayloadError, match=r"takes its precision from ./x.toml, which is not read"):
         runs_of(script(CONVERTED), None, {"variables": "MX="})
 
