@@ -133,7 +133,7 @@ def described(chosen: argparse.Namespace) -> Described:
     return Described(
         values=run,
         plan=precision_plan(run.precision, model, parallel, optimizer=run.optimizer, ddp=run.ddp),
-        workload=Workload.of(model, run.train, data_parallel=parallel.data),
+        workload=Workload.of(model, run.section("train"), data_parallel=parallel.data),
         capability=target.capability if target is not None else None,
     )
 
@@ -141,8 +141,8 @@ def described(chosen: argparse.Namespace) -> Described:
 def with_vocabulary(run: RunValues) -> dict[str, Any]:
     """Return the model's fields with the vocabulary that the data bring: text is tokenised to bytes."""
     model = dict(run.model)
-    if model.get("vocab_size") is None and run.data:
-        model["vocab_size"] = run.data.get("vocab_size") or BYTES
+    if model.get("vocab_size") is None and run.section("data"):
+        model["vocab_size"] = run.section("data").get("vocab_size") or BYTES
     return model
 
 

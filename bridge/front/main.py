@@ -26,12 +26,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from bridge.errors import BridgeError
-from bridge.front.compose import JOB, VERSION_BASE, Search, as_hydra_reads, composed, prepared, retraced
-from bridge.front.container import container
+from bridge.front.compose import JOB, VERSION_BASE, Search, as_hydra_reads, composed, prepared, register, retraced
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.loader import config_folder, decoded_sections, run_of
+from bridge.front.loader import config_folder, container, decoded_sections, run_of
 from bridge.front.sections import SECTIONS
-from bridge.front.source import register
 
 if TYPE_CHECKING:
     import argparse
@@ -73,9 +71,9 @@ def main(
     arguments.overrides = as_hydra_reads(arguments.overrides)
     try:
         search = Search(
-            main=_config_path(arguments.config_path) or str(config_path),
-            extra=Path(arguments.config_dir) if arguments.config_dir else None,
-            config_name=arguments.config_name or config_name,
+            _config_path(arguments.config_path) or str(config_path),
+            arguments.config_name or config_name,
+            arguments.config_dir,
         )
         try:
             _run(job, arguments, search, name)
