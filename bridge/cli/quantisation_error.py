@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.cli.arguments import add_command, as_overrides, print_json
+
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_parser"]
+__all__ = ["add_parsers"]
 
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parsers(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "quantisation-error", help="measure what FP8 or FP4 does to a model's operands, per layer"
-    )
+    text = "measure what FP8 or FP4 does to a model's operands, per layer"
+    parser = add_command(commands, "quantisation-error", _quantisation_error, text)
     parser.add_argument("name", help="recipe, in any spelling, or an alias")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for scripts/train.py, model=gpt_tiny say")
     parser.add_argument("--config-path", metavar="FOLDER", help="the configs of the training script (default: conf)")
@@ -33,13 +33,10 @@ def add_parser(commands: Any) -> None:
         help=f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)",
     )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="write quantisation.csv and quantisation.png there")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
-def run(chosen: argparse.Namespace) -> None:
+def _quantisation_error(chosen: argparse.Namespace) -> None:
     """Measure and print."""
-    from bridge.cli.run_values import as_overrides
     from bridge.front import compose
     from bridge.front.loader import config_folder
     from bridge.report.quantisation import plot_quantisation, quantisation_table, write_quantisation
@@ -58,7 +55,7 @@ def run(chosen: argparse.Namespace) -> None:
         write_quantisation(chosen.out / "quantisation.csv", rows)
         plot_quantisation(chosen.out / "quantisation.png", rows, title=chosen.name)
     if chosen.json:
-        print(json.dumps([_finite(dataclasses.asdict(row)) for row in rows], indent=2))
+        print_json([_finite(dataclasses.asdict(row)) for row in rows])
         return
     show(quantisation_table(rows, title=chosen.name))
     if chosen.out is not None:

@@ -49,7 +49,7 @@ def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, stric
 
 
 def refuse_wrong_objects(owners: list[Owner]) -> None:
-    """Refuse a sync without owners, and what cannot be one: a class, plain data, another role's config, one in two roles."""
+    """Refuse to have no owner, and what cannot be one: a class, plain data, another role's config, one in two roles."""
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
         raise PrecisionTypeError.of("model", rule, None, "Give the model's config, say.")
