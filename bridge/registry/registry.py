@@ -43,20 +43,17 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
 
 __all__ = [
-    "ENTRY_POINT_GROUP",
-    "ENVIRONMENT_VARIABLE",
     "MIXED_PRECISION_RECIPES",
     "REGISTRY",
     "Recipe",
     "Registry",
-    "Sources",
     "get_mixed_precision_config",
     "is_auto",
     "load_recipes_from",
     "register",
 ]
 
-ENTRY_POINT_GROUP = "bridge.recipes"
+PLUGINS = "bridge.recipes"
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
 
@@ -89,41 +86,6 @@ class Recipe:
         """``file:line`` of the function."""
         file, line = _source(self.function)
         return ":".join(str(part) for part in (file, line) if part is not None) or repr(self.function)
-
-
-class Sources:
-    """Loads every source once, on first use. A source that fails is logged and does not stop the others."""
-
-    def __init__(self, *, plugins: bool = True) -> None:
-        self.broken: dict[str, str] = {}
-        """Plugin, or entry of the variable -> why it was not loaded."""
-        self._plugins = plugins
-        self._loaded = False
-        self._lock = threading.RLock()
-
-    def load(self) -> None:
-        """Load plugins and what `BRIDGE_RECIPES` names, unless that was done before."""
-        if not self._plugins:
-            return
-        with self._lock:  # other threads wait for the first; what it loads may itself look recipes up
-            if self._loaded:
-                return
-            self._loaded = True
-            for point in entry_points(group=ENTRY_POINT_GROUP):
-                try:
-                    point.load()
-                except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
-                    self._report(f"plugin {point.name!r} ({point.value})", error)
-            for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
-                try:
-                    load_recipes_from([name], key=ENVIRONMENT_VARIABLE)
-                except (Exception, SystemExit) as error:  # noqa: BLE001  likewise
-                    self._report(f"{ENVIRONMENT_VARIABLE} entry {name!r}", error)
-
-    def _report(self, what: str, error: BaseException) -> None:
-        why = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
-        self.broken[what] = why
-        log.warning("Recipes not loaded: %s: %s", what, why)
 
 
 def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:
@@ -178,12 +140,38 @@ def _import_file(path: Path) -> None:
 
 
 class Registry:
-    """Named recipes. Every lookup makes a fresh config."""
+    """Named recipes. Every lookup makes a fresh config.
 
-    def __init__(self, sources: Sources | None = None) -> None:
-        self.sources = sources if sources is not None else Sources()
+    Installed plugins and what `BRIDGE_RECIPES` names are loaded once, on first use. A source that fails is logged and
+    does not stop the others.
+    """
+
+    def __init__(self, *, plugins: bool = True) -> None:
+        self.broken: dict[str, str] = {}
+        """Plugin, or entry of the variable -> why it was not loaded."""
         self._recipes: dict[str, Recipe] = {}
         self._aliases: dict[str, str] = {}
+        self._is_loaded = not plugins
+        self._lock = threading.RLock()
+
+    def _load(self) -> None:
+        with self._lock:  # other threads wait for the first; what it loads may itself look recipes up
+            if self._is_loaded:
+                return
+            self._is_loaded = True
+            sources: dict[str, Callable[[], object]] = {
+                f"plugin {point.name!r} ({point.value})": point.load for point in entry_points(group=PLUGINS)
+            }
+            for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
+                partial = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)
+                sources[f"{ENVIRONMENT_VARIABLE} entry {name!r}"] = partial
+            for source, load in sources.items():
+                try:
+                    load()
+                except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
+                    why = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
+                    self.broken[source] = why
+                    log.warning("Recipes not loaded: %s: %s", source, why)
 
     @overload
     def register(self, function: F, /) -> F: ...
@@ -208,7 +196,7 @@ class Registry:
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
-        self.sources.load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
+        self._load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
         own_name = name if name is not None else getattr(function, "__name__", None)
         if not callable(function) or not isinstance(own_name, str):
             raise RecipeSourceError(
@@ -248,7 +236,7 @@ class Registry:
 
     def recipe(self, name: str) -> Recipe:
         """Return the recipe of that name or alias, in either spelling; UnknownRecipeError where there is none."""
-        self.sources.load()
+        self._load()
         wanted = canonical(name)
         found = self._recipes.get(self._aliases.get(wanted, wanted))
         if found is None:
@@ -275,7 +263,7 @@ class Registry:
 
     def recipes(self) -> list[Recipe]:
         """Return every recipe, in order of registration."""
-        self.sources.load()
+        self._load()
         return list(self._recipes.values())
 
     def names(self) -> list[str]:
@@ -284,11 +272,11 @@ class Registry:
 
     def aliases(self) -> dict[str, str]:
         """Return alias -> canonical name."""
-        self.sources.load()
+        self._load()
         return dict(self._aliases)
 
     def __contains__(self, name: object) -> bool:
-        self.sources.load()
+        self._load()
         wanted = canonical(name) if isinstance(name, str) else ""
         return wanted in self._recipes or wanted in self._aliases
 

@@ -8,7 +8,7 @@ import pytest
 
 from bridge import MIXED_PRECISION_RECIPES, MixedPrecisionConfig, get_mixed_precision_config, register
 from bridge.errors import DuplicateRecipeError, RecipeSourceError, UnknownRecipeError
-from bridge.registry.registry import REGISTRY, Registry, Sources, load_recipes_from
+from bridge.registry.registry import REGISTRY, Registry, load_recipes_from
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +20,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(Sources(plugins=False))
+    return Registry(plugins=False)
 
 
 def test_register_works_bare_and_with_arguments(registry: Registry) -> None:
@@ -215,7 +215,7 @@ def test_an_installed_plugin_brings_its_recipes_and_a_broken_one_is_named(tmp_pa
         (info / "entry_points.txt").write_text(f"[bridge.recipes]\n{name} = {name}\n")
     done = run(
         "from bridge.registry.registry import REGISTRY\n"
-        "print('team_recipe' in REGISTRY, 'bf16_mixed' in REGISTRY, REGISTRY.sources.broken)",
+        "print('team_recipe' in REGISTRY, 'bf16_mixed' in REGISTRY, REGISTRY.broken)",
         PYTHONPATH=str(tmp_path),
     )
     assert done.stdout == "True True {\"plugin 'bad_plugin' (bad_plugin)\": 'RuntimeError: half finished'}\n", (
