@@ -167,7 +167,7 @@ def rule_dict(rule: Rule) -> dict[str, Any]:
         "title": rule.title,
         "about": rule.path,
         "says": _spoken(rule.message),
-        "ways_out": [_spoken(way) for way in rule.remedies],
+        "remedies": [_spoken(remedy) for remedy in rule.remedies],
         "explanation": rule.explanation,
         "holds_for": [str(versions) for versions in rule.versions],
         "source": rule.source,
@@ -190,8 +190,8 @@ def _rule_text(row: dict[str, Any]) -> str:
     lines = [f"{row['id']}, {row['severity']}: {row['title']}", f"  {row['about']}: {row['says']}."]
     if row["explanation"]:
         lines.append(f"  {row['explanation']}")
-    lines.append("  Ways out:")
-    lines += [f"    - {_capital(way)}{'' if way.endswith('?') else '.'}" for way in row["ways_out"]]
+    lines.append("  Remedies:")
+    lines += [f"    - {_capital(remedy)}{'' if remedy.endswith('?') else '.'}" for remedy in row["remedies"]]
     lines += [f"  Holds for {versions}." for versions in row["holds_for"]]
     lines.append(f"  Source: {row['source']}.")
     lines.append(f"  Evidence: {row['evidence']} ({row['evidence_means']}).")
