@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_command, add_run_command, print_json, read_run, write_file
 from bridge.errors import RunConfigError
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     import argparse
@@ -97,59 +98,47 @@ def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
 
 def _support_matrix(chosen: argparse.Namespace) -> None:
     """Print the matrix, or one target's column of it with the reasons."""
+    from bridge.preflight.support import matrix, support
+    from bridge.preflight.target import parse_target
+
     if chosen.json and chosen.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")
     if chosen.target:
-        _one_target(chosen)
-        return
-    rows = _rows()
-    if chosen.json:
-        print_json({name: {column: _plain(found) for column, found in row.items()} for name, row in rows.items()})
-    elif chosen.markdown:
-        print(matrix_markdown())
+        target = parse_target(chosen.target)
+        found = {name: support(name, target) for name in REGISTRY.names()}
+        content: Any = {"target": str(target), "recipes": {name: _plain(one) for name, one in found.items()}}
+        rows = [["recipe", str(target), "why"], *([name, _cell(one), one.reason] for name, one in found.items())]
     else:
-        cells = [["", *next(iter(rows.values()))]]
-        cells += [[name, *map(_cell, row.values())] for name, row in rows.items()]
-        _print_columns(cells, " ")
+        whole = matrix(REGISTRY.names())
+        content = {name: {column: _plain(one) for column, one in row.items()} for name, row in whole.items()}
+        rows = _cells(whole)
+    if chosen.json:
+        print_json(content)
+    elif chosen.markdown:
+        print(_markdown(rows))
+    else:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def matrix_markdown() -> str:
     """Return the matrix as a Markdown table."""
-    rows = _rows()
-    columns = list(next(iter(rows.values())))
-    lines = [f"| recipe | {' | '.join(columns)} |", f"|---{'|---' * len(columns)}|"]
-    lines.extend(f"| {name} | {' | '.join(map(_cell, row.values()))} |" for name, row in rows.items())
-    return "\n".join(lines)
-
-
-def _rows() -> dict[str, dict[str, Support]]:
     from bridge.preflight.support import matrix
-    from bridge.registry.registry import REGISTRY
 
-    return matrix(REGISTRY.names())
-
-
-def _one_target(chosen: argparse.Namespace) -> None:
-    from bridge.preflight.support import support
-    from bridge.preflight.target import parse_target
-    from bridge.registry.registry import REGISTRY
-
-    target = parse_target(chosen.target)
-    found = {name: support(name, target) for name in REGISTRY.names()}
-    if chosen.json:
-        print_json({"target": str(target), "recipes": {name: _plain(one) for name, one in found.items()}})
-    elif chosen.markdown:
-        print(f"| recipe | {target} | why |\n|---|---|---|")
-        print("\n".join(f"| {name} | {_cell(one)} | {one.reason} |" for name, one in found.items()))
-    else:
-        cells = [["", str(target), ""], *([name, WORDS[one.verdict], one.reason] for name, one in found.items())]
-        _print_columns(cells, "  ")
+    return _markdown(_cells(matrix(REGISTRY.names())))
 
 
-def _print_columns(rows: list[list[str]], gap: str) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print(gap.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+def _cells(whole: dict[str, dict[str, Support]]) -> list[list[str]]:
+    return [
+        ["recipe", *next(iter(whole.values()))],
+        *([name, *map(_cell, row.values())] for name, row in whole.items()),
+    ]
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
 
 
 def _cell(found: Support) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,7 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     from bridge.front.loader import config_folder
     from bridge.report.quantisation import plot_quantisation, quantisation_table, write_quantisation
     from bridge.report.table import show  # rich is heavy
+    from bridge.training.metrics import finite
     from bridge.training.quantisation import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
@@ -55,15 +55,8 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
         write_quantisation(chosen.out / "quantisation.csv", rows)
         plot_quantisation(chosen.out / "quantisation.png", rows, title=chosen.name)
     if chosen.json:
-        print_json([_finite(dataclasses.asdict(row)) for row in rows])
+        print_json([finite(dataclasses.asdict(row)) for row in rows])
         return
     show(quantisation_table(rows, title=chosen.name))
     if chosen.out is not None:
         print(f"Heat map and rows: {chosen.out}")
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with numbers that JSON has: None for infinity and NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
-    }
