@@ -61,6 +61,7 @@ __all__ = [
     "as_hydra_reads",
     "composed",
     "prepared",
+    "recipe_sources",
     "register",
     "retraced",
 ]
@@ -355,17 +356,18 @@ def _recipes_from(search: Search, overrides: Sequence[Override]) -> tuple[str, .
     for override in overrides:
         if override.key_or_group == RECIPES:
             named = None if override.is_delete() else override.value()
-    if OmegaConf.is_config(named):
-        named = OmegaConf.to_container(named)
-    if named is None:
-        return ()
-    names = named if isinstance(named, list) else [named]
+    return recipe_sources(OmegaConf.to_container(named) if OmegaConf.is_config(named) else named)
+
+
+def recipe_sources(named: Any) -> tuple[str, ...]:
+    """Return the modules and files that a value of `recipes_from` names."""
+    names = named if isinstance(named, list) else [] if named is None else [named]
     if not all(isinstance(name, str) for name in names):
         raise RunConfigError.of(
             RECIPES,
             "must be a module or file, or a list of them",
             named,
-            "Write recipes_from=acme.recipes or recipes_from=[acme.recipes,lab/recipes.py].",
+            f"Write {RECIPES}=acme.recipes or {RECIPES}=[acme.recipes,lab/recipes.py].",
         )
     return tuple(names)
 

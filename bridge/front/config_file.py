@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bridge.errors import RunConfigError
-from bridge.front.compose import as_hydra_reads
+from bridge.front.compose import as_hydra_reads, recipe_sources
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import COMMAND_LINE, Origins, Problems, leaves
 from bridge.front.sections import KEYS, OWNERS, PRECISION, RECIPES, SECTIONS
@@ -67,7 +67,7 @@ class ConfigFile:
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
         """That recipe as the registry made it."""
-        self._load_recipes()
+        load_recipes_from(recipe_sources(self.whole.pop(RECIPES, None)))
         self._choose_recipe()
 
     @property
@@ -93,7 +93,7 @@ class ConfigFile:
             return
         self._set(key, value, delete=override.is_delete())
         if section == RECIPES:
-            self._load_recipes()
+            load_recipes_from(recipe_sources(self.whole.pop(RECIPES, None)))
         if key == PRECISION:
             self.choice = self.recipe = None
             self._choose_recipe()
@@ -112,14 +112,6 @@ class ConfigFile:
             return
         holder[last] = value
         self.by_key.update(dict.fromkeys(leaves(value, key), COMMAND_LINE))
-
-    def _load_recipes(self) -> None:
-        named = self.whole.pop(RECIPES, None)
-        names = [named] if isinstance(named, str) else named or ()
-        if not all(isinstance(name, str) for name in names):
-            rule = "must be a module or file, or a list of them"
-            raise RunConfigError.of(RECIPES, rule, named, f"Write {RECIPES}: acme.recipes, say.")
-        load_recipes_from(names)
 
     def _choose_recipe(self) -> None:
         """Put the fields that a recipe states in the place of its name, as Hydra's group does."""
