@@ -42,11 +42,12 @@ EVERYBODYS = frozenset({"bf16", "fp16"})
 RENAMED = {"enable_autocast": "autocast_enabled"}
 
 
-def import_(payload: object) -> ImportReport:
+def import_(payload: object, *, base: str | None = None) -> ImportReport:
     """Return what a Megatron Bridge configuration asks for.
 
     Args:
         payload: A recipe's name, a mapping of fields, or a run's configuration with a `mixed_precision` key.
+        base: Of overrides: the source of the configuration that they go over and that is not read, as a noun.
     """
     builder = ImportBuilder(TITLE)
     if isinstance(payload, str):
@@ -55,14 +56,14 @@ def import_(payload: object) -> ImportReport:
         remedy = "Give the parsed contents of the file."
         raise PayloadError(f"megatron-bridge: must be a mapping or a recipe's name, got {payload!r:.60}. {remedy}")
     if "mixed_precision" not in payload and not any(name in payload for name in OWNERS):
-        return _fields(payload, "", builder)
+        return _fields(payload, "", builder, base)
     chosen = payload.get("mixed_precision")
     if chosen is None:
-        return _of_owners(payload, builder)
+        return _of_owners(payload, builder, base)
     if isinstance(chosen, str):
         imported = _named(chosen, "mixed_precision", builder)
     elif isinstance(chosen, Mapping):
-        imported = _fields(chosen, "mixed_precision.", builder)
+        imported = _fields(chosen, "mixed_precision.", builder, base)
     else:
         rule = "must be a recipe's name or a mapping of fields"
         raise PayloadError(f"mixed_precision: {rule}, got {chosen!r:.60}. Correct it in the file.")
@@ -81,7 +82,7 @@ def _named(name: str, where: str, builder: ImportBuilder) -> ImportReport:
     return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
 
 
-def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder) -> ImportReport:
+def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a mapping of fields; with `_target_` it is a constructor call, without it is assigned key by key."""
     constructed = "_target_" in values
     if constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
@@ -99,10 +100,14 @@ def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder) -> I
             builder.map(prefix + name, **({} if token is None else {name: token}))
         elif name not in TWINS and name not in TWINS.values():
             builder.map(prefix + name, **{name: value})
-    if not (constructed or prefix) and not any(name in values for name in ("fp32", "fp16", "bf16")):
-        builder.leave_mode("the config that these fields override")
+    if (base or not (constructed or prefix)) and not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
+        builder.leave_mode(base or "the config that these fields override")
+    elif base:
+        detail = f"{base} is not read, and decides the fields that are not stated here"
+        builder.report("mixed_precision", None, "unsupported", detail, "Convert that too.")
     _twins(values, prefix, builder, constructed=constructed)
-    _defaults(prefix, builder)
+    if base is None:
+        _defaults(prefix, builder)
     config = MixedPrecisionConfig.from_dict(builder.fields)
     return builder.finish(semantics=semantics_of(config))
 
@@ -133,7 +138,7 @@ def _defaults(prefix: str, builder: ImportBuilder) -> None:
     )
 
 
-def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder) -> ImportReport:
+def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
     for owner in OWNERS:
         section = payload.get(owner)
@@ -150,6 +155,10 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder) -> ImportRepo
                 builder.map(where)
             else:
                 _other(where, str(key), value, builder)
+    if base is not None:
+        if not any(builder.fields.get(name) for name in ("fp16", "bf16")):
+            builder.leave_mode(base)
+        return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(builder.fields)))
     detail = "without mixed_precision the model's own settings decide"
     builder.report("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
     if not any(builder.fields.get(name) for name in ("fp16", "bf16")):

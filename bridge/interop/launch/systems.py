@@ -42,6 +42,19 @@ NEMO = (
     "model.optim.",
 )
 OWNERS = ("model", "optimizer", "ddp")
+COMPUTE_DTYPES = {
+    "bf16": "bf16_mixed",
+    "fp8_cs": "bf16_with_fp8_current_scaling_mixed",
+    "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8_mx": "bf16_with_mxfp8_mixed",
+    "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+"""`--compute_dtype` of Megatron Bridge's performance scripts -> the recipe whose mode and scheme it means.
+
+Source: Megatron Bridge scripts/performance/utils/precision.py.
+"""
+SCHEME = ("bf16", "params_dtype", "fp8", "fp8_recipe", "fp4", "fp4_recipe")
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 TORCHTITAN = ("training.mixed_precision_param", "training.mixed_precision_reduce", "training.dtype", "model.converters")
 TORCHTITAN_BLOCKS = ("quantize.", "float8.", "mx.")
@@ -216,32 +229,35 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
 
 
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
+    from bridge.registry.registry import REGISTRY
+
     own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
     recipe = line.words.options.get("recipe", line.words.undecided.get("recipe"))
-    if isinstance(recipe, str) and not own and not forced:
-        from bridge.registry.registry import REGISTRY
-
+    named = isinstance(recipe, str)
+    if named and not own and not forced and recipe not in REGISTRY:
         evidence = f"has `--recipe {recipe}`, as Megatron Bridge's scripts take it"
-        if recipe not in REGISTRY:
-            return CommandLine(system="megatron-bridge", evidence=evidence, elsewhere=f"the recipe {recipe}")
-        own["mixed_precision"] = recipe
+        return CommandLine(system="megatron-bridge", evidence=evidence, elsewhere=f"the recipe {recipe}")
     beside = {key: typed(value) for key, value in line.words.overrides.items() if key.split(".")[0] in OWNERS}
-    if not own and not (forced and beside):
+    if not (own or named) and not (forced and beside):
         return None
-    name = own.pop("mixed_precision", None)
+    evidence = "has the override `mixed_precision`, which Megatron Bridge's scripts and ours take"
+    if named and not own:
+        evidence = f"has `--recipe {recipe}`, as Megatron Bridge's scripts take it"
+    name = own.pop("mixed_precision", recipe if named and recipe in REGISTRY else None)
     fields = nested({key: typed(value) for key, value in own.items()}).get("mixed_precision", {})
+    context: dict[str, Any] = {}
     if name is not None and fields:
-        from bridge.registry.registry import REGISTRY
-
         fields = {**REGISTRY.get(name).to_dict(), **fields}
+    elif name is None:
+        context["base"] = f"the recipe {recipe}" if named else f"the recipe that {line.launch.name} loads"
+        compute = COMPUTE_DTYPES.get(str(line.words.options.get("compute_dtype")))
+        scheme = REGISTRY.get(compute).to_dict() if compute is not None else {}
+        fields = {key: value for key, value in scheme.items() if key in SCHEME} | fields
     payload: dict[str, Any] = {"mixed_precision": fields or name} if fields or name else {}
     payload |= nested(beside)
-    evidence = "has the override `mixed_precision`, which Megatron Bridge's scripts and ours take"
+    read = (*own, "mixed_precision", "compute_dtype", *beside)
     return CommandLine(
-        system="megatron-bridge",
-        evidence=evidence,
-        payload=payload,
-        beside=line.beside(read=(*own, "mixed_precision", *beside)),
+        system="megatron-bridge", evidence=evidence, payload=payload, context=context, beside=line.beside(read=read)
     )
 
 

@@ -80,6 +80,30 @@ def test_a_recipe_decides_unless_the_registry_knows_its_name() -> None:
     assert (run.system.name, run.imported.config.mode) == ("megatron-bridge", "bf16")
 
 
+@pytest.mark.parametrize(
+    ("words", "decided_by"),
+    [
+        ("run_recipe.py --recipe llama3_8b_pretrain_config", "the recipe llama3_8b_pretrain_config"),
+        ("pretrain.py", "the recipe that pretrain.py loads"),
+    ],
+)
+@pytest.mark.parametrize("override", ["grad_reduce_in_fp32=false", "fp8_recipe=mxfp8"])
+def test_overrides_of_a_recipe_that_is_not_read_state_no_mode(words: str, decided_by: str, override: str) -> None:
+    run = only(f"python {words} mixed_precision.{override}")
+    assert (run.system.name, run.imported.decided_by, run.imported.semantics) == (
+        "megatron-bridge",
+        decided_by,
+        "unstated",
+    )
+    assert run.imported.config.stated == {override.partition("=")[0]}
+
+
+def test_the_compute_dtype_of_a_performance_script_names_the_mode() -> None:
+    script = "python bootstrap.py --model_recipe_name llama3_8b --compute_dtype fp8_mx"
+    config = only(f"{script} mixed_precision.grad_reduce_in_fp32=true").imported.config
+    assert (config.mode, config.fp8_recipe, config.grad_reduce_in_fp32) == ("bf16", "mxfp8", True)
+
+
 # -- what the run itself printed ---------------------------------------------------------------------------------------
 
 
