@@ -125,7 +125,8 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
     names = [str(name) for name in known]
     if str(value) in names and not isinstance(value, bool):  # "2" for 2
         return known[names.index(str(value))]
-    raise _none_of(value, names)
+    hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
+    raise WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 
 
 def _text(value: Any, *, optional: bool) -> str | None:
@@ -156,15 +157,13 @@ def _item(item: Any, annotation: Any, whole: Any) -> Any:
 
 
 def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
-    for member in kind:
-        if isinstance(value, str) and value.lower() in (member.name.lower(), str(member.value).lower()):
-            return member
-    raise _none_of(value, list(kind.__members__))
-
-
-def _none_of(value: Any, names: list[str]) -> WrongValueError:
+    if isinstance(value, str):
+        for member in kind:
+            if value.lower() in (member.name.lower(), str(member.value).lower()):
+                return member
+    names = [member.name for member in kind]
     hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
-    return WrongValueError(f"must be one of {', '.join(names)}", value, hint)
+    raise WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 
 
 def _spelled(annotation: Any) -> str:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bridge.interop.builders import ExportBuilder, ImportBuilder
 
-__all__ = ["MODULES", "ROWWISE", "ROWWISE_REMEDY", "export_gather", "export_layers", "import_gather"]
+__all__ = [
+    "MODULES",
+    "ROWWISE",
+    "ROWWISE_REMEDY",
+    "export_gather",
+    "export_layers",
+    "import_gather",
+    "report_gather",
+]
 
 ROWWISE = "torchao scales each row by itself, with powers of two; Megatron has no such scheme, so no FP8 was written"
 ROWWISE_REMEDY = "Choose tensorwise or blockwise scaling by hand."
@@ -18,8 +26,13 @@ def import_gather(builder: ImportBuilder, setting: str, gather: bool) -> None:
     """Map the gather of weights in FP8, and report what Megatron does more."""
     builder.map(setting, fp8_param_gather=gather)
     if gather:
-        detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
-        builder.report(setting, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
+        report_gather(builder, setting)
+
+
+def report_gather(builder: ImportBuilder, setting: str) -> None:
+    """Report what Megatron does more than gather weights in FP8."""
+    detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
+    builder.report(setting, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
 
 
 def export_gather(builder: ExportBuilder) -> None:

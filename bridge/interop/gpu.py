@@ -5,32 +5,17 @@ from __future__ import annotations
 import re
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
+from bridge.rules.gpus import GPUS
 
 __all__ = ["CAPABILITIES", "capability"]
 
 CAPABILITIES = {
     "p100": (6, 0),
-    "v100": (7, 0),
-    "t4": (7, 5),
-    "a100": (8, 0),
-    "a10": (8, 6),
     "a40": (8, 6),
     "a6000": (8, 6),
-    "rtx3090": (8, 6),
-    "l4": (8, 9),
-    "l40s": (8, 9),
-    "rtx4090": (8, 9),
-    "h100": (9, 0),
-    "h200": (9, 0),
-    "gh200": (9, 0),
-    "b200": (10, 0),
-    "gb200": (10, 0),
-    "b300": (10, 3),
-    "gb300": (10, 3),
-    "rtx5090": (12, 0),
-    "cpu": None,
+    **{name: gpu.capability for gpu in GPUS.values() for name in (gpu.name, *gpu.aliases) if gpu.name != "mi300x"},
 }
-"""Name of a card -> its compute capability; None: no CUDA at all. Source: NVIDIA, "CUDA GPU Compute Capability"."""
+"""Name of a card -> its compute capability; None: no CUDA at all."""
 
 
 def capability(gpu: object) -> tuple[int, int] | None:

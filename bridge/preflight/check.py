@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bridge.preflight.setup import Setup
     from bridge.rules.rule import RuleFinding
 
-__all__ = ["Report", "check", "refuse_unknown"]
+__all__ = ["Report", "check"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
         RunConfigError: An id that no rule has, or an empty reason.
     """
     reasons = silenced or {}
-    refuse_unknown(reasons)
+    _refuse_unknown(reasons)
     found = ask(_GATES, setup)
     if found:
         found.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
@@ -90,8 +90,9 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
     )
 
 
-def refuse_unknown(reasons: Mapping[str, str]) -> None:
-    """Refuse to silence what is no rule, or without a reason."""
+def _refuse_unknown(reasons: Mapping[str, str]) -> None:
+    if not reasons:
+        return
     known = [rule.id for rule in RULES]
     for name, reason in reasons.items():
         if name not in known:

@@ -48,66 +48,16 @@ def test_a_file_is_read_whole() -> None:
     payload = json.loads(SAMPLE.read_text())
     imported = huggingface.import_(payload)
     check_nothing_dropped(payload, imported, beside=OTHER)
-    for name in ("bf16_full_eval", "torch_compile", "optim"):
+    for name in ("bf16_full_eval", "torch_compile", "optim", "fp16_opt_level", "half_precision_backend"):
         assert reasons(imported, name) == ["unsupported"]
-    for name in ("fp16_opt_level", "half_precision_backend"):
-        assert reasons(imported, name) == ["dead knob"]
 
 
-REFUSED = "5 has no such argument and refuses it"
-
-
-@pytest.mark.parametrize(
-    ("payload", "field", "reason", "detail"),
-    [
-        (
-            {"fp16": True, "half_precision_backend": "apex"},
-            "half_precision_backend",
-            "semantics",
-            "in transformers 4 NVIDIA's Apex casts instead of torch's autocast, at fp16_opt_level (O1 unless it is "
-            "written); ",
-        ),
-        ({"fp16": True, "fp16_backend": "apex"}, "fp16_backend", "semantics", "in transformers 4 NVIDIA's Apex casts"),
-        (
-            {"bf16": True, "half_precision_backend": "apex"},
-            "half_precision_backend",
-            "dead knob",
-            "transformers 4 reads it in FP16 only, and refuses it in BF16; ",
-        ),
-        (
-            {"fp16": True, "half_precision_backend": "auto"},
-            "half_precision_backend",
-            "dead knob",
-            "torch's autocast casts all the same in transformers 4, and ",
-        ),
-        (
-            {"fp16": True, "fp16_opt_level": "O2"},
-            "fp16_opt_level",
-            "dead knob",
-            "read where half_precision_backend is apex (transformers 4), and ",
-        ),
-        (
-            {"fp16": True, "half_precision_backend": "apex", "fp16_opt_level": "O2"},
-            "fp16_opt_level",
-            "semantics",
-            "in transformers 4 Apex makes the weights FP16, over FP32 masters; ",
-        ),
-        (
-            {"fp16": True, "half_precision_backend": "apex", "fp16_opt_level": "O1"},
-            "fp16_opt_level",
-            "semantics",
-            "in transformers 4 Apex casts per function over FP32 weights, which is what was read; ",
-        ),
-    ],
-)
-def test_apex_acts_in_transformers_4_and_is_refused_in_5(
-    payload: dict[str, Any], field: str, reason: str, detail: str
-) -> None:
-    imported = huggingface.import_(payload)
-    (loss,) = (loss for loss in imported.unmapped if loss.field == field)
-    assert loss.reason == reason
-    assert loss.detail.startswith(detail)
-    assert loss.detail.endswith(REFUSED)
+def test_arguments_that_transformers_5_removed_are_reported() -> None:
+    for name in ("fp16_backend", "half_precision_backend", "fp16_opt_level"):
+        (loss,) = (loss for loss in huggingface.import_({"fp16": True, name: "apex"}).unmapped if loss.field == name)
+        assert loss.reason == "unsupported"
+        assert loss.detail.startswith("in transformers 4 ")
+        assert loss.detail.endswith("5 has no such argument and refuses it")
 
 
 def test_arguments_of_the_launcher_are_named() -> None:

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridge.interop.builders import WGRAD
+from bridge.interop.float8 import MODULES, export_gather, export_layers, import_gather, report_gather
+from bridge.interop.unsupported import report_rows
+
 if TYPE_CHECKING:
     from bridge.interop.builders import ExportBuilder, ImportBuilder
     from bridge.interop.settings import Settings
@@ -71,22 +75,16 @@ def _import_te(builder: ImportBuilder, fp8: Settings) -> None:
     if fp8.given(name):
         builder.map(fp8.name(name), **fields)
     else:
-        builder.fields |= fields
         detail = "HYBRID in accelerate; Transformer Engine's MXFP8 class has E4M3" if block else f"HYBRID in {VERSION}"
-        builder.report(fp8.name("fp8_format"), format_, "implied default", detail, "Write it down to be sure.")
+        builder.implied(fp8.name("fp8_format"), format_, detail, **fields)
     builder.fields["fp8_recipe"] = "mxfp8" if block else "delayed"
     if fp8.given("use_mxfp8_block_scaling"):
         builder.map(fp8.name("use_mxfp8_block_scaling"), fp8_recipe=builder.fields["fp8_recipe"])
     _amax(builder, fp8, block=block)
-    for key, detail in (
-        ("interval", "Transformer Engine 1.8 and later ignores it"),
-        ("use_autocast_during_eval", "whether evaluation runs in FP8; a recipe is about training"),
-    ):
-        if fp8.given(key):
-            reason = "dead knob" if key == "interval" else "unsupported"
-            builder.report(
-                fp8.name(key), fp8[key], reason, detail, "Drop it." if reason == "dead knob" else "Decide there."
-            )
+    if fp8.given("interval"):
+        detail = "Transformer Engine 1.8 and later ignores it"
+        builder.report(fp8.name("interval"), fp8["interval"], "dead knob", detail, "Drop it.")
+    report_rows(builder, fp8, "accelerate_te")
     _overrides(builder, fp8)
 
 
@@ -103,13 +101,7 @@ def _amax(builder: ImportBuilder, fp8: Settings, *, block: bool) -> None:
                 builder.report(fp8.name(key), fp8[key], "dead knob", detail, "Drop it.")
         return
     for key, (field, value, default) in settings.items():
-        if value is not None:
-            builder.map(fp8.name(key), **{field: value})
-        else:
-            builder.fields[field] = default
-            builder.report(
-                fp8.name(key), default, "implied default", f"{default} in {VERSION}", "Write it down to be sure."
-            )
+        builder.take(fp8.name(key), field, value, default, f"{default} in {VERSION}")
     builder.fields["fp8_amax_compute_algo"] = "max"
     if algorithm == "max":
         builder.map(fp8.name("amax_compute_algo"), fp8_amax_compute_algo="max")
@@ -146,99 +138,69 @@ def _import_ao(builder: ImportBuilder, fp8: Settings) -> None:
     builder.fields |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
     gather = fp8.switch("enable_fsdp_float8_all_gather")
     name = fp8.name("enable_fsdp_float8_all_gather")
-    builder.fields["fp8_param_gather"] = True if gather is None else gather
     if gather is None:
-        detail = f"on in {VERSION}, off in torchao itself"
-        builder.report(name, True, "implied default", detail, "Write it down to be sure.")
+        builder.implied(name, True, f"on in {VERSION}, off in torchao itself", fp8_param_gather=True)
+        report_gather(builder, name)
     else:
-        builder.map(name, fp8_param_gather=gather)
-    if gather is not False:
-        detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
-        builder.report(name, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
-    if fp8.given("pad_inner_dim"):
-        detail = "whether odd shapes are padded to 16; numbers do not change"
-        builder.report(
-            fp8.name("pad_inner_dim"), fp8.switch("pad_inner_dim"), "unsupported", detail, "Use multiples of 16."
-        )
+        import_gather(builder, name, gather)
+    fp8.switch("pad_inner_dim")
+    report_rows(builder, fp8, "accelerate_ao")
     detail = "the first and the last nn.Linear stay in high precision: modules, not layers"
     if fp8.given("module_filter_func"):
         detail = "a function that chooses modules cannot be converted"
-    remedy = "State first_last_layers_bf16 if you want whole layers."
-    builder.report(fp8.name("module_filter_func"), fp8.values.get("module_filter_func"), "approximated", detail, remedy)
-    config = fp8.values.get("config")
-    if config is not None:
-        builder.report(fp8.name("config"), config, "unsupported", "an object", "Convert it by itself, from torchao.")
+    builder.report(
+        fp8.name("module_filter_func"), fp8.values.get("module_filter_func"), "approximated", detail, MODULES
+    )
 
 
 def _import_msamp(builder: ImportBuilder, fp8: Settings) -> None:
     level = fp8.word("opt_level", ("O1", "O2")) or "O2"
     detail = "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does, and it is unmaintained"
-    builder.report(
-        fp8.name("opt_level"), level, "unsupported", detail, "Choose an FP8 recipe by hand; BF16 was written."
-    )
+    remedy = "Choose an FP8 recipe by hand; BF16 was written."
+    builder.report(fp8.name("opt_level"), level, "unsupported", detail, remedy)
 
 
 def export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
     """Return the `fp8_config` for the config's FP8, or None where no back end has it."""
     config = builder.config
+    block: dict[str, Any]
     if config.fp8 == "hybrid" and config.fp8_recipe == "tensorwise":
-        return _export_ao(builder)
-    if config.fp8_recipe == "mxfp8":
+        block = {"backend": "AO", "enable_fsdp_float8_all_gather": config.fp8_param_gather, "pad_inner_dim": True}
+        mapped = {"fp8": "backend", "fp8_recipe": "backend"}
+        if not config.fp8_param_gather:
+            mapped |= dict.fromkeys(("fp8_param_gather", "fp8_param"), "enable_fsdp_float8_all_gather")
+        export_gather(builder)
+        export_layers(builder, "Pass a module_filter_func to choose them.")
+    elif config.fp8_recipe == "mxfp8":
         block = {"backend": "TE", "fp8_format": str(config.fp8).upper(), "use_mxfp8_block_scaling": True}
-        builder.map("fp8", "fp8_config.fp8_format")
-        builder.map("fp8_recipe", "fp8_config.use_mxfp8_block_scaling")
-        _report_te(builder)
-        return block
-    if config.fp8_recipe != "delayed":
+        mapped = {"fp8": "fp8_format", "fp8_recipe": "use_mxfp8_block_scaling"}
+    elif config.fp8_recipe == "delayed":
+        block = {
+            "backend": "TE",
+            "fp8_format": str(config.fp8).upper(),
+            "margin": config.fp8_margin,
+            "amax_history_len": config.fp8_amax_history_len,
+            "amax_compute_algo": "max",
+        }
+        mapped = {"fp8": "fp8_format", "fp8_recipe": "backend"}
+        mapped |= {"fp8_margin": "margin", "fp8_amax_history_len": "amax_history_len"}
+        if config.fp8_amax_compute_algo == "max":
+            mapped["fp8_amax_compute_algo"] = "amax_compute_algo"
+        else:
+            detail = "accelerate never hands most_recent on, and Transformer Engine takes max; max was written"
+            remedy = "Use a history of 1, under which both are the same."
+            builder.report("fp8_amax_compute_algo", "approximated", detail, remedy)
+        if not config.fp8_wgrad:
+            builder.report("fp8_wgrad", "dead knob", WGRAD, "Drop it.")
+    else:
         detail = f"no back end of {VERSION} has {config.fp8_recipe} scaling in {config.fp8}, so no FP8 was written"
-        for field in ("fp8", "fp8_recipe", "fp8_param_gather"):
-            if field == "fp8" or (field in config.stated and config.to_dict()[field]):
-                builder.report(field, "unsupported", detail, "Use delayed, MXFP8 or tensorwise hybrid scaling.")
+        fields = ("fp8", "fp8_recipe", "fp8_param_gather")
+        builder.report_if_on(fields, detail, "Use delayed, MXFP8 or tensorwise hybrid scaling.")
         return None
-    block = {
-        "backend": "TE",
-        "fp8_format": str(config.fp8).upper(),
-        "margin": config.fp8_margin,
-        "amax_history_len": config.fp8_amax_history_len,
-        "amax_compute_algo": "max",
-    }
-    builder.map("fp8", "fp8_config.fp8_format")
-    builder.map("fp8_recipe", "fp8_config.backend")
-    builder.map("fp8_margin", "fp8_config.margin")
-    builder.map("fp8_amax_history_len", "fp8_config.amax_history_len")
-    if config.fp8_amax_compute_algo == "max":
-        builder.map("fp8_amax_compute_algo", "fp8_config.amax_compute_algo")
-    else:
-        detail = "accelerate never hands most_recent on, and Transformer Engine takes max; max was written"
-        builder.report(
-            "fp8_amax_compute_algo", "approximated", detail, "Use a history of 1, under which both are the same."
-        )
-    if not config.fp8_wgrad:
-        detail = "Transformer Engine 2.0 and later cannot turn it off"
-        builder.report("fp8_wgrad", "dead knob", detail, "Drop it.")
-    _report_te(builder)
+    for field, setting in mapped.items():
+        builder.map(field, f"fp8_config.{setting}")
+    if block["backend"] == "TE" and config.fp8_param_gather:
+        detail = "accelerate replaces modules of a finished model and keeps its weights as they are"
+        remedy = "Do without FP8 weights there."
+        builder.report_if_stated(("fp8_param_gather", "fp8_param"), "unsupported", detail, remedy)
     return block
-
-
-def _report_te(builder: ExportBuilder) -> None:
-    for field in ("fp8_param_gather", "fp8_param"):
-        if builder.values[field]:
-            detail = "accelerate replaces modules of a finished model and keeps its weights as they are"
-            builder.report_if_stated(field, "unsupported", detail, "Do without FP8 weights there.")
-
-
-def _export_ao(builder: ExportBuilder) -> dict[str, Any]:
-    config = builder.config
-    for field in ("fp8", "fp8_recipe"):
-        builder.map(field, "fp8_config.backend")
-    if config.fp8_param_gather:
-        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
-        for field in ("fp8_param_gather", "fp8_param"):
-            builder.report_if_stated(field, "approximated", detail, "Nothing to do; it acts under FSDP2 only.")
-    else:
-        for field in ("fp8_param_gather", "fp8_param"):
-            builder.map(field, "fp8_config.enable_fsdp_float8_all_gather")
-    if config.first_last_layers_bf16:
-        detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
-        builder.report("first_last_layers_bf16", "approximated", detail, "Pass a module_filter_func to choose them.")
-    return {"backend": "AO", "enable_fsdp_float8_all_gather": config.fp8_param_gather, "pad_inner_dim": True}

@@ -18,7 +18,7 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.deepspeed.unsupported import LOOKS_LIKE_PRECISION
 from bridge.interop.gpu import capability
-from bridge.interop.scaler import assume_torch_scaler, report_scaler
+from bridge.interop.scaler import export_scaler, import_scaler, report_scaler
 from bridge.interop.settings import Settings
 
 if TYPE_CHECKING:
@@ -111,13 +111,7 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml") -> ExportReport:
             handler = {backend: name for name, backend in HANDLERS.items()}[block.pop("backend")]
             payload[handler] = block
     if shape == "arguments" and config.fp16 and config.loss_scale is None:
-        payload["GradScalerKwargs"] = {
-            "init_scale": float(config.initial_loss_scale or 65536.0),
-            "growth_interval": int(config.loss_scale_window),
-        }
-        builder.map("initial_loss_scale", "GradScalerKwargs.init_scale")
-        builder.map("loss_scale_window", "GradScalerKwargs.growth_interval")
-        report_scaler(builder, TITLE, settable=("initial_loss_scale", "loss_scale_window"))
+        payload["GradScalerKwargs"] = export_scaler(builder, TITLE, "GradScalerKwargs")
     else:
         report_scaler(builder, TITLE)
     return builder.finish(payload)
@@ -223,26 +217,11 @@ def _fp8(builder: ImportBuilder, top: Settings, assumed: str | None, *, on: bool
 
 def _scaler(builder: ImportBuilder, top: Settings, *, used: bool) -> None:
     given = top.section("GradScalerKwargs")
-    fields = {"init_scale": "initial_loss_scale", "growth_interval": "loss_scale_window"}
-    if not used:
+    if used:
+        import_scaler(builder, given, TITLE)
+    else:
         for key, value in given.values.items():
             builder.report(given.name(key), value, "dead knob", "only FP16 has a scaler", "Drop it, or use fp16.")
-        return
-    taken = []
-    for key, field in fields.items():
-        value = given.number(key, least=0) if key == "init_scale" else given.whole(key, least=1)
-        if value is not None:
-            builder.map(given.name(key), **{field: value})
-            taken.append(field)
-    for key, usual in (("growth_factor", 2.0), ("backoff_factor", 0.5), ("enabled", True)):
-        if given.given(key) and given[key] != usual:
-            detail = (
-                f"Megatron's scaler has {usual:g} built in" if key != "enabled" else "Megatron always scales in FP16"
-            )
-            builder.report(given.name(key), given[key], "unsupported", detail, "Accept it, or scale the loss yourself.")
-        elif given.given(key):
-            builder.map(given.name(key))
-    assume_torch_scaler(builder, TITLE, given=tuple(taken))
 
 
 def _report_others(builder: ImportBuilder, top: Settings, compute: str) -> None:
@@ -259,25 +238,22 @@ def _report_others(builder: ImportBuilder, top: Settings, compute: str) -> None:
     backend = dynamo.values.get("dynamo_backend") if dynamo else top.values.get("dynamo_backend")
     if backend not in (None, "NO", "no"):
         if compute == "no":
-            builder.fields["tf32"] = True
             detail = f"with a compile back end and mixed_precision no, {VERSION} turns TF32 on"
-            builder.report("dynamo_backend", backend, "implied default", detail, "State tf32=false for exact FP32.")
+            builder.implied("dynamo_backend", backend, detail, tf32=True)
         else:
             detail = "compiled kernels may round elsewhere; a recipe does not say whether to compile"
             builder.report("dynamo_backend", backend, "unsupported", detail, "Choose it where you train next.")
     if top.values.get("megatron_lm_config"):
         detail = "arguments of Megatron-LM itself"
-        builder.report(
-            "megatron_lm_config", top["megatron_lm_config"], "unsupported", detail, "Convert those from megatron-lm."
-        )
+        given = top["megatron_lm_config"]
+        builder.report("megatron_lm_config", given, "unsupported", detail, "Convert those from megatron-lm.")
     hooks = top.section("DistributedDataParallelKwargs")
     for key in ("comm_hook", "comm_wrapper"):
         hook = getattr(hooks.values.get(key), "value", hooks.values.get(key))
         if hook is not None and str(hook).lower() != "no":
             detail = "gradients are compressed for DDP's all-reduce, whatever they are computed in"
-            builder.report(
-                hooks.name(key), hook, "unsupported", detail, "Reduce in the dtype of the gradients instead."
-            )
+            remedy = "Reduce in the dtype of the gradients instead."
+            builder.report(hooks.name(key), hook, "unsupported", detail, remedy)
     autocast = top.section("AutocastKwargs")
     for key, usual in (("enabled", True), ("cache_enabled", None)):
         if key in autocast and autocast[key] not in (usual, None):

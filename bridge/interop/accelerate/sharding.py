@@ -80,9 +80,8 @@ def import_fsdp(builder: ImportBuilder, top: Settings, base: str) -> None:
     if key is None:
         builder.fields["grad_reduce_in_fp32"] = False
         detail = f"accelerate's FSDP policy computes, reduces and keeps buffers in {base} alike ({VERSION})"
-        builder.report(
-            f"{name}.mixed_precision_policy", base, "implied default", detail, "Pass a policy to reduce in FP32."
-        )
+        remedy = "Pass a policy to reduce in FP32."
+        builder.report(f"{name}.mixed_precision_policy", base, "implied default", detail, remedy)
         return
     policy = block[key]
     values = {"param_dtype": policy, "reduce_dtype": policy} if isinstance(policy, str) else plain_fields(policy)
@@ -118,19 +117,16 @@ def import_deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
                 f"it fills what the {what} of DeepSpeed leaves out or at auto, and decides nothing else; `accelerate "
                 f"launch` refuses a configuration that holds both ({VERSION})"
             )
-            builder.report(
-                "mixed_precision", top["mixed_precision"], "semantics", detail, f"Write it in the {what} alone."
-            )
+            remedy = f"Write it in the {what} alone."
+            builder.report("mixed_precision", top["mixed_precision"], "semantics", detail, remedy)
     elif base != "fp32":
         builder.fields["grad_reduce_in_fp32"] = False
         detail = f"DeepSpeed accumulates and reduces in {base} unless its own file says otherwise (DeepSpeed 0.19.8)"
         builder.report(block.path, base, "implied default", detail, "Use a DeepSpeed file to reduce in FP32.")
     if key is None and base == "fp16":
         for setting, (field, value) in SCALE.items():
-            builder.fields[field] = value
             detail = f"{VERSION} writes no loss scale, so {field} is {value}, DeepSpeed's own (DeepSpeed 0.19.8)"
-            remedy = f"State {field} for another one."
-            builder.report(f"{block.path}.fp16.{setting}", None, "implied default", detail, remedy)
+            builder.implied(f"{block.path}.fp16.{setting}", None, detail, **{field: value})
         detail = f"{VERSION} writes it: inputs of the module are cast to FP16 by the engine"
         remedy = "Cast the inputs in the data loader."
         builder.report(f"{block.path}.fp16.auto_cast", True, "implied default", detail, remedy)

@@ -19,10 +19,10 @@ from bridge.interop.huggingface.fp8 import SETTINGS as FP8
 from bridge.interop.huggingface.fp8 import float8
 from bridge.interop.huggingface.launcher import LAUNCHER, launchers_precision, launchers_sharding, report_launcher
 from bridge.interop.huggingface.model import Loaded, loaded, report_model
-from bridge.interop.huggingface.removed import REMOVED, report_removed
-from bridge.interop.optimizers import low_precision_optimizer
+from bridge.interop.optimizers import report_optimizer
 from bridge.interop.scaler import assume_torch_scaler, report_scaler
 from bridge.interop.settings import SWITCHES, Settings, shown
+from bridge.interop.unsupported import report_row, report_rows, rows
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
@@ -32,18 +32,6 @@ __all__ = ["SYSTEM", "arguments", "export", "import_"]
 TITLE = "TrainingArguments"
 VERSION = "transformers 5.23.0"
 SWITCH_NAMES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "torch_compile", "use_cpu", "no_cuda")
-UNSUPPORTED = {
-    "bf16_full_eval": "evaluation casts the weights themselves to BF16; a recipe is about training",
-    "fp16_full_eval": "evaluation casts the weights themselves to FP16; a recipe is about training",
-    "torch_compile": "compiled kernels may round elsewhere; a recipe does not say whether to compile",
-    "torch_compile_backend": "compiled kernels may round elsewhere; a recipe does not say whether to compile",
-    "torch_compile_mode": "compiled kernels may round elsewhere; a recipe does not say whether to compile",
-    "deepspeed": "its own file decides with these arguments; convert it too, from deepspeed",
-    "fsdp": "weights are sharded, and accelerate's FSDP policy reduces gradients in the compute dtype",
-    "fsdp_config": "weights are sharded, and accelerate's FSDP policy reduces gradients in the compute dtype",
-    "accelerator_config": "arguments of the Accelerator",
-    "mixed_precision": "derived from fp16, bf16 and the environment; not an argument",
-}
 ACCELERATOR = {
     "split_batches": False,
     "dispatch_batches": None,
@@ -55,6 +43,8 @@ ACCELERATOR = {
 }
 """Defaults of `accelerator_config`, which a dump always holds."""
 ENVIRONMENT = frozenset({"ACCELERATE_MIXED_PRECISION", f"{LAUNCHER}.mixed_precision"})
+REMOVED = ("fp16_backend", "half_precision_backend", "fp16_opt_level")
+"""Arguments of transformers 4: whether NVIDIA's Apex casts instead of torch, and at what level."""
 OWN = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation_steps", "output_dir", "warmup_ratio")
 
 
@@ -81,8 +71,7 @@ def import_(
     if on["bf16_full_eval"] and on["fp16_full_eval"]:
         raise top.wrong("fp16_full_eval", "must be off where bf16_full_eval is on", top["fp16_full_eval"], "Keep one")
     _inline_deepspeed(top, on)
-    compute = next((name for name in ("bf16", "fp16") if on[name]), "fp32")
-    asked = compute
+    asked = compute = next((name for name in ("bf16", "fp16") if on[name]), "fp32")
     said_by = "ACCELERATE_MIXED_PRECISION" if environment is not None else f"{LAUNCHER}.mixed_precision"
     compute = _environment(builder, environment or launchers_precision(top), compute, said_by)
     compute = float8(builder, top, compute, on=bool(_switch(builder, top, "fp8")))
@@ -92,9 +81,10 @@ def import_(
         detail = "without CUDA, accelerate has no FP16 autocast and no scaler: the run is FP32"
         builder.report("fp16", True, "semantics", detail, "Use bf16 on a CPU.")
     _tf32(builder, on, compute)
-    report_removed(builder, top, compute)
+    report_rows(builder, top, "huggingface_removed")
     _report_others(builder, top, on)
-    report_model(builder, top, model, {*SWITCH_NAMES, *REMOVED, *UNSUPPORTED, *FP8, LAUNCHER, "optim", "pure_bf16"})
+    read = {*SWITCH_NAMES, *REMOVED, *rows("huggingface"), *FP8, LAUNCHER, "optim", "pure_bf16"}
+    report_model(builder, top, model, read)
     is_open = report_launcher(builder, top) and asked == "fp32" and environment is None
     is_open = is_open or bool(top.values.get("deepspeed")) or launchers_sharding(top) == "deepspeed"
     imported = builder.finish(semantics)
@@ -111,7 +101,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         builder.map("tf32", "tf32")
     report_scaler(builder, "transformers' Trainer")
     for field in ("fp8", "fp4"):
-        if getattr(config, field) is not None:
+        if builder.values[field] is not None:
             detail = "there is no argument for it; accelerate decides"
             builder.report(field, "unsupported", detail, "Convert to accelerate, and leave bf16 and fp16 off here.")
     return builder.finish(payload)
@@ -183,7 +173,7 @@ def _inline_deepspeed(top: Settings, on: dict[str, bool | None]) -> None:
 
 
 def _environment(builder: ImportBuilder, environment: str | None, compute: str, name: str) -> str:
-    """Return the compute once what stands around the Trainer, said by `name`, has had its say."""
+    """Return the compute; the environment, or the launcher's arguments, decide where neither switch is on."""
     if environment is None:
         return compute
     if compute != "fp32":
@@ -206,8 +196,7 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded) ->
     names = [name for name in ("bf16", "fp16") if name in top]
     half = model.dtype if model.dtype in ("bf16", "fp16") else None
     kept = half is not None and compute in (half, "fp32") and not (compute != "fp32" and model.upcasts)
-    sharding = next((name for name in ("deepspeed", "fsdp") if top.values.get(name)), None)
-    sharding = sharding or launchers_sharding(top)
+    sharding = next((name for name in ("deepspeed", "fsdp") if top.values.get(name)), launchers_sharding(top))
     fields: dict[str, Any] = amp_fields(compute)
     semantics = "fp32" if compute == "fp32" else "amp_o1"
     if sharding is not None and compute != "fp32":
@@ -276,20 +265,16 @@ def _tf32(builder: ImportBuilder, on: dict[str, bool | None], compute: str) -> N
 
 
 def _report_others(builder: ImportBuilder, top: Settings, on: dict[str, bool | None]) -> None:
-    for name, detail in UNSUPPORTED.items():
+    for name, row in rows("huggingface").items():
         value = on.get(name, top.values.get(name))
         if name in top and (not value or (name == "accelerator_config" and _is_usual(value))):
             builder.map(name)
         elif name == "fsdp_config" and name in top and not top.values.get("fsdp"):
-            builder.report(
-                name, value, "dead knob", f"read where fsdp is on only ({VERSION})", "Drop it, or turn fsdp on."
-            )
+            detail = f"read where fsdp is on only ({VERSION})"
+            builder.report(name, value, "dead knob", detail, "Drop it, or turn fsdp on.")
         elif name in top:
-            builder.report(name, value, "unsupported", detail, "Set it up by hand where you train next.")
-    optimizer = top.values.get("optim")
-    detail = low_precision_optimizer(optimizer) or ""
-    if detail:
-        builder.report("optim", optimizer, "unsupported", detail, "Megatron keeps it in FP32 by default.")
+            report_row(builder, name, value, row)
+    report_optimizer(builder, "optim", top.values.get("optim"))
 
 
 def _is_usual(block: object) -> bool:

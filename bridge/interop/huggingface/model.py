@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.dtypes import dtype_token
+from bridge.interop.settings import half_or_fp32
+from bridge.interop.unsupported import Row, report_row, rows
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
@@ -32,14 +33,6 @@ QUANTISED = re.compile(
 )
 SWITCHED_BY = ("load_in_8bit", "load_in_4bit", "quantization_bit", "quant_bits", "quant_method", "quantization_config")
 """Settings of which one has to be on for the options of a quantisation to be read."""
-UNSUPPORTED = {
-    "upcast_layernorm": "weights of norms are kept in FP32",
-    "upcast_lmhead_output": "logits are cast to FP32",
-    "cast_lm_head_to_fp32": "the output head is kept in FP32",
-    "lora_dtype": "dtype of the adapter's weights",
-    "peft_config": "options of the adapter, dtypes among them",
-    "bf16_optimizer_states": "the optimizer's state is kept in BF16",
-}
 LOOKS_LIKE_PRECISION = re.compile(
     r"(^|_)(bf16|fp16|fp8|fp4|fp32|tf32|amp|nvfp4|mxfp[48])(_|$)|float\d|bfloat|(^|_)precision|dtype|quantiz|quant_"
     r"|autocast|upcast|\dbit|int[48](_|$)"
@@ -76,9 +69,8 @@ def loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
     factory = top.given("finetuning_type")
     if factory and top.values.get("pure_bf16"):
         detail = f"{FACTORY} leaves what it trains as the checkpoint has it, BF16 being assumed, and upcasts nothing"
-        builder.report(
-            "pure_bf16", top["pure_bf16"], "semantics", detail, "Pass weights_dtype if the checkpoint is not BF16."
-        )
+        remedy = "Pass weights_dtype if the checkpoint is not BF16."
+        builder.report("pure_bf16", top["pure_bf16"], "semantics", detail, remedy)
         return Loaded(dtype=stated or "bf16", setting="pure_bf16", value=top["pure_bf16"])
     if "pure_bf16" in top:
         _report(builder, "pure_bf16", top["pure_bf16"], f"read by {FACTORY}, which needs finetuning_type too")
@@ -86,7 +78,7 @@ def loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
     upcasts = factory and stated is None and not top.values.get("use_badam")
     if value is None:
         return Loaded(dtype=stated, value=stated, adapter=adapter, upcasts=upcasts)
-    dtype = _token(value)
+    dtype = half_or_fp32(value)
     if stated is not None and stated != dtype:
         detail = f"weights_dtype={stated} was passed and decides"
         builder.report(setting, value, "dead knob", detail, "Pass what the file says, or nothing.")
@@ -105,23 +97,27 @@ def loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
 
 def report_model(builder: ImportBuilder, top: Settings, model: Loaded, done: Collection[str]) -> None:
     """Report quantisation and whatever else than `done` looks like precision, none of which has a field."""
-    _other_dtypes(builder, top, model)
+    said = list(_dtypes(top).items())
+    for name, value in said if model.setting == "pure_bf16" else said[1:]:
+        if half_or_fp32(value) == model.dtype:
+            builder.map(name)
+        else:
+            builder.report(name, value, "dead knob", f"{model.setting} decides", "Keep one of them.")
     on = any(_is_on(top.values.get(name)) for name in SWITCHED_BY)
     for key, value in top.values.items():
         if value is None or key in done:
             continue
+        row = rows("huggingface_model").get(key)
         if QUANTISED.fullmatch(key):
             _quantisation(builder, key, value, on=on)
-        elif key in UNSUPPORTED:
-            _report(builder, key, value, UNSUPPORTED[key])
         elif key != key.lower() and (key.lower() in {*done, *DTYPES} or LOOKS_LIKE_PRECISION.search(key.lower())):
             detail = "another letter case, which is not read"
             builder.report(key, value, "dead knob", detail, f"Write {key.lower()} if it is meant.")
         elif key == "infer_dtype":
             detail = f"{FACTORY} reads it where nothing is trained"
             builder.report(key, value, "dead knob", detail, "Nothing to do for training.")
-        elif key == INNER and not isinstance(value, Mapping):
-            _report(builder, key, value, "arguments of from_pretrained, a dtype perhaps")
+        elif row is not None and not (key == INNER and isinstance(value, Mapping)):
+            report_row(builder, key, value, row)
         elif isinstance(value, Mapping):
             _nested(builder, key, value)
         elif key not in DTYPES and LOOKS_LIKE_PRECISION.search(key):
@@ -135,27 +131,6 @@ def _dtypes(top: Settings) -> dict[str, Any]:
     if isinstance(inner, Mapping):
         found |= {f"{INNER}.{name}": inner.get(name) for name in DTYPES}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _other_dtypes(builder: ImportBuilder, top: Settings, model: Loaded) -> None:
-    """Account for dtypes other than the one that decided."""
-    said = _dtypes(top)
-    first = next(iter(said), None)
-    for name, value in said.items():
-        if name == first and model.setting != "pure_bf16":
-            continue
-        if _token(value) == model.dtype:
-            builder.map(name)
-        else:
-            builder.report(name, value, "dead knob", f"{model.setting} decides", "Keep one of them.")
-
-
-def _token(value: object) -> str | None:
-    try:
-        dtype = dtype_token(value)
-    except ValueError:
-        return None
-    return dtype if dtype in ("fp32", "bf16", "fp16") else None
 
 
 def _adapter(top: Settings) -> str | None:
@@ -172,10 +147,7 @@ def _is_on(value: object) -> bool:
 
 
 def _report(builder: ImportBuilder, name: str, value: object, detail: str) -> None:
-    if value is False:
-        builder.map(name)
-    else:
-        builder.report(name, value, "unsupported", detail, "Set it up by hand where you train next.")
+    report_row(builder, name, value, Row(detail))
 
 
 def _quantisation(builder: ImportBuilder, key: str, value: object, *, on: bool) -> None:
