@@ -16,12 +16,11 @@ from bridge.numerics.error import QuantisationError, quantisation_error
 from bridge.numerics.linear import Observer, WeightCache, scaled_linear
 from bridge.numerics.native import Selection, selection, use, why_not
 from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
-from bridge.numerics.quantise import AmaxReduction, quantise
+from bridge.numerics.quantise import quantise
 from bridge.numerics.quantised import Quantised, padded_scales
 from bridge.numerics.spec import GemmPrecision, QuantSpec
 
 __all__ = [
-    "AmaxReduction",
     "DelayedScaling",
     "GemmOperand",
     "GemmPrecision",

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -49,11 +50,7 @@ class Build:
         self._lock = threading.Lock()
 
     def library(self, *, wait: bool) -> ctypes.CDLL | None:
-        """Return the loaded library; None while it is being compiled, or where it cannot be.
-
-        Args:
-            wait: wait for the compiler.
-        """
+        """Return the loaded library; None while it is compiled, unless `wait` waits for that, or where it cannot be."""
         with self._lock:
             if self._library is None and self._thread is None and self.problem is None:
                 self._start()
@@ -110,12 +107,9 @@ class Build:
 
 def cache_folder() -> Path:
     """Return the folder of compiled kernels: the user's cache folder, or a temporary one where that is read-only."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "precision-bridge"
-    try:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "precision-bridge"
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"precision-bridge-{os.getuid()}"
     if os.access(folder, os.W_OK):
         return folder
     return Path(tempfile.gettempdir()) / f"precision-bridge-{os.getuid()}"

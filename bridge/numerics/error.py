@@ -68,18 +68,16 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> Quantis
             ]
         ).cpu()
     signal, noise_power, nonzero, underflow, saturated = sums.tolist()
+    if not (math.isfinite(signal) and math.isfinite(noise_power)):
+        sqnr_db = math.nan
+    elif noise_power == 0:
+        sqnr_db = math.inf
+    else:
+        sqnr_db = 10 * math.log10(signal / noise_power) if signal else -math.inf
     return QuantisationError(
         amax=operand.amax if operand.amax is not None else math.nan,
         scale=operand.scale,
         underflow=underflow / nonzero if nonzero else 0.0,
         saturated=saturated / source_MK.numel() if source_MK.numel() else 0.0,
-        sqnr_db=_decibel(signal, noise_power),
+        sqnr_db=sqnr_db,
     )
-
-
-def _decibel(signal: float, noise: float) -> float:
-    if not (math.isfinite(signal) and math.isfinite(noise)):
-        return math.nan
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf

@@ -16,6 +16,7 @@ Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446, common
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,7 @@ _NVFP4 = fp32(1.0 / _LARGEST**2)
 def output_factor(left: GemmOperand, right: GemmOperand) -> float:
     """Return the factor of the FP32 sums, an FP32 number."""
     factor = fp32(left.factor * right.factor)
-    if left.spec.scheme == "nvfp4":
-        factor = fp32(factor * _NVFP4)
-    return factor
+    return fp32(factor * _NVFP4) if left.spec.scheme == "nvfp4" else factor
 
 
 def operand_factor(operand: GemmOperand) -> float:
@@ -66,16 +65,11 @@ def multiply(gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
     factor = output_factor(left, right)
     if factor == 0 or a.numel() == 0 or b.numel() == 0:
         return a.new_zeros(a.shape[0], b.shape[1])
-    if torch.is_autocast_enabled(a.device.type):  # FP16 autocast would cast the operands, and change them
-        with torch.autocast(a.device.type, enabled=False):
-            return _product(a, b, factor)
-    return _product(a, b, factor)
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
-    if factor == 1.0:
-        return torch.mm(a, b)
-    return torch.addmm(_unread(a.device).expand(a.shape[0], b.shape[1]), a, b, beta=0, alpha=factor)
+    on = torch.is_autocast_enabled(a.device.type)  # FP16 autocast would cast the operands, and change them
+    with torch.autocast(a.device.type, enabled=False) if on else nullcontext():
+        if factor == 1.0:
+            return torch.mm(a, b)
+        return torch.addmm(_unread(a.device).expand(a.shape[0], b.shape[1]), a, b, beta=0, alpha=factor)
 
 
 @cache

@@ -16,7 +16,7 @@ Shapes: M tokens (all leading axes), K inputs, N outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from bridge.errors import PrecisionTypeError
 from bridge.numerics.gemm import multiply
 from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
-from bridge.numerics.quantise import AmaxReduction, as_matrix
+from bridge.numerics.quantise import as_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["LinearCall", "Observer", "ScaledLinearFunction", "WeightCache", "scaled_linear"]
 
 
-class Observer(Protocol):
-    """Observer of every operand and every GEMM, for telemetry and for the audit."""
+class Observer:
+    """Observer of every operand and every GEMM, for telemetry and for the audit; this one ignores them."""
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
         """Observe an operand and the high-precision matrix it was made from. Keep neither."""
@@ -53,10 +53,6 @@ class WeightCache:
     row: GemmOperand | None = None
     column: GemmOperand | None = None
 
-    def get(self, columnwise: bool) -> GemmOperand | None:
-        """Return the operand of one copy, None where it has not been made."""
-        return self.column if columnwise else self.row
-
     def put(self, operand: GemmOperand) -> None:
         """Keep an operand, as both copies where they share their values."""
         if operand.columnwise or operand.spec.copies_share_values:
@@ -69,7 +65,7 @@ class WeightCache:
         self.row = self.column = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class LinearCall:
     """Everything about one call but its differentiable tensors."""
 
@@ -78,23 +74,13 @@ class LinearCall:
     cache: WeightCache | None = None
     first_microbatch: bool | None = None
     stored_weight: Quantised | None = None
-    reduce_input_amax: AmaxReduction | None = None
-    reduce_grad_amax: AmaxReduction | None = None
-    generator: torch.Generator | None = None
     observer: Observer | None = None
     after_backward: Callable[[], None] | None = None
 
     def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
         """Quantise input or grad_output."""
-        made = make_operand(
-            x_MK,
-            self.precision.spec(role),
-            role,
-            columnwise=columnwise,
-            scale=None if self.state is None else self.state.scale_of(role),
-            reduce_amax=self.reduce_input_amax if role == "input" else self.reduce_grad_amax,
-            generator=self.generator,
-        )
+        scale = None if self.state is None else self.state.scale_of(role)
+        made = make_operand(x_MK, self.precision.spec(role), role, columnwise=columnwise, scale=scale)
         self._note(x_MK, made)
         return made
 
@@ -103,16 +89,13 @@ class LinearCall:
     ) -> GemmOperand:
         """Return the weight's operand: cached, decoded from stored codes, or quantised now.
 
-        Args:
-            w_NK: the weight; not read where its codes are stored.
-            columnwise: the copy for the backward pass.
-            scale: the factor of the forward pass, to repeat it in the backward pass.
+        The backward pass, which takes the column-wise copy, repeats the forward pass's `scale`.
         """
         cache = self.cache if self.first_microbatch is not None else None
         if cache is not None:
             if self.first_microbatch and not columnwise:
                 cache.clear()
-            kept = cache.get(columnwise)
+            kept = cache.column if columnwise else cache.row
             if kept is not None:
                 return kept
         if self.stored_weight is not None:
@@ -210,9 +193,6 @@ def scaled_linear(
     cache: WeightCache | None = None,
     first_microbatch: bool | None = None,
     stored_weight: Quantised | None = None,
-    reduce_input_amax: AmaxReduction | None = None,
-    reduce_grad_amax: AmaxReduction | None = None,
-    generator: torch.Generator | None = None,
     observer: Observer | None = None,
     after_backward: Callable[[], None] | None = None,
 ) -> torch.Tensor:
@@ -227,9 +207,6 @@ def scaled_linear(
         cache: where to keep the weight's operands between microbatches.
         first_microbatch: True quantises the weight and fills the cache, False takes it from there, None has no cache.
         stored_weight: the weight as codes and scales (FP8-stored parameters), quantised by `precision.spec("weight")`.
-        reduce_input_amax: maxes the input's amax over the ranks that hold parts of it.
-        reduce_grad_amax: the same for the gradient of the output.
-        generator: where stochastic rounding draws its seeds; None is torch's default generator.
         observer: gets every operand and GEMM.
         after_backward: called once the backward pass of this call is done.
 
@@ -242,32 +219,6 @@ def scaled_linear(
 
     Source: Transformer Engine 2.20 pytorch/module/linear.py.
     """
-    _check(x, weight, precision, state, stored_weight)
-    if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    call = LinearCall(
-        precision=precision,
-        state=state,
-        cache=cache,
-        first_microbatch=first_microbatch,
-        stored_weight=stored_weight,
-        reduce_input_amax=reduce_input_amax,
-        reduce_grad_amax=reduce_grad_amax,
-        generator=generator,
-        observer=observer,
-        after_backward=after_backward,
-    )
-    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _check(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    precision: GemmPrecision,
-    state: DelayedScaling | None,
-    stored_weight: Quantised | None,
-) -> None:
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise PrecisionTypeError(
             f"x, weight: must be (..., K) and (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}."
@@ -283,3 +234,8 @@ def _check(
             f"stored_weight: must be quantised by the recipe's own rule, got {stored_weight.spec!r}. "
             f'Quantise it with precision.spec("weight").'
         )
+    if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    call = LinearCall(precision, state, cache, first_microbatch, stored_weight, observer, after_backward)
+    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
+    return result

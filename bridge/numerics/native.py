@@ -73,16 +73,38 @@ class Kernel:
     def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         """Return what `tiles.run` describes."""
         x_MK = x_MK.contiguous()
-        rows, columns = x_MK.shape
+        (rows, columns), element = x_MK.shape, todo.element
         tile = (1, _PANEL) if todo.tile == WHOLE else todo.tile
         values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16)
         scale_inv = None
         if todo.rule != "given":
             dtype = torch.float32 if todo.rule == "fp32" else torch.uint8
             scale_inv = torch.empty(-(-rows // tile[0]), -(-columns // tile[1]), dtype=dtype)
-        c = _arguments(todo, tile, x_MK.dtype)
-        c.x, c.out, c.rows, c.columns = x_MK.data_ptr(), values.data_ptr(), rows, columns
-        c.scale_inv = None if scale_inv is None else scale_inv.data_ptr()
+        c = _Pass(
+            x=x_MK.data_ptr(),
+            out=values.data_ptr(),
+            scale_inv=None if scale_inv is None else scale_inv.data_ptr(),
+            rows=rows,
+            columns=columns,
+            tile_rows=tile[0],
+            tile_columns=tile[1],
+            seed=todo.seed or 0,
+            dtype=_DTYPES[x_MK.dtype],
+            rule=_RULES[todo.rule],
+            codes=todo.codes,
+            stochastic=todo.seed is not None,
+            power_of_two=todo.power_of_two_scale,
+            threads=torch.get_num_threads(),
+            measure=todo.measure,
+            nan_code=(1 << (element.bits - 1)) - 1 if element.nan is None else element.nan,
+            nan_bits=_MAX_BITS if element.nan is None else 0x7FC00000,
+            max_inv=1.0 / element.max,
+            eps=todo.eps,
+            on_overflow=torch.finfo(x_MK.dtype).max,
+            scale=todo.scale,
+            shift=todo.shift,
+            **{name: getattr(element, name) for name in ("mantissa_bits", "min_exponent", "bias", "bits", "max")},
+        )
         self._quantise(ctypes.byref(c))
         found = c.largest > 0
         return TileResult(
@@ -102,34 +124,6 @@ class Kernel:
         threads = torch.get_num_threads()
         self._hadamard(x_MK.data_ptr(), out.data_ptr(), rows, columns, signs, _DTYPES[x_MK.dtype], threads)
         return out
-
-
-def _arguments(todo: TilePass, tile: tuple[int, int], dtype: torch.dtype) -> _Pass:
-    element = todo.element
-    return _Pass(
-        tile_rows=tile[0],
-        tile_columns=tile[1],
-        seed=todo.seed or 0,
-        dtype=_DTYPES[dtype],
-        rule=_RULES[todo.rule],
-        codes=todo.codes,
-        stochastic=todo.seed is not None,
-        power_of_two=todo.power_of_two_scale,
-        threads=torch.get_num_threads(),
-        measure=todo.measure,
-        mantissa_bits=element.mantissa_bits,
-        min_exponent=element.min_exponent,
-        bias=element.bias,
-        bits=element.bits,
-        nan_code=(1 << (element.bits - 1)) - 1 if element.nan is None else element.nan,
-        nan_bits=_MAX_BITS if element.nan is None else 0x7FC00000,
-        max=element.max,
-        max_inv=1.0 / element.max,
-        eps=todo.eps,
-        on_overflow=torch.finfo(dtype).max,
-        scale=todo.scale,
-        shift=todo.shift,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +150,7 @@ def selection() -> Selection:
     global _selection  # noqa: PLW0603  (one choice per process)
     if _selection is None:
         value = os.environ.get("BRIDGE_NUMERICS")
-        where = "default" if value is None else "environment variable BRIDGE_NUMERICS"
-        choice = "auto" if value is None else value
+        choice, where = ("auto", "default") if value is None else (value, "environment variable BRIDGE_NUMERICS")
         if choice not in _CHOICES:
             message = f"BRIDGE_NUMERICS: must be auto, native or torch, got {value!r} (environment). Use one of these."
             raise RunConfigError(message, close_matches(choice, _CHOICES))

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from bridge.numerics import backend
-from bridge.numerics.quantise import AmaxReduction, draw_seed, measured_amax, tensor_scale, tile_pass
+from bridge.numerics.quantise import draw_seed, tensor_scale, tile_pass
 from bridge.numerics.scaling import reciprocal
 
 if TYPE_CHECKING:
     from bridge.numerics.quantised import Quantised
     from bridge.numerics.spec import QuantSpec
-    from bridge.numerics.tiles import TileResult
     from bridge.precision.formats import Format
 
 __all__ = ["GemmOperand", "make_operand", "shift_for", "stored_operand"]
@@ -60,7 +59,6 @@ def make_operand(
     *,
     columnwise: bool = False,
     scale: float | None = None,
-    reduce_amax: AmaxReduction | None = None,
     generator: torch.Generator | None = None,
 ) -> GemmOperand:
     """Round a matrix to the grid its scheme gives it.
@@ -71,7 +69,6 @@ def make_operand(
         role: input, weight or grad_output.
         columnwise: which copy.
         scale: a stored factor; None computes it.
-        reduce_amax: called with the whole tensor's amax before it becomes a scale.
         generator: where stochastic rounding draws its seed.
 
     Returns:
@@ -82,14 +79,22 @@ def make_operand(
         x_MK = backend.hadamard(x_MK)
     amax = None
     if scale is None and spec.needs_amax:
-        amax = measured_amax(x_MK, reduce_amax)
+        amax = backend.amax(x_MK)
         scale = tensor_scale(amax, spec)
-    seed = draw_seed(generator) if spec.stochastic else None
-    result, shift = _run(x_MK, spec, columnwise, 1.0 if scale is None else scale, seed, measure=amax is None)
+    todo = tile_pass(
+        spec, columnwise, 1.0 if scale is None else scale, draw_seed(generator) if spec.stochastic else None
+    )
+    todo = replace(todo, measure=amax is None)
+    result = backend.run(x_MK, todo)
     amax = result.amax if amax is None else amax
-    factor = amax if spec.scheme == "nvfp4" else 1.0 / shift
-    if scale is not None and spec.whole_tensor:
-        factor = reciprocal(scale)
+    if spec.whole_tensor:
+        factor = 1.0 if scale is None else reciprocal(scale)
+    elif spec.scheme == "nvfp4":
+        factor = amax
+    else:
+        shift = shift_for(result.smallest, result.largest, spec.element)
+        result = result if shift == 1.0 else backend.run(x_MK, replace(todo, shift=shift))
+        factor = 1.0 / shift
     return GemmOperand(
         role=role,
         spec=spec,
@@ -101,30 +106,10 @@ def make_operand(
     )
 
 
-def _run(
-    x_MK: torch.Tensor,
-    spec: QuantSpec,
-    columnwise: bool,
-    scale: float,
-    seed: int | None,
-    *,
-    measure: bool,
-) -> tuple[TileResult, float]:
-    todo = replace(tile_pass(spec, columnwise, scale, seed), measure=measure)
-    result = backend.run(x_MK, todo)
-    if spec.whole_tensor or spec.scheme == "nvfp4":
-        return result, 1.0
-    shift = shift_for(result.smallest, result.largest, spec.element)
-    return (result, shift) if shift == 1.0 else (backend.run(x_MK, replace(todo, shift=shift)), shift)
-
-
 def shift_for(smallest: float, largest: float, element: Format) -> float:
-    """Return the power of two that keeps code * scale exact in BF16; 1.0 for all but the outermost scales.
+    """Return the power of two that keeps code * scale exact in BF16, for the smallest and largest scale_inv in use.
 
-    Args:
-        smallest: smallest power-of-two scale_inv in use.
-        largest: largest one.
-        element: format of the codes.
+    It is 1.0 for all but the outermost scales.
     """
     low, high = math.frexp(smallest)[1] - 1, math.frexp(largest)[1] - 1
     most = 127 - (math.frexp(element.max)[1] - 1)
@@ -144,12 +129,10 @@ def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) ->
     held_columnwise = columnwise if not spec.copies_share_values else stored.codes is None
     values = stored.values(held_columnwise, torch.bfloat16)
     _, scale_inv = stored.copy(held_columnwise)
-    factor = 1.0
     if spec.whole_tensor:
         factor = scale_inv.item()
     else:
-        scales = stored.tile_scales(held_columnwise)
-        shift = 1.0
+        scales, shift = stored.tile_scales(held_columnwise), 1.0
         if spec.scheme != "nvfp4" and scales.numel():
             shift = shift_for(scales.min().item(), scales.max().item(), spec.element)
         values = values.mul_(stored.spread(scales * shift, held_columnwise, torch.bfloat16))

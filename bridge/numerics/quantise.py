@@ -19,7 +19,6 @@ Shapes: M rows (all leading axes together), K columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,10 +33,7 @@ from bridge.numerics.tiles import TilePass, TileResult
 if TYPE_CHECKING:
     from bridge.numerics.spec import QuantSpec
 
-__all__ = ["AmaxReduction", "as_matrix", "draw_seed", "measured_amax", "quantise", "tensor_scale", "tile_pass"]
-
-AmaxReduction = Callable[[torch.Tensor], None]
-"""Replaces a (1,) FP32 amax in place by the largest over a group of ranks."""
+__all__ = ["as_matrix", "draw_seed", "quantise", "tensor_scale", "tile_pass"]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -64,25 +60,8 @@ def tensor_scale(amax: float, spec: QuantSpec) -> float:
     return 1.0
 
 
-def measured_amax(x_MK: torch.Tensor, reduce_amax: AmaxReduction | None) -> float:
-    """Return the largest magnitude of a matrix, reduced over ranks where there is something to do that."""
-    amax = backend.amax(x_MK)
-    if reduce_amax is None:
-        return amax
-    shared = torch.tensor([amax], dtype=torch.float32, device=x_MK.device)
-    reduce_amax(shared)
-    return shared.item()
-
-
 def tile_pass(spec: QuantSpec, columnwise: bool, scale: float, seed: int | None) -> TilePass:
-    """Return the pass that makes one copy's operand values.
-
-    Args:
-        spec: format, scale rule and tiles.
-        columnwise: which copy.
-        scale: the factor of the whole tensor, where the scheme takes one.
-        seed: of stochastic rounding; None rounds to nearest.
-    """
+    """Return the pass that makes one copy's operand values; without a seed it rounds to nearest."""
     rule = {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(spec.scheme, "fp32")
     return TilePass(
         element=spec.element,
@@ -108,7 +87,6 @@ def quantise(
     row: bool = True,
     col: bool = True,
     scale: torch.Tensor | float | None = None,
-    reduce_amax: AmaxReduction | None = None,
     generator: torch.Generator | None = None,
 ) -> Quantised:
     """Quantise a tensor, row-wise and column-wise.
@@ -119,7 +97,6 @@ def quantise(
         row: make the row-wise copy.
         col: make the column-wise copy.
         scale: the stored factor of delayed scaling, one FP32 number; None computes it from x.
-        reduce_amax: called with the amax of the whole tensor (tensorwise, NVFP4) before it becomes a scale.
         generator: where stochastic rounding draws its seed; None is torch's default generator.
 
     Returns:
@@ -133,7 +110,7 @@ def quantise(
         raise PrecisionTypeError("scale: delayed scaling quantises with a stored scale. Pass scale=.")
     factor, amax = 1.0 if scale is None else float(scale), None
     if scale is None and spec.needs_amax:
-        amax = measured_amax(x_MK, reduce_amax)
+        amax = backend.amax(x_MK)
         factor = tensor_scale(amax, spec)
     found = _codes(x_MK, spec, False, factor, generator) if row or spec.copies_share_values else None
     if amax is None:
@@ -144,46 +121,45 @@ def quantise(
     elif not spec.copies_share_values:
         if spec.hadamard:
             x_MK = backend.hadamard(x_MK)
-            amax_t = measured_amax(x_MK, reduce_amax)
+            amax_t = backend.amax(x_MK)
             factor = tensor_scale(amax_t, spec)
         found = _codes(x_MK, spec, True, factor, generator)
+    codes, scale_inv = _stored(first, spec, False, factor)
+    codes_t, scale_inv_t = _stored(found, spec, True, factor)
     return Quantised(
         spec=spec,
         shape=x.shape,
         dtype=x.dtype,
-        codes=None if first is None else _layout(first.values, spec, False),
-        scale_inv=None if first is None else _scales(first, spec, False, factor),
+        codes=codes,
+        scale_inv=scale_inv,
         amax=torch.tensor([amax], dtype=torch.float32, device=x.device),
-        codes_t=None if found is None else _layout(found.values, spec, True),
-        scale_inv_t=None if found is None else _scales(found, spec, True, factor),
+        codes_t=codes_t,
+        scale_inv_t=scale_inv_t,
         amax_t=None if found is None else torch.tensor([amax_t], dtype=torch.float32, device=x.device),
     )
 
 
 def _codes(
-    x_MK: torch.Tensor,
-    spec: QuantSpec,
-    columnwise: bool,
-    scale: float,
-    generator: torch.Generator | None,
+    x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float, generator: torch.Generator | None
 ) -> TileResult:
     todo = tile_pass(spec, columnwise, scale, draw_seed(generator) if spec.stochastic else None)
     return backend.run(x_MK, replace(todo, codes=True))
 
 
-def _layout(codes_MK: torch.Tensor, spec: QuantSpec, columnwise: bool) -> torch.Tensor:
-    if columnwise and spec.scheme != "mxfp8":
-        codes_MK = codes_MK.T.contiguous()
-    return pack_nibbles(codes_MK) if spec.format == "e2m1" else codes_MK
-
-
-def _scales(result: TileResult, spec: QuantSpec, columnwise: bool, scale: float) -> torch.Tensor:
-    scales = result.scale_inv
+def _stored(
+    result: TileResult | None, spec: QuantSpec, columnwise: bool, scale: float
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return codes and scales in Transformer Engine's layout; twice None for a copy that was not made."""
+    if result is None:
+        return None, None
+    codes, scales, transposes = result.values, result.scale_inv, columnwise and spec.scheme != "mxfp8"
+    rows, columns = codes.shape
+    codes = codes.T.contiguous() if transposes else codes
+    codes = pack_nibbles(codes) if spec.format == "e2m1" else codes
     if scales is None:
-        return torch.tensor([reciprocal(scale)], dtype=torch.float32, device=result.values.device)
+        return codes, torch.tensor([reciprocal(scale)], dtype=torch.float32, device=codes.device)
     tile = spec.tile(columnwise)
-    rows, columns = result.values.shape
     if spec.scheme in ("mxfp8", "nvfp4") and tile[0] == tile[1]:
         axis, size = (1, columns) if columnwise else (0, rows)
         scales = scales.repeat_interleave(tile[0], axis).narrow(axis, 0, size)
-    return scales.T.contiguous() if columnwise and spec.scheme != "mxfp8" else scales
+    return codes, scales.T.contiguous() if transposes else scales

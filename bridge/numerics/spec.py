@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_mean
 from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Scheme, Tile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 __all__ = ["SCHEMES", "GemmPrecision", "QuantSpec"]
 
 SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
 """The schemes with operands of their own: all but the custom factories."""
+SWITCHES = {
+    "square_weight_tiles": "mxfp8",
+    "disable_hadamard": "nvfp4",
+    "disable_stochastic_rounding": "nvfp4",
+    "disable_square_weight_tiles": "nvfp4",
+}
+"""Switch of `GemmPrecision` -> the one scheme that reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,17 +165,7 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
         fault("amax_history_len", "must be at least 1", "Use 1024, Transformer Engine's default.")
     if precision.amax_compute_algo not in ("max", "most_recent"):
         fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
-    _switches(precision, scheme.name, fault)
+    for field, owner in SWITCHES.items():
+        if getattr(precision, field) and scheme.name != owner:
+            fault(field, f"has no effect under {scheme.name}", f"Drop it, or use {owner}.")
     return found
-
-
-def _switches(precision: GemmPrecision, scheme: str, fault: Callable[[str, str, str], None]) -> None:
-    owners = {
-        "square_weight_tiles": "mxfp8",
-        "disable_hadamard": "nvfp4",
-        "disable_stochastic_rounding": "nvfp4",
-        "disable_square_weight_tiles": "nvfp4",
-    }
-    for field, owner in owners.items():
-        if getattr(precision, field) and scheme != owner:
-            fault(field, f"has no effect under {scheme}", f"Drop it, or use {owner}.")

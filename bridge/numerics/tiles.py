@@ -99,15 +99,7 @@ def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
 
 
 def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
-    """Run one pass over a matrix.
-
-    Args:
-        x_MK: FP32, BF16 or FP16, any device, any strides.
-        todo: the pass.
-
-    Returns:
-        Values and scales. NaN elements do not count for any scale.
-    """
+    """Run one pass over a matrix in FP32, BF16 or FP16, any device, any strides; NaN counts for no scale."""
     rows, columns = x_MK.shape
     tile = (1, max(1, columns)) if todo.tile == WHOLE else todo.tile
     values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16, device=x_MK.device)
@@ -118,35 +110,22 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         amaxes.append(amax_BC)
     if not amaxes:
         nothing = torch.zeros(-(-rows // tile[0]), -(-columns // tile[1]), device=x_MK.device)
-        return _collect(values, nothing, nothing, todo)
-    return _collect(values, torch.cat(amaxes), torch.cat(scales), todo)
-
-
-def _collect(
-    values: torch.Tensor,
-    amax_BC: torch.Tensor,
-    scale_inv_BC: torch.Tensor,
-    todo: TilePass,
-) -> TileResult:
+        scales, amaxes = [nothing], [nothing]
+    amax_BC, scale_inv_BC = torch.cat(amaxes), torch.cat(scales)
     amax = amax_of(amax_BC, (0, 1)).item()
     if todo.rule == "given":
         return TileResult(values=values, scale_inv=None, amax=amax)
     used = scale_inv_BC[amax_BC > 0]
     smallest, largest = (used.min().item(), used.max().item()) if used.numel() else (1.0, 1.0)
-    stored = scale_inv_BC
     if todo.rule == "e8m0":
-        stored = e8m0_from_amax(amax_BC, todo.element.max).to(torch.uint8)
+        scale_inv_BC = e8m0_from_amax(amax_BC, todo.element.max).to(torch.uint8)
     elif todo.rule == "nvfp4":
-        stored = encode(scale_inv_BC, FORMATS["e4m3"])
-    return TileResult(values=values, scale_inv=stored, amax=amax, smallest=smallest, largest=largest)
+        scale_inv_BC = encode(scale_inv_BC, FORMATS["e4m3"])
+    return TileResult(values=values, scale_inv=scale_inv_BC, amax=amax, smallest=smallest, largest=largest)
 
 
 def _chunk(
-    x_MK: torch.Tensor,
-    out_MK: torch.Tensor,
-    todo: TilePass,
-    tile: Tile,
-    first: int,
+    x_MK: torch.Tensor, out_MK: torch.Tensor, todo: TilePass, tile: Tile, first: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise some rows into `out_MK`; return amax and scale_inv of their tiles."""
     x_BRCS = _tiled(x_MK.float(), tile)
@@ -181,12 +160,9 @@ def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
 def _scales(amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the factors that go in, and those that come back, of some tiles."""
     if todo.rule == "fp32":
+        most, largest = todo.element.max, torch.finfo(dtype).max
         scale_BC = scale_from_amax(
-            amax_BC,
-            todo.element.max,
-            power_of_two=todo.power_of_two_scale,
-            eps=todo.eps,
-            on_overflow=torch.finfo(dtype).max,
+            amax_BC, most, power_of_two=todo.power_of_two_scale, eps=todo.eps, on_overflow=largest
         )
         return scale_BC, divide(1.0, scale_BC)
     if todo.rule == "e8m0":

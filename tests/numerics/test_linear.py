@@ -46,7 +46,7 @@ def results(
     x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, scheme: str, **options: Any
 ) -> tuple[torch.Tensor, ...]:
     options.setdefault("state", state_of(scheme))
-    options.setdefault("generator", torch.Generator().manual_seed(5))
+    torch.manual_seed(5)  # of stochastic rounding
     y = scaled_linear(x, w, precision=precision(scheme), **options)
     return (y.detach(), *torch.autograd.grad(y, (x, w), dy))
 
@@ -124,9 +124,8 @@ def test_gradients_are_only_computed_where_asked_for(scheme: str) -> None:
     x, w, dy = tensors()
     _, dx, dw = results(x, w, dy, scheme)
     state = state_of(scheme)
-    frozen = scaled_linear(
-        x, w.detach(), precision=precision(scheme), state=state, generator=torch.Generator().manual_seed(5)
-    )
+    torch.manual_seed(5)
+    frozen = scaled_linear(x, w.detach(), precision=precision(scheme), state=state)
     assert torch.equal(torch.autograd.grad(frozen, x, dy)[0], dx)
     first = scaled_linear(x.detach(), w, precision=precision(scheme), state=state_of(scheme))
     (alone,) = torch.autograd.grad(first, w, dy)
@@ -252,20 +251,6 @@ def test_a_cached_weight_is_quantised_once_per_step(scheme: str) -> None:
     assert torch.equal(stale[0], plain[0])
     fresh = results(x, w, dy, scheme, first_microbatch=True, **common)
     assert not torch.equal(fresh[0], plain[0])
-
-
-def test_amax_reductions_reach_input_and_gradient() -> None:
-    x, w, dy = tensors()
-    seen: dict[str, float] = {}
-    results(
-        x,
-        w,
-        dy,
-        "tensorwise",
-        reduce_input_amax=lambda amax: seen.update(input=amax.item()),
-        reduce_grad_amax=lambda amax: seen.update(grad=amax.item()),
-    )
-    assert seen == {"input": x.abs().max().item(), "grad": dy.abs().max().item()}
 
 
 def test_delayed_scales_of_the_forward_pass_serve_its_backward_pass(path: str) -> None:

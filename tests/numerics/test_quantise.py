@@ -125,19 +125,6 @@ def test_scales_have_transformer_engines_shapes(
     assert (padded_scales(made).shape, padded_scales(made, columnwise=True).shape) == padded
 
 
-def test_reduction_sees_the_amax_before_it_becomes_a_scale(path: str) -> None:
-    seen = []
-
-    def largest_of_group(amax: torch.Tensor) -> None:
-        seen.append(amax.item())
-        amax.fill_(8.0)
-
-    made = quantise(one_tile(2.0, -4.0), spec("tensorwise"), reduce_amax=largest_of_group)
-    assert seen == [4.0]
-    assert made.scale_inv.item() == torch.tensor(1.0).div(56.0).item()
-    assert made.amax.item() == 8.0
-
-
 def test_only_the_copies_asked_for_are_made() -> None:
     made = quantise(torch.randn(32, 32), spec("mxfp8"), col=False)
     assert made.codes_t is None
