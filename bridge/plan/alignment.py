@@ -186,7 +186,9 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     found: dict[tuple[Module, bool], list[PlanLayer]] = {}
     for layer in plan.layers:
         planned = {module.name: module for module in layer.modules}
-        for module in _linears(plan, layer):
+        for module in modules_of(plan.shape, layer.label, layer.kind):
+            if module.kind not in ("linear", "head"):
+                continue
             row = planned[module.name].row("fprop")
             is_low = row is not None and bool(LOW & {*row.format.split(" x ")})
             found.setdefault((module, is_low), []).append(layer)
@@ -197,7 +199,7 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
         gemms.append(gemm)
         if is_low:
             misfits += list(_misfits(plan, module, gemm))
-    if tokens and tokens % pad.per_slab and settings.scheme is not None:
+    if workload is not None and tokens % pad.per_slab and settings.scheme is not None:
         misfits.append(_slab_misfit(workload, pad))
     return AlignmentReport(
         label=plan.label, scheme=settings.scheme, pad=pad, gemms=tuple(gemms), misfits=tuple(dict.fromkeys(misfits))
@@ -214,11 +216,6 @@ def _scheme(name: str | None, family: str | None) -> Scheme | None:
         hint = did_you_mean(close_matches(name, known)) or f"There are {', '.join(known)}."
         raise RunConfigError(f"scheme: no such scaling scheme, got {name!r}. {hint}", close_matches(name, known))
     return row
-
-
-def _linears(plan: PrecisionPlan, layer: PlanLayer) -> Iterator[Module]:
-    modules = modules_of(plan.shape, layer.label, layer.kind)
-    yield from (module for module in modules if module.kind in ("linear", "head"))
 
 
 def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, is_low: bool) -> GemmShape:
@@ -268,8 +265,7 @@ def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape) -> Iterator[M
         name = module.name.rpartition(".")[2] if not module.name.startswith("shared") else module.name
         key = f"experts.{name}" if module.is_expert else name
         field, value, factor = FIELDS.get((key, dimension), _unnamed)(plan.shape, whole)
-        step = need // math.gcd(need, factor)
-        below = value // step * step
+        below, above = _nearest(value, need // math.gcd(need, factor))
         yield Misfit(
             layers=gemm.layers,
             module=module.name,
@@ -278,8 +274,8 @@ def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape) -> Iterator[M
             multiple=multiple,
             field=field,
             value=value,
-            below=below or None,
-            above=below + step,
+            below=below,
+            above=above,
         )
 
 
@@ -287,10 +283,15 @@ def _unnamed(_: object, whole: int) -> tuple[str, int, int]:
     return "the model's dimensions", whole, 1
 
 
-def _slab_misfit(workload: Workload | None, pad: PadMultiple) -> Misfit:
-    seq, batch = (workload.seq_length, workload.micro_batch_size) if workload is not None else (0, 1)
-    step = pad.per_slab // math.gcd(pad.per_slab, batch)
-    below = seq // step * step
+def _nearest(value: int, step: int) -> tuple[int | None, int]:
+    """Return the multiples of a step next to a value, None for 0."""
+    below = value // step * step
+    return below or None, below + step
+
+
+def _slab_misfit(workload: Workload, pad: PadMultiple) -> Misfit:
+    seq, batch = workload.seq_length, workload.micro_batch_size
+    below, above = _nearest(seq, pad.per_slab // math.gcd(pad.per_slab, batch))
     return Misfit(
         layers="all",
         module=f"{batch} x {seq} tokens",
@@ -299,6 +300,6 @@ def _slab_misfit(workload: Workload | None, pad: PadMultiple) -> Misfit:
         multiple=pad.per_slab,
         field="model.seq_length",
         value=seq,
-        below=below or None,
-        above=below + step,
+        below=below,
+        above=above,
     )

@@ -41,38 +41,28 @@ def _projection(shape: ModelShape, whole: int) -> tuple[str, int, int]:
     return (_CHANNELS if shape.latent is None else _HEADS)(shape, whole)
 
 
+_OF_MODULE = {
+    "linear_qkv": (_CHANNELS, _HIDDEN),
+    "linear_proj": (_HIDDEN, _projection),
+    "linear_fc1": (_FFN, _HIDDEN),
+    "linear_fc2": (_HIDDEN, _FFN),
+    "experts.linear_fc1": (_EXPERT, _HIDDEN),
+    "experts.linear_fc2": (_HIDDEN, _EXPERT),
+    "shared_experts.linear_fc1": (_SHARED, _HIDDEN),
+    "shared_experts.linear_fc2": (_HIDDEN, _SHARED),
+    "linear_q_proj": (_HEADS, _HIDDEN),
+    "linear_q_down_proj": (_QUERY_RANK, _HIDDEN),
+    "linear_q_up_proj": (_HEADS, _QUERY_RANK),
+    "linear_kv_down_proj": (_KEY_RANK, _HIDDEN),
+    "linear_kv_up_proj": (_HEADS, _KEY_RANK),
+    "in_proj": (_MAMBA, _HIDDEN),
+    "out_proj": (_HIDDEN, _MAMBA),
+    "eh_proj": (_HIDDEN, _HIDDEN),
+}
+"""Module -> where its N and its K come from."""
 FIELDS: dict[tuple[str, str], Origin] = {
-    ("linear_qkv", "K"): _HIDDEN,
-    ("linear_qkv", "N"): _CHANNELS,
-    ("linear_proj", "K"): _projection,
-    ("linear_proj", "N"): _HIDDEN,
-    ("linear_fc1", "K"): _HIDDEN,
-    ("linear_fc1", "N"): _FFN,
-    ("linear_fc2", "K"): _FFN,
-    ("linear_fc2", "N"): _HIDDEN,
-    ("experts.linear_fc1", "K"): _HIDDEN,
-    ("experts.linear_fc1", "N"): _EXPERT,
-    ("experts.linear_fc2", "K"): _EXPERT,
-    ("experts.linear_fc2", "N"): _HIDDEN,
-    ("shared_experts.linear_fc1", "K"): _HIDDEN,
-    ("shared_experts.linear_fc1", "N"): _SHARED,
-    ("shared_experts.linear_fc2", "K"): _SHARED,
-    ("shared_experts.linear_fc2", "N"): _HIDDEN,
-    ("linear_q_proj", "K"): _HIDDEN,
-    ("linear_q_proj", "N"): _HEADS,
-    ("linear_q_down_proj", "K"): _HIDDEN,
-    ("linear_q_down_proj", "N"): _QUERY_RANK,
-    ("linear_q_up_proj", "K"): _QUERY_RANK,
-    ("linear_q_up_proj", "N"): _HEADS,
-    ("linear_kv_down_proj", "K"): _HIDDEN,
-    ("linear_kv_down_proj", "N"): _KEY_RANK,
-    ("linear_kv_up_proj", "K"): _KEY_RANK,
-    ("linear_kv_up_proj", "N"): _HEADS,
-    ("in_proj", "K"): _HIDDEN,
-    ("in_proj", "N"): _MAMBA,
-    ("out_proj", "K"): _MAMBA,
-    ("out_proj", "N"): _HIDDEN,
-    ("eh_proj", "K"): _HIDDEN,
-    ("eh_proj", "N"): _HIDDEN,
+    (module, dimension): origin
+    for module, origins in _OF_MODULE.items()
+    for dimension, origin in zip("NK", origins, strict=True)
 }
 """(module, dimension) -> where it comes from."""

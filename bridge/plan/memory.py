@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.plan.memory_activations import Workload, activation_bytes
 from bridge.plan.memory_buffers import Buffer, lay_out
-from bridge.plan.memory_copies import (
-    amax_bytes,
-    column_scale_bytes,
-    element_bytes,
-    has_column_copy,
-    row_scale_bytes,
-)
+from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
 from bridge.plan.modules import modules_of
 from bridge.plan.shape import read_field
@@ -29,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.settings import Settings
     from bridge.plan.stages import Place
 
 __all__ = ["KINDS", "MemoryReport", "RankMemory", "memory_report"]
@@ -139,6 +134,7 @@ def _rank(
     """Return one rank's bytes: its chunks are built one after the other, each with buffers of its own."""
     settings = plan.settings
     bytes_of: defaultdict[str, int] = defaultdict(int, dict.fromkeys(KINDS, 0))
+    master, moments = _per_element(settings)
     count = step = 0
     for place in places:
         parameters = chunk_parameters(plan, place)
@@ -146,15 +142,11 @@ def _rank(
         bytes_of["low-precision copies"] += _copies(plan, parameters, capability)
         bytes_of["amax state"] += _amax(plan, parameters)
         for buffer, storage, ranks, own_rank in _buffers(plan, place, parameters, ddp, data_rank):
-            gradient = element_bytes(settings.grad_reduce)
-            bytes_of["gradients"] += round(buffer.numel * gradient)
+            bytes_of["gradients"] += round(buffer.numel * element_bytes(settings.grad_reduce))
             bytes_of["weights"] += _weights(plan, buffer, storage)
-            shard = (
-                buffer.shard(own_rank, ranks) if settings.distributed else [(p, p.numel) for p, _, _ in buffer.spans]
-            )
-            own = sum(numel for _, numel in shard)
-            bytes_of["master weights"] += own * _master(plan)
-            bytes_of["optimizer state"] += own * _moments(plan)
+            own = buffer.shard(own_rank, ranks) if settings.distributed else buffer.held
+            bytes_of["master weights"] += own * master
+            bytes_of["optimizer state"] += own * moments
             step += own * 4 if settings.grad_reduce != "fp32" and not settings.owns_masters else 0
     bytes_of["activations"] = activation_bytes(plan, places, workload)
     return RankMemory(
@@ -194,7 +186,7 @@ def _buffers(
 def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:
     """Return the bytes of the weights' own elements, with the buffer's padding where they lie in one."""
     settings, is_low = plan.settings, buffer.spans[0][0].is_stored_low
-    own = sum(parameter.numel for parameter, _, _ in buffer.spans)
+    own = buffer.held
     elements = buffer.numel if settings.distributed else own
     if is_low and settings.scheme == "mxfp8":
         elements = own  # gathered through the gradient buffer, they lie in none of their own
@@ -211,34 +203,27 @@ def _copies(plan: PrecisionPlan, parameters: Iterable[Parameter], capability: tu
     for parameter in parameters:
         if parameter.computes == parameter.storage and not parameter.is_stored_low:
             continue
-        shape = (parameter.rows, parameter.columns)
-        total += row_scale_bytes(scheme, *shape)
-        if not parameter.is_stored_low:
-            total += round(parameter.numel * element_bytes(parameter.computes))
-        if column:
-            total += round(parameter.numel * element_bytes(parameter.computes)) + column_scale_bytes(scheme, *shape)
+        elements = round(parameter.numel * element_bytes(parameter.computes))
+        total += scale_bytes(scheme, parameter.rows, parameter.columns)
+        total += elements * ((not parameter.is_stored_low) + column)
+        if column and not is_per_tensor(scheme):
+            total += scale_bytes(scheme, parameter.columns, parameter.rows)
     return total
 
 
 def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
+    """Return the state of delayed scaling: scales and amax history, 3 slots forward and 2 backward a linear layer."""
     history = plan.settings.amax_history
     low = [p for p in parameters if p.name == "weight" and (p.is_stored_low or p.computes != p.storage)]
-    return len(low) * amax_bytes(history)
+    return len(low) * (history + 1) * 5 * FP32_BYTES if history else 0
 
 
-def _master(plan: PrecisionPlan) -> int:
-    """Return the bytes per element of the optimizer's own copy of the weights."""
-    settings = plan.settings
-    if settings.master is None:
-        return 0
-    return 2 if settings.remainders else round(element_bytes(settings.master))
-
-
-def _moments(plan: PrecisionPlan) -> int:
-    """Return the bytes per element of the optimizer's state."""
-    settings = plan.settings
+def _per_element(settings: Settings) -> tuple[int, int]:
+    """Return the bytes per element of the optimizer's own copy of the weights, and of its state."""
+    master = 0 if settings.master is None else 2 if settings.remainders else round(element_bytes(settings.master))
     first = round(element_bytes(settings.exp_avg))
-    return first if settings.optimizer in ("sgd", "muon") else first + round(element_bytes(settings.exp_avg_sq))
+    has_second = settings.optimizer not in ("sgd", "muon")
+    return master, first + (round(element_bytes(settings.exp_avg_sq)) if has_second else 0)
 
 
 def _whole_model(plan: PrecisionPlan) -> int:

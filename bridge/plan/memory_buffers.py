@@ -33,18 +33,18 @@ class Buffer:
         """Elements, padding included."""
         return self.buckets[-1][1] if self.buckets else 0
 
-    def shard(self, rank: int, ranks: int) -> list[tuple[Parameter, int]]:
-        """Return how many elements of each parameter lie in one rank's parts of the buckets."""
+    @property
+    def held(self) -> int:
+        """Elements of its parameters."""
+        return sum(parameter.numel for parameter, _, _ in self.spans)
+
+    def shard(self, rank: int, ranks: int) -> int:
+        """Return how many elements of the parameters lie in one rank's parts of the buckets."""
         parts = [
             (start + (end - start) // ranks * rank, start + (end - start) // ranks * (rank + 1))
             for start, end in self.buckets
         ]
-        held = []
-        for parameter, start, end in self.spans:
-            own = sum(max(0, min(end, right) - max(start, left)) for left, right in parts)
-            if own:
-                held.append((parameter, own))
-        return held
+        return sum(max(0, min(end, right) - max(start, left)) for _, start, end in self.spans for left, right in parts)
 
 
 def lay_out(

@@ -14,7 +14,7 @@ from bridge.precision.schemes import WHOLE
 if TYPE_CHECKING:
     from bridge.precision.schemes import Scheme
 
-__all__ = ["amax_bytes", "column_scale_bytes", "element_bytes", "has_column_copy", "row_scale_bytes"]
+__all__ = ["FP32_BYTES", "element_bytes", "has_column_copy", "is_per_tensor", "scale_bytes"]
 
 FP32_BYTES = 4
 
@@ -32,33 +32,14 @@ def has_column_copy(scheme: Scheme | None, capability: tuple[int, int] | None) -
     Per-tensor scaling needs a transpose on Ada and Hopper, whose FP8 GEMMs read one layout only; Blackwell reads both
     (compute capability 10 or 11, and 13 on; Transformer Engine 2.20 pytorch/utils.py). An unknown GPU counts as Hopper.
     """
-    if not _is_per_tensor(scheme) or capability is None:
+    if not is_per_tensor(scheme) or capability is None:
         return True
     return not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
 
 
-def row_scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
-    """Return the scales of the row-wise copy of a weight."""
-    return _scale_bytes(scheme, rows, columns)
-
-
-def column_scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
-    """Return the scales of the column-wise copy of a weight; a transpose shares the scale of its original."""
-    return 0 if _is_per_tensor(scheme) else _scale_bytes(scheme, columns, rows)
-
-
-def amax_bytes(history: int, gemms: int = 1) -> int:
-    """Return a module's state under delayed scaling: scales and amax history, 3 slots forward and 2 backward a GEMM."""
-    return (history + 1) * 5 * gemms * FP32_BYTES if history else 0
-
-
-def _is_per_tensor(scheme: Scheme | None) -> bool:
-    return scheme is None or all(operand.row == WHOLE for operand in scheme.operands)
-
-
-def _scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
-    """Return the bytes of a weight's scales, which run along its columns."""
-    if scheme is None or _is_per_tensor(scheme):
+def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
+    """Return the bytes of the scales of a weight's row-wise copy; the column-wise copy has the transposed shape."""
+    if scheme is None or is_per_tensor(scheme):
         return FP32_BYTES
     tile = scheme.operand("weight").row
     if scheme.name == "blockwise":
@@ -66,6 +47,11 @@ def _scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
     size = element_bytes(scheme.scale_format or "fp32")
     per_tensor = FP32_BYTES if scheme.tensor_scale_format else 0
     return round(_padded(rows, 128) * _padded(-(-columns // max(tile)), 4) * size) + per_tensor
+
+
+def is_per_tensor(scheme: Scheme | None) -> bool:
+    """Return whether one scale serves a whole tensor; a transpose shares the scale of its original then."""
+    return scheme is None or all(operand.row == WHOLE for operand in scheme.operands)
 
 
 def _padded(count: int, multiple: int) -> int:

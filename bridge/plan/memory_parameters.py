@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
@@ -85,9 +86,7 @@ class _Chunk:
         self, label: str, modules: tuple[Module, ...], *, shares_embedding: bool = False
     ) -> Iterator[Parameter]:
         for module in sorted(modules, key=lambda module: module.registered):
-            if module.kind == "attention":
-                continue
-            if module.is_expert:
+            if module.kind == "attention" or module.is_expert:
                 continue
             yield from self._module(label, module, shares_embedding=shares_embedding)
             if module.name == "router":
@@ -109,23 +108,23 @@ class _Chunk:
         computes = computes if fprop is not None and computes in LOW else storage
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
-        is_expert = module.is_expert and self.parallel.expert > 1
-        place = {"layer": label, "module": module.name, "is_expert": is_expert}
         mode = self.plan.settings.mode
+        is_expert = module.is_expert and self.parallel.expert > 1
+        made = partial(
+            Parameter, layer=label, module=module.name, is_expert=is_expert, rows=1, storage=mode, computes=mode
+        )
         for name, length in module.vectors:
-            local = length // ranks if module.split == "column" else length
-            yield Parameter(name=name, rows=1, columns=local, storage=mode, computes=mode, **place)  # type: ignore[arg-type]
+            yield made(name=name, columns=length // ranks if module.split == "column" else length)
         if outputs and module.kind == "norm":
-            yield Parameter(name="weight", rows=1, columns=outputs, storage=mode, computes=mode, **place)  # type: ignore[arg-type]
+            yield made(name="weight", columns=outputs)
         elif outputs:
-            yield Parameter(
-                name="weight",
+            shares = shares_embedding and module.name != "position_embeddings"
+            yield replace(
+                made(name="weight", columns=inputs),
                 rows=outputs,
-                columns=inputs,
                 storage=storage,
                 computes=computes,
-                shares_embedding=shares_embedding and module.name != "position_embeddings",
-                **place,  # type: ignore[arg-type]
+                shares_embedding=shares,
             )
         if module.bias:
-            yield Parameter(name="bias", rows=1, columns=outputs, storage=mode, computes=mode, **place)  # type: ignore[arg-type]
+            yield made(name="bias", columns=outputs)

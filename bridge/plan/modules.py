@@ -6,16 +6,14 @@ The names are those of Megatron's modules without the parts that never differ (`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bridge.plan.shape import ModelShape
+    from bridge.plan.shape import Experts, Latent, ModelShape, StateSpace
 
 __all__ = [
-    "EMBEDDING",
-    "OUTPUT",
     "Module",
     "embedding_modules",
     "layer_modules",
@@ -23,9 +21,6 @@ __all__ = [
     "mtp_modules",
     "output_modules",
 ]
-
-EMBEDDING = "embedding"
-OUTPUT = "output"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +65,9 @@ class Module:
 
 def modules_of(shape: ModelShape, label: str, kind: str) -> tuple[Module, ...]:
     """Return the modules of a row of the plan: the embedding, a layer, an MTP layer or the output."""
-    if label == EMBEDDING:
+    if label == "embedding":
         return embedding_modules(shape)
-    if label == OUTPUT:
+    if label == "output":
         return output_modules(shape)
     return mtp_modules(shape) if kind == "mtp" else layer_modules(shape, kind)
 
@@ -81,19 +76,16 @@ def modules_of(shape: ModelShape, label: str, kind: str) -> tuple[Module, ...]:
 def layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
     """Return the modules of a layer of one kind (`ModelShape.kinds`), in the order of the forward pass."""
     if kind == "mamba":
-        return _mamba(shape)
-    attention = _latent_attention(shape) if shape.latent is not None else _attention(shape)
+        return _mamba(shape, shape.state_space) if shape.state_space is not None else ()
+    modules: tuple[Module, ...] = ()
+    if kind not in ("mlp", "moe"):
+        modules = _attention(shape) if shape.latent is None else _latent_attention(shape, shape.latent)
     if kind == "attention":
-        return attention
-    before = _norm(shape, "pre_mlp_layernorm", shape.hidden_size, registered=10)
-    mlp = (before, *_mlp(shape, shape.ffn_hidden_size))
-    experts = (before, *_experts(shape))
-    return {
-        "mlp": mlp,
-        "moe": experts,
-        "transformer": (*attention, *mlp),
-        "transformer_moe": (*attention, *experts),
-    }[kind]
+        return modules
+    modules += (_norm(shape, "pre_mlp_layernorm", shape.hidden_size, 10),)
+    if kind in ("mlp", "transformer"):
+        return modules + _mlp(shape, shape.ffn_hidden_size)
+    return modules + (_experts(shape, shape.experts) if shape.experts is not None else ())
 
 
 @lru_cache(maxsize=256)
@@ -102,195 +94,115 @@ def mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
     hidden = shape.hidden_size
     kind = "transformer_moe" if shape.experts is not None else "transformer"
     return (
-        _norm(shape, "enorm", hidden, registered=-3),
-        _norm(shape, "hnorm", hidden, registered=-2),
-        Module(name="eh_proj", kind="linear", inputs=2 * hidden, outputs=hidden, split="column", registered=-1),
+        _norm(shape, "enorm", hidden, -3),
+        _norm(shape, "hnorm", hidden, -2),
+        _matrix("eh_proj", 2 * hidden, hidden, "column", -1),
         *layer_modules(shape, kind),
-        _norm(shape, "final_layernorm", hidden, registered=99),
+        _norm(shape, "final_layernorm", hidden, 99),
     )
 
 
 def embedding_modules(shape: ModelShape) -> tuple[Module, ...]:
     """Return the modules that turn tokens into the first layer's input."""
-    word = Module(
-        name="word_embeddings",
-        kind="embedding",
-        inputs=shape.hidden_size,
-        outputs=shape.padded_vocab_size(),
-        split="column",
-    )
+    hidden = shape.hidden_size
+    word = _matrix("word_embeddings", hidden, shape.padded_vocab_size(), "column", 0, kind="embedding")
     if shape.position_embedding_type != "learned_absolute":
         return (word,)
-    position = Module(
-        name="position_embeddings",
-        kind="embedding",
-        inputs=shape.hidden_size,
-        outputs=shape.seq_length,
-        registered=1,
-    )
-    return word, position
+    return word, _matrix("position_embeddings", hidden, shape.seq_length, "", 1, kind="embedding")
 
 
 def output_modules(shape: ModelShape) -> tuple[Module, ...]:
     """Return the modules that turn the last layer's output into logits."""
-    head = Module(
-        name="output_layer",
-        kind="head",
-        inputs=shape.hidden_size,
-        outputs=shape.padded_vocab_size(),
-        split="column",
-        registered=1,
-    )
-    return _norm(shape, "final_layernorm", shape.hidden_size, registered=0), head
+    hidden = shape.hidden_size
+    head = _matrix("output_layer", hidden, shape.padded_vocab_size(), "column", 1, kind="head")
+    return _norm(shape, "final_layernorm", hidden, 0), head
 
 
-def _norm(shape: ModelShape, name: str, width: int, *, registered: int) -> Module:
+def _norm(shape: ModelShape, name: str, width: int, registered: int) -> Module:
     return Module(name=name, kind="norm", outputs=width, bias=shape.layer_norm_bias, registered=registered)
 
 
+def _matrix(
+    name: str, inputs: int, outputs: int, split: str, registered: int, *, kind: str = "linear", bias: bool = False
+) -> Module:
+    return Module(name=name, kind=kind, inputs=inputs, outputs=outputs, split=split, registered=registered, bias=bias)
+
+
+def _core(inputs: int, outputs: int) -> Module:
+    return _matrix("core_attention", inputs, outputs, "column", 0, kind="attention")
+
+
 def _attention(shape: ModelShape) -> tuple[Module, ...]:
-    query = shape.num_attention_heads * shape.kv_channels
-    key_value = 2 * shape.num_query_groups * shape.kv_channels
+    hidden, channels, bias = shape.hidden_size, shape.kv_channels, shape.add_bias_linear
+    query = shape.num_attention_heads * channels
     gate = query if shape.attention_output_gate else 0
-    bias = shape.add_bias_linear
-    norms: tuple[Module, ...] = ()
-    if shape.qk_layernorm:
-        norms = (
-            _norm(shape, "q_layernorm", shape.kv_channels, registered=3),
-            _norm(shape, "k_layernorm", shape.kv_channels, registered=4),
-        )
+    projected = query + 2 * shape.num_query_groups * channels + gate
+    norms = [_norm(shape, "q_layernorm", channels, 3), _norm(shape, "k_layernorm", channels, 4)]
     return (
-        _norm(shape, "input_layernorm", shape.hidden_size, registered=0),
-        Module(
-            name="linear_qkv",
-            kind="linear",
-            inputs=shape.hidden_size,
-            outputs=query + key_value + gate,
-            split="column",
-            bias=bias or shape.add_qkv_bias,
-            registered=2,
-        ),
-        *norms,
-        Module(name="core_attention", kind="attention", inputs=query, outputs=query, split="column"),
-        Module(
-            name="linear_proj",
-            kind="linear",
-            inputs=query,
-            outputs=shape.hidden_size,
-            split="row",
-            bias=bias,
-            registered=1,
-        ),
+        _norm(shape, "input_layernorm", hidden, 0),
+        _matrix("linear_qkv", hidden, projected, "column", 2, bias=bias or shape.add_qkv_bias),
+        *(norms if shape.qk_layernorm else ()),
+        _core(query, query),
+        _matrix("linear_proj", query, hidden, "row", 1, bias=bias),
     )
 
 
-def _latent_attention(shape: ModelShape) -> tuple[Module, ...]:
-    latent = shape.latent
-    if latent is None:
-        return ()
+def _latent_attention(shape: ModelShape, latent: Latent) -> tuple[Module, ...]:
     hidden, heads = shape.hidden_size, shape.num_attention_heads
     query = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
     key_value = heads * (latent.qk_head_dim + latent.v_head_dim)
     down = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
-    queries: tuple[Module, ...]
     if latent.q_lora_rank is None:
-        queries = (_linear("linear_q_proj", hidden, query, "column", 2),)
+        queries = [_matrix("linear_q_proj", hidden, query, "column", 2)]
     else:
-        queries = (
-            _linear("linear_q_down_proj", hidden, latent.q_lora_rank, "", 2),
-            *([_norm(shape, "q_layernorm", latent.q_lora_rank, registered=6)] if shape.qk_layernorm else []),
-            _linear("linear_q_up_proj", latent.q_lora_rank, query, "column", 3),
-        )
+        queries = [
+            _matrix("linear_q_down_proj", hidden, latent.q_lora_rank, "", 2),
+            *([_norm(shape, "q_layernorm", latent.q_lora_rank, 6)] if shape.qk_layernorm else []),
+            _matrix("linear_q_up_proj", latent.q_lora_rank, query, "column", 3),
+        ]
     return (
-        _norm(shape, "input_layernorm", hidden, registered=0),
+        _norm(shape, "input_layernorm", hidden, 0),
         *queries,
-        _linear("linear_kv_down_proj", hidden, down, "", 4),
-        *([_norm(shape, "kv_layernorm", latent.kv_lora_rank, registered=7)] if shape.qk_layernorm else []),
-        _linear("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column", 5),
-        Module(
-            name="core_attention", kind="attention", inputs=query, outputs=heads * latent.v_head_dim, split="column"
-        ),
-        Module(
-            name="linear_proj",
-            kind="linear",
-            inputs=heads * latent.v_head_dim,
-            outputs=hidden,
-            split="row",
-            bias=shape.add_bias_linear,
-            registered=1,
-        ),
+        _matrix("linear_kv_down_proj", hidden, down, "", 4),
+        *([_norm(shape, "kv_layernorm", latent.kv_lora_rank, 7)] if shape.qk_layernorm else []),
+        _matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column", 5),
+        _core(query, heads * latent.v_head_dim),
+        _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", 1, bias=shape.add_bias_linear),
     )
 
 
-def _linear(name: str, inputs: int, outputs: int, split: str, registered: int) -> Module:
-    return Module(name=name, kind="linear", inputs=inputs, outputs=outputs, split=split, registered=registered)
-
-
-def _mlp(
-    shape: ModelShape, ffn: int, prefix: str = "", *, experts: int = 0, registered: int = 20
-) -> tuple[Module, ...]:
+def _mlp(shape: ModelShape, ffn: int, prefix: str = "", *, registered: int = 20) -> tuple[Module, Module]:
+    hidden, bias = shape.hidden_size, shape.add_bias_linear
     gated = 2 if shape.gated_linear_unit else 1
-    shared = {"count": experts or 1, "is_expert": bool(experts), "bias": shape.add_bias_linear, "kind": "linear"}
-    fc1 = Module(
-        name=f"{prefix}linear_fc1",
-        inputs=shape.hidden_size,
-        outputs=gated * ffn,
-        split="column",
-        registered=registered,
-        **shared,  # type: ignore[arg-type]
+    return (
+        _matrix(f"{prefix}linear_fc1", hidden, gated * ffn, "column", registered, bias=bias),
+        _matrix(f"{prefix}linear_fc2", ffn, hidden, "row", registered + 1, bias=bias),
     )
-    fc2 = Module(
-        name=f"{prefix}linear_fc2",
-        inputs=ffn,
-        outputs=shape.hidden_size,
-        split="row",
-        registered=registered + 1,
-        **shared,  # type: ignore[arg-type]
-    )
-    return fc1, fc2
 
 
-def _experts(shape: ModelShape) -> tuple[Module, ...]:
-    experts = shape.experts
-    if experts is None:
-        return ()
-    router = Module(
-        name="router",
-        kind="router",
-        inputs=shape.hidden_size,
-        outputs=experts.num_experts,
-        bias=experts.router_bias,
-        registered=20,
-    )
-    routed = _mlp(shape, experts.ffn_hidden_size, "experts.", experts=experts.num_experts, registered=30)
+def _experts(shape: ModelShape, experts: Experts) -> tuple[Module, ...]:
+    hidden = shape.hidden_size
+    router = _matrix("router", hidden, experts.num_experts, "", 20, kind="router", bias=experts.router_bias)
+    routed = [
+        replace(module, count=experts.num_experts, is_expert=True)
+        for module in _mlp(shape, experts.ffn_hidden_size, "experts.", registered=30)
+    ]
     if not experts.shared_ffn_hidden_size:
         return router, *routed
+    gate = _matrix("shared_experts.gate", hidden, 1, "", 40, kind="gate")
     shared = _mlp(shape, experts.shared_ffn_hidden_size, "shared_experts.", registered=41)
-    gate = Module(name="shared_experts.gate", kind="gate", inputs=shape.hidden_size, outputs=1, registered=40)
     return router, *routed, *([gate] if experts.shared_gate else []), *shared
 
 
-def _mamba(shape: ModelShape) -> tuple[Module, ...]:
-    space = shape.state_space
-    if space is None:
-        return ()
+def _mamba(shape: ModelShape, space: StateSpace) -> tuple[Module, ...]:
     conv = space.inner + 2 * space.num_groups * space.state_dim
-    heads = space.num_heads
     # dt_bias, A_log and D are parameters of the mixer itself, which come before those of its modules.
-    mixer = (("dt_bias", heads), ("A_log", heads), ("D", heads))
+    mixer = tuple((name, space.num_heads) for name in ("dt_bias", "A_log", "D"))
     return (
-        _norm(shape, "norm", shape.hidden_size, registered=9),
-        _linear("in_proj", shape.hidden_size, space.projected, "column", 1),
-        Module(
-            name="conv1d",
-            kind="ssm",
-            inputs=space.conv_width,
-            outputs=conv,
-            split="column",
-            bias=True,
-            registered=2,
-        ),
+        _norm(shape, "norm", shape.hidden_size, 9),
+        _matrix("in_proj", shape.hidden_size, space.projected, "column", 1),
+        _matrix("conv1d", space.conv_width, conv, "column", 2, kind="ssm", bias=True),
         Module(name="ssm", kind="ssm", split="column", vectors=mixer, registered=0),
         Module(name="gated_norm", kind="norm", outputs=space.inner, split="column", registered=3),
-        _linear("out_proj", space.inner, shape.hidden_size, "row", 4),
+        _matrix("out_proj", space.inner, shape.hidden_size, "row", 4),
     )

@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
+from bridge.plan.modules import modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.settings import Settings
 from bridge.plan.shape import ModelShape
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bridge.plan.modules import Module
+    from bridge.plan.stages import Place
     from bridge.precision.config import PrecisionConfig
 
 __all__ = ["PlanDifference", "PlanLayer", "PlanModule", "PrecisionPlan", "compact", "precision_plan"]
@@ -248,37 +249,21 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings) -> Iterat
     last = next((place for place in places if place.output), places[-1])
     on = settings.family is not None
 
-    def made(
-        label: str,
-        place: tuple[int, int],
-        modules: Sequence[Module],
-        kind: str,
-        *,
-        low: bool,
-        number: int | None = None,
-    ) -> PlanLayer:
+    def made(label: str, place: Place, kind: str, *, low: bool = False, number: int | None = None) -> PlanLayer:
+        modules = _planned(modules_of(shape, label, kind), settings, low)
         return PlanLayer(
-            label=label,
-            number=number,
-            stage=place[0],
-            chunk=place[1],
-            kind=kind,
-            low=low,
-            modules=_planned(tuple(modules), settings, low),
+            label=label, number=number, stage=place.stage, chunk=place.chunk, kind=kind, low=low, modules=modules
         )
 
-    yield made("embedding", (first.stage, first.chunk), embedding_modules(shape), "embedding", low=False)
+    yield made("embedding", first, "embedding")
     for place in places:
         for index in place.layers:
             inside = on and settings.start <= index < shape.num_layers - settings.end
-            kind = shape.kinds[index]
-            modules = layer_modules(shape, kind)
-            yield made(str(index + 1), (place.stage, place.chunk), modules, kind, low=inside, number=index + 1)
+            yield made(str(index + 1), place, shape.kinds[index], low=inside, number=index + 1)
     mtp = next((place for place in places if place.mtp), last)
     for number in range(1, shape.mtp_num_layers + 1):
-        modules = mtp_modules(shape)
-        yield made(f"mtp {number}", (mtp.stage, mtp.chunk), modules, "mtp", low=settings.family == "fp8")
-    yield made("output", (last.stage, last.chunk), output_modules(shape), "output", low=False)
+        yield made(f"mtp {number}", mtp, "mtp", low=settings.family == "fp8")
+    yield made("output", last, "output")
 
 
 @lru_cache(maxsize=512)

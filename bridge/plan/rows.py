@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -49,16 +49,16 @@ def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanR
     if module.kind == "attention":
         return _attention(settings, low=low and settings.attention)
     if module.kind == "router":
-        dtype = settings.router or settings.mode
-        gemms = tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
-        return (*gemms, _weight(settings, low=False))
+        return (*_gemms(settings.router or settings.mode), _weight(settings, low=False))
     if module.kind == "embedding":
         return PlanRow(item="lookup", format=settings.mode), _weight(settings, low=False)
-    if module.kind == "norm":
-        return PlanRow(item="forward", format=settings.mode, accumulate="fp32"), _weight(settings, low=False)
-    dtype = settings.autocast or settings.mode
-    forward = PlanRow(item="forward", format=dtype, accumulate="fp32")
-    return forward, _weight(settings, low=False)
+    dtype = settings.mode if module.kind == "norm" else settings.autocast or settings.mode
+    return PlanRow(item="forward", format=dtype, accumulate="fp32"), _weight(settings, low=False)
+
+
+def _gemms(dtype: str) -> tuple[PlanRow, ...]:
+    """Return the three GEMMs of a layer in high precision."""
+    return tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
 
 
 def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = None) -> tuple[PlanRow, ...]:
@@ -68,8 +68,7 @@ def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = 
     biases = (_weight(settings, low=False, item="bias"),) if bias else ()
     if not low:
         dtype = settings.autocast or settings.mode
-        gemms = tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
-        return (*gemms, PlanRow(item="output", format=dtype), weight, *biases)
+        return (*_gemms(dtype), PlanRow(item="output", format=dtype), weight, *biases)
     forward, backward = OPERAND_FORMATS.get(settings.format or "", (settings.format or "", settings.format or ""))
     if settings.scheme == "custom":
         forward = backward = "custom"
@@ -88,16 +87,7 @@ def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = 
     operands = tuple(
         PlanRow(item=name, format=of[name], scale=tiles.get(name, "custom")) for name in ("input", "grad_output")
     )
-    rounded = PlanRow(
-        item="weight",
-        format=of["weight"],
-        scale=tiles.get("weight", "custom"),
-        storage=weight.storage,
-        master=weight.master,
-        gradient=weight.gradient,
-        reduction=weight.reduction,
-        checkpoint=weight.checkpoint,
-    )
+    rounded = replace(weight, format=of["weight"], scale=tiles.get("weight", "custom"))
     return (*gemms, *operands, PlanRow(item="output", format=settings.mode), rounded, *biases)
 
 

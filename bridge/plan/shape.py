@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
@@ -104,12 +105,6 @@ class ModelShape:
     experts: Experts | None = None
     latent: Latent | None = None
     state_space: StateSpace | None = None
-    transformer_impl: str = "transformer_engine"
-
-    @property
-    def is_hybrid(self) -> bool:
-        """Whether each layer is a single mixer or MLP, as in Nemotron-H."""
-        return any(kind in HYBRID_KINDS.values() for kind in self.kinds)
 
     def padded_vocab_size(self, tensor_parallel: int = 1) -> int:
         """Return the rows of the embedding over all tensor-parallel ranks."""
@@ -153,6 +148,7 @@ class _Reader:
         groups = self.whole("num_query_groups", heads)
         channels = self.whole("kv_channels", hidden // heads if heads else 0)
         ffn = self.whole("ffn_hidden_size", 4 * hidden)
+        has_latent = self.flag("multi_latent_attention")
         kinds = self._kinds(layers, pattern)
         if heads and groups and heads % groups:
             self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
@@ -170,16 +166,15 @@ class _Reader:
             gated_linear_unit=self.flag("gated_linear_unit"),
             add_bias_linear=self.flag("add_bias_linear", default=True),
             add_qkv_bias=self.flag("add_qkv_bias"),
-            layer_norm_bias=self._normalization() == "LayerNorm",
+            layer_norm_bias=self.text("normalization", "RMSNorm" if has_latent else "LayerNorm") == "LayerNorm",
             qk_layernorm=self.flag("qk_layernorm"),
             attention_output_gate=self.flag("attention_output_gate"),
             position_embedding_type=self.text("position_embedding_type", "none" if pattern else "rope"),
             share_embeddings_and_output_weights=self.flag("share_embeddings_and_output_weights"),
             mtp_num_layers=self.whole("mtp_num_layers", 0, least=0),
             experts=self._experts(ffn),
-            latent=self._latent(),
+            latent=self._latent() if has_latent else None,
             state_space=self._state_space(hidden) if "mamba" in kinds else None,
-            transformer_impl=self.text("transformer_impl", "transformer_engine"),
         )
         if self.wrong:
             raise RunConfigError("\n".join(self.wrong))
@@ -212,10 +207,6 @@ class _Reader:
         self.wrong.append(f"model.{name}: {rule}, got {value!r}. {remedy}.")
 
     # -- parts -------------------------------------------------------------------------------------------------------
-
-    def _normalization(self) -> str:
-        latent = self.flag("multi_latent_attention")
-        return self.text("normalization", "RMSNorm" if latent else "LayerNorm")
 
     def _kinds(self, layers: int, pattern: str) -> tuple[str, ...]:
         if pattern:
@@ -257,16 +248,10 @@ class _Reader:
             router_bias=self.flag("moe_router_enable_expert_bias") and self.flag("add_bias_linear", default=True),
         )
 
-    def _latent(self) -> Latent | None:
-        if not self.flag("multi_latent_attention"):
-            return None
-        given = (
-            self.model.get("q_lora_rank", 512)
-            if isinstance(self.model, Mapping)
-            else getattr(self.model, "q_lora_rank", 512)
-        )
+    def _latent(self) -> Latent:
+        given = self.model.get if isinstance(self.model, Mapping) else partial(getattr, self.model)
         return Latent(
-            q_lora_rank=self.whole("q_lora_rank", 512) if given is not None else None,
+            q_lora_rank=self.whole("q_lora_rank", 512) if given("q_lora_rank", 512) is not None else None,
             kv_lora_rank=self.whole("kv_lora_rank", 512),
             qk_head_dim=self.whole("qk_head_dim", 128),
             qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", 64, least=0),

@@ -119,20 +119,22 @@ class Parallel:
             RunConfigError: The layers cannot be split over the stages.
         """
         if self.layout is not None:
-            return self._custom_places(num_layers)
-        counts = self._counts(num_layers)
-        places: list[Place] = []
-        first = 0
+            held = [
+                (parts.count("decoder"), "embedding" in parts, "mtp" in parts, "loss" in parts) for parts in self.layout
+            ]
+            placed = sum(count for count, *_ in held)
+            if placed != num_layers:
+                raise RunConfigError(
+                    f"model.pipeline_model_parallel_layout: must place all {num_layers} layers, got {placed}. "
+                    "Correct it."
+                )
+            return self._placed(held)
         last_chunk = self.virtual * self.pipeline - 1
-        for index, count in enumerate(counts):
-            layers = tuple(range(first, first + count))
-            first += count
-            is_last = index == last_chunk
-            chunk, stage = divmod(index, self.pipeline)
-            places.append(
-                Place(stage=stage, chunk=chunk, layers=layers, embedding=index == 0, mtp=is_last, output=is_last)
-            )
-        return tuple(places)
+        held = [
+            (count, index == 0, index == last_chunk, index == last_chunk)
+            for index, count in enumerate(self._counts(num_layers))
+        ]
+        return self._placed(held)
 
     def _counts(self, num_layers: int) -> list[int]:
         """Return how many layers each chunk has, in order of execution (Megatron's get_num_layers_to_build)."""
@@ -162,27 +164,15 @@ class Parallel:
         counts[-1] -= self.loss_counts
         return counts
 
-    def _custom_places(self, num_layers: int) -> tuple[Place, ...]:
+    def _placed(self, held: list[tuple[int, bool, bool, bool]]) -> tuple[Place, ...]:
+        """Return the places of chunks in order of execution: number of layers, embedding, MTP and output of each."""
         places: list[Place] = []
         first = 0
-        for index, parts in enumerate(self.layout or ()):
-            count = parts.count("decoder")
+        for index, (count, embedding, mtp, output) in enumerate(held):
             chunk, stage = divmod(index, self.pipeline)
-            places.append(
-                Place(
-                    stage=stage,
-                    chunk=chunk,
-                    layers=tuple(range(first, first + count)),
-                    embedding="embedding" in parts,
-                    mtp="mtp" in parts,
-                    output="loss" in parts,
-                )
-            )
+            layers = tuple(range(first, first + count))
+            places.append(Place(stage=stage, chunk=chunk, layers=layers, embedding=embedding, mtp=mtp, output=output))
             first += count
-        if first != num_layers:
-            raise RunConfigError(
-                f"model.pipeline_model_parallel_layout: must place all {num_layers} layers, got {first}. Correct it."
-            )
         return tuple(places)
 
 
@@ -217,7 +207,8 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
             f"model.pipeline_model_parallel_layout: must be text or a list of lists, got {given!r}. Correct it."
         )
     if not isinstance(given, str):
-        return tuple(tuple(str(getattr(part, "name", part)).lower() for part in _names(chunk)) for chunk in given)
+        chunks = (chunk if isinstance(chunk, list | tuple) else (chunk,) for chunk in given)
+        return tuple(tuple(str(getattr(part, "name", part)).lower() for part in chunk) for chunk in chunks)
     text = given.replace(" ", "").replace(",", "")
     while True:
         match = re.search(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)", text)
@@ -232,7 +223,3 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
             "Correct it."
         )
     return tuple(tuple(LETTERS[letter] for letter in chunk) for chunk in text.split("|"))
-
-
-def _names(chunk: Any) -> tuple[Any, ...]:
-    return tuple(chunk) if isinstance(chunk, list | tuple) else (chunk,)

@@ -77,7 +77,6 @@ def test_a_frequency_of_expert_layers_is_a_number_a_list_or_its_expression():
 def test_each_letter_of_a_hybrid_pattern_is_a_layer():
     shape = ModelShape.of(HYBRID)
     assert shape.kinds == ("mamba", "mlp", "mamba", "attention", "mlp")
-    assert shape.is_hybrid
     assert shape.state_space is not None
     assert shape.state_space.inner == 8 * 64
     names = [[module.name for module in layer_modules(shape, kind)] for kind in ("mamba", "attention", "mlp")]
