@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bridge.report.comparison import plot_comparison
+from bridge.report.curves import plot_comparison
 
 ROOT = Path(__file__).resolve().parents[1]
 

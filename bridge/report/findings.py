@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["findings_dict", "findings_text", "render_findings"]
 
+_FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -69,19 +70,8 @@ def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
 
 
 def _row(finding: RuleFinding) -> dict[str, Any]:
-    row = {
-        "id": finding.id,
-        "severity": finding.severity,
-        "title": finding.title,
-        "path": finding.path,
-        "value": plain(finding.value),
-        "where": finding.where,
-        "rule": finding.rule,
-        "remedies": list(finding.remedies),
-        "source": finding.source,
-        "evidence": finding.evidence,
-        "depends_on": finding.depends_on,
-    }
+    row = {name: getattr(finding, name) for name in _FIELDS} | {"value": plain(finding.value)}
+    row["remedies"] = list(finding.remedies)
     return row | ({"silenced": finding.silenced} if finding.silenced is not None else {})
 
 

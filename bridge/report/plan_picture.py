@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+
+from bridge.report.curves import figure_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,9 +52,8 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     columns = _columns(plan)
     rows = list(plan.layers)
     height = max(ROW_HEIGHT, 2.6 / len(rows)) if len(rows) < 40 else max(0.09, 7.5 / len(rows))
-    size = (2.0 + COLUMN_WIDTH * len(columns) + 0.12 * _groups(columns), 2.4 + height * len(rows))
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    size = (2.0 + COLUMN_WIDTH * len(columns) + 0.12 * len({module for module, _ in columns}), 2.4 + height * len(rows))
+    figure = figure_of(*size)
     axes = figure.add_subplot()
     formats = _draw_cells(axes, rows, columns)
     _label(axes, plan, rows, columns)
@@ -79,27 +79,13 @@ def _columns(plan: PrecisionPlan) -> list[Column]:
     ahead: list[Column] = []
     for layers, modules in plan.folded():
         mine = [(module.name, item) for module in modules for item in ITEMS[module.kind]]
-        if layers[0].label == "embedding":
-            ahead = mine + ahead
-            continue
-        ahead = _merged(ahead, mine)
+        place = 0 if layers[0].label == "embedding" else len(ahead)
+        for column in reversed(mine):  # a new column goes before the known one behind it
+            if column in ahead:
+                place = ahead.index(column)
+            else:
+                ahead.insert(place, column)
     return ahead
-
-
-def _merged(first: list[Column], second: list[Column]) -> list[Column]:
-    """Return both lists in one, each in its own order; a new column goes behind the known one before it."""
-    merged = list(first)
-    place = len(merged)
-    for column in reversed(second):
-        if column in merged:
-            place = merged.index(column)
-        else:
-            merged.insert(place, column)
-    return merged
-
-
-def _groups(columns: list[Column]) -> int:
-    return len({module for module, _ in columns})
 
 
 def _positions(columns: list[Column]) -> list[float]:
@@ -144,8 +130,7 @@ def _label(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], columns: list
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    names = list(dict.fromkeys(module for module, _ in columns))
-    for name in names:
+    for name in dict.fromkeys(module for module, _ in columns):
         own = [x for x, (module, _) in zip(positions, columns, strict=True) if module == name]
         axes.text((own[0] + own[-1] + 1) / 2, -0.35, name, rotation=40, ha="left", va="bottom", fontsize=7)
     step = 1 if len(rows) <= 44 else 5
@@ -159,11 +144,9 @@ def _mark_stages(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], right: 
     if plan.parallel.pipeline == 1:
         return
     begin = 0
-    for y in range(1, len(rows) + 1):
-        ends = y == len(rows) or (rows[y].stage, rows[y].chunk) != (rows[begin].stage, rows[begin].chunk)
-        if not ends:
-            continue
-        if y < len(rows):
-            axes.axhline(y, color="#444444", linewidth=0.5, linestyle=(0, (4, 3)))
-        axes.text(right + 0.3, (begin + y) / 2, f"stage {rows[begin].stage}", fontsize=6, va="center", color="#444444")
-        begin = y
+    for (stage, _), held in groupby(rows, key=lambda row: (row.stage, row.chunk)):
+        end = begin + len(list(held))
+        if end < len(rows):
+            axes.axhline(end, color="#444444", linewidth=0.5, linestyle=(0, (4, 3)))
+        axes.text(right + 0.3, (begin + end) / 2, f"stage {stage}", fontsize=6, va="center", color="#444444")
+        begin = end

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from bridge.report.curves import figure_of
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
@@ -79,21 +80,11 @@ def _percent(share: float) -> str:
 
 
 def plot_quantisation(path: Path, rows: Sequence[Any], *, title: str) -> None:
-    """Draw the SQNR of each operand as a heat map, layers and modules down and measured steps across, into a PNG.
-
-    Args:
-        path: File to write.
-        rows: Of any number of steps.
-        title: The precision that the run trained in.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy
-    from matplotlib.figure import Figure
-
+    """Draw the SQNR of each operand as a heat map, layers and modules down and measured steps across, into a PNG."""
     steps = sorted({row.step for row in rows})
     places = sorted({(row.layer, row.module) for row in rows})
     present = [operand for operand in OPERANDS if any(row.operand == operand for row in rows)]
-    figure = Figure(figsize=(3 + 3 * len(present), max(3.0, 1.4 + 0.2 * len(places))), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(3 + 3 * len(present), max(3.0, 1.4 + 0.2 * len(places)))
     figure.suptitle(f"{title}: signal to quantisation noise")
     axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
     finite = [row.sqnr_db for row in rows if math.isfinite(row.sqnr_db)]

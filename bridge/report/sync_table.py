@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from bridge.report.table import Column, plain_text, table
-from bridge.sync.report import SyncReport, SyncRow, plain
+from bridge.sync.report import SyncReport, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,13 +35,14 @@ def sync_table(report: SyncReport, *, every_row: bool = False) -> RenderableType
         every_row: Also show the fields that already agreed, and those that are absent and were not asked for.
     """
     listed = [row for row in report.rows if every_row or row.changes or row.verdict == "keep"]
+    recipe = f"recipe {report.precision.partition(',')[0]}"
     rows = [
         (
             f"{row.owner}.{row.attribute}",
             _value(row.old),
             _value(row.new),
             Text(row.verdict, style=STYLES[row.verdict]),
-            _by(row, report.precision),
+            "recipe" if row.by == recipe else row.by,
             row.why,
         )
         for row in listed
@@ -60,10 +61,6 @@ def sync_table(report: SyncReport, *, every_row: bool = False) -> RenderableType
 def render_sync(report: SyncReport, *, every_row: bool = True) -> str:
     """Return the report as plain text, for a file."""
     return plain_text(sync_table(report, every_row=every_row), width=160)
-
-
-def _by(row: SyncRow, precision: str) -> str:
-    return "recipe" if row.by == f"recipe {precision.partition(',')[0]}" else row.by
 
 
 def _value(value: object) -> str:
