@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from bridge.megatron.emulation.linear import EmulatedLinear
+from bridge.numerics import Observer
+from bridge.plan.precision_plan import compact
+from bridge.precision.schemes import GEMMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,29 +51,18 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module
     return names
 
 
-class _Observer:
+class _Observer(Observer):
     """Notes the GEMMs of one layer, each once."""
 
     def __init__(self, where: tuple[int, str], seen: set[GemmRecord]) -> None:
         self.where = where
         self.seen = seen
 
-    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Operands are of no interest here."""
-
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         """Note a GEMM."""
         layer, module = self.where
-        self.seen.add(
-            GemmRecord(
-                layer=layer,
-                module=module,
-                gemm=gemm,
-                left=left.spec.format,
-                right=right.spec.format,
-                scheme=left.spec.scheme,
-            )
-        )
+        formats = {"left": left.spec.format, "right": right.spec.format}
+        self.seen.add(GemmRecord(layer=layer, module=module, gemm=gemm, scheme=left.spec.scheme, **formats))
 
 
 @contextmanager
@@ -113,23 +104,14 @@ def format_gemms(records: Sequence[GemmRecord]) -> str:
         kind = record.left if record.scheme == "none" else _kind([r for r in records if r.layer == record.layer])
         by_kind.setdefault(kind, set()).add(record.layer)
     parts = sorted(by_kind.items(), key=lambda item: min(item[1]))
-    return "; ".join(f"layers {_ranges(layers)}: {kind}" for kind, layers in parts)
+    return "; ".join(
+        f"layers {compact([*map(str, sorted(layers))], limit=len(layers))}: {kind}" for kind, layers in parts
+    )
 
 
 def _kind(records: Sequence[GemmRecord]) -> str:
     low = [record for record in records if record.scheme != "none"]
     gemms = {record.gemm: f"{record.left} x {record.right}" for record in low}
-    formats = ", ".join(f"{gemm} {gemms[gemm]}" for gemm in ("fprop", "dgrad", "wgrad") if gemm in gemms)
-    modules = sorted({re.sub(r".*\.", "", record.module) for record in low})
+    formats = ", ".join(f"{gemm} {gemms[gemm]}" for gemm in GEMMS if gemm in gemms)
+    modules = sorted({record.module.rpartition(".")[2] for record in low})
     return f"{low[0].scheme}, {formats} ({', '.join(modules)})"
-
-
-def _ranges(numbers: set[int]) -> str:
-    """Return numbers as ranges, ``1, 3-5`` say."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)

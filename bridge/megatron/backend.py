@@ -12,7 +12,7 @@ from megatron.core.fp8_utils import is_first_last_bf16_layer
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError, close_matches, did_you_mean
 from bridge.megatron.emulation.gather import separate_gathers
-from bridge.megatron.emulation.linear import gemm_precision, require_emulable
+from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
 from bridge.megatron.emulation.recompute import checkpoint
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.te.environment import Environment, environment_findings, set_lines
@@ -56,7 +56,7 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     if requested not in BACKENDS:
         hint = did_you_mean(close_matches(str(requested), BACKENDS)) or "Choose one of them."
         raise RunConfigError(f"precision_backend: must be one of {', '.join(BACKENDS)}, got {requested!r}. {hint}")
-    scheme = _scheme(config)
+    scheme = scheme_of(config)
     environment = environment or Environment()
     if scheme is not None:
         _require_some_layer(config)
@@ -89,15 +89,6 @@ def _te_notes(config: Any, environment: Environment) -> list[str]:
     if errors:
         raise PrecisionConfigError("The environment contradicts the config of this run:", errors)
     return [f"Recipe: {recipe}.", *recipe.notes, *set_lines(environment), *map(str, findings)]
-
-
-def _scheme(config: Any) -> str | None:
-    """Return the scaling scheme a config asks for, None for high precision."""
-    for kind in ("fp8", "fp4"):
-        if getattr(config, kind, None):
-            recipe = getattr(config, f"{kind}_recipe", None)
-            return str(getattr(recipe, "value", recipe))
-    return None
 
 
 def _require_some_layer(config: Any) -> None:

@@ -43,11 +43,11 @@ class Activations:
 
 def _linear_types() -> tuple[type, ...]:
     """Return the classes of the modules whose outputs count as activations."""
-    types: list[type] = [ColumnParallelLinear, RowParallelLinear, torch.nn.Linear]
+    types = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
     try:
         from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
     except (ImportError, OSError, RuntimeError):  # optional, and broken installations fail in any of these ways
-        return tuple(types)
+        return types
     return (*types, TransformerEngineBaseModule)
 
 
@@ -80,15 +80,9 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
 
 
 def take_census(model: list[Any], optimizer: Any, activations: Activations) -> tuple[CensusRow, ...]:
-    """Return the dtypes and sizes of every kind of tensor after a training step.
-
-    Args:
-        model: The result of `build_gpt`.
-        optimizer: The result of `build_optimizer`.
-        activations: The record of `watch_activations` during the step.
-    """
+    """Return the dtypes and sizes of every kind of tensor after a training step that `watch_activations` recorded."""
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
-    rows = [
+    return (
         *_rows("parameters", parameters, "the modules' parameters"),
         *(
             CensusRow(
@@ -103,8 +97,7 @@ def take_census(model: list[Any], optimizer: Any, activations: Activations) -> t
         *_reduction(model),
         *_master_weights(parameters, optimizer),
         *_optimizer_state(optimizer),
-    ]
-    return tuple(rows)
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

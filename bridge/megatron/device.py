@@ -13,9 +13,11 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from megatron.core.tensor_parallel import random as megatron_random
 
 if TYPE_CHECKING:
@@ -103,7 +105,6 @@ def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _always(value: Any) -> Callable[[Any], Callable[..., Any]]:
-    """A replacement that ignores its arguments and returns `value`."""
     return lambda _original: lambda *_args, **_kwargs: value
 
 
@@ -126,108 +127,39 @@ class _Stream:
         """Nothing to wait for."""
 
 
-_FACTORIES = {
-    "tensor": ("optimizer/optimizer.py:473, optimizer/grad_scaler.py:15", "AssertionError building the optimizer"),
-    "zeros": ("pipeline_parallel/schedules.py:596, optimizer/clip_grads.py:108", "AssertionError in the schedule"),
-    "ones": ("transformer/utils.py:33, the default causal mask", "AssertionError in attention"),
-    "empty": ("dist_checkpointing/exchange_utils.py:98", "AssertionError loading a fully parallel checkpoint"),
-    "full": ("tensor_parallel/data.py", "AssertionError; not hit by GPT training, kept with its siblings"),
-    "arange": ("models/common/embeddings/rotary_pos_embedding.py:305", "AssertionError with multimodal RoPE"),
-}
+def _rng_state(_original: object) -> Callable[..., torch.Tensor]:
+    return lambda *_args, **_kwargs: torch.get_rng_state()
+
+
+_AUTOCAST = torch.amp.autocast_mode.autocast
+_REPLACEMENTS: tuple[tuple[str, Any, str, Callable[[Any], Any]], ...] = (
+    *((f"torch.{name}", torch, name, _on_cpu) for name in ("tensor", "zeros", "ones", "empty", "full", "arange")),
+    ("torch.Tensor.type", torch.Tensor, "type", _cuda_type_name),
+    ("torch.Tensor.cuda", torch.Tensor, "cuda", lambda _original: lambda self, *_args, **_kwargs: self),
+    ("torch.cuda.current_device", torch.cuda, "current_device", _always(_CPU)),
+    ("torch.cuda.synchronize", torch.cuda, "synchronize", _always(None)),
+    ("torch.cuda.current_stream", torch.cuda, "current_stream", _always(_Stream())),
+    ("torch.cuda.get_rng_state", torch.cuda, "get_rng_state", _rng_state),
+    ("torch.cuda.manual_seed", torch.cuda, "manual_seed", _seed_default_generator),
+    ("random._get_cuda_rng_state", megatron_random, "_get_cuda_rng_state", _rng_state),
+    (
+        "random._set_cuda_rng_state",
+        megatron_random,
+        "_set_cuda_rng_state",
+        lambda _original: lambda new_state, *_args, **_kwargs: torch.set_rng_state(new_state),
+    ),
+    ("torch.autocast.__init__", _AUTOCAST, "__init__", _autocast_on_cpu),
+    ("torch.is_autocast_enabled", torch, "is_autocast_enabled", _asked_about_cpu),
+    ("torch.get_autocast_dtype", torch, "get_autocast_dtype", _asked_about_cpu),
+)
+"""Row of device.yaml, owner and name of the callable, original -> replacement."""
 
 
 def patches() -> tuple[Patch, ...]:
-    """Return every replacement the shim makes, in order."""
-    factories = (
-        Patch(owner=torch, name=name, replace=_on_cpu, needed_by=needed_by, without=without)
-        for name, (needed_by, without) in _FACTORIES.items()
-    )
-    return (
-        *factories,
-        Patch(
-            owner=torch.Tensor,
-            name="type",
-            replace=_cuda_type_name,
-            needed_by="optimizer/optimizer.py:671, optimizer/distrib_optimizer.py:361, optimizer/clip_grads.py:167",
-            without="TypeError building the optimizer, AssertionError clipping gradients",
-        ),
-        Patch(
-            owner=torch.Tensor,
-            name="cuda",
-            replace=lambda _original: lambda self, *_args, **_kwargs: self,
-            needed_by="models/common/language_module/language_module.py:244, optimizer/grad_scaler.py:140",
-            without="AssertionError with tied embeddings under PP and when an FP16 run is resumed",
-        ),
-        Patch(
-            owner=torch.cuda,
-            name="current_device",
-            replace=_always(_CPU),
-            needed_by="distributed/param_and_grad_buffer.py:783, tensor_parallel/mappings.py, p2p_communication.py:190",
-            without="AssertionError in the constructor of DistributedDataParallel",
-        ),
-        Patch(
-            owner=torch.cuda,
-            name="synchronize",
-            replace=_always(None),
-            needed_by="pipeline_parallel/p2p_communication.py:242, dist_checkpointing's filesystem_async.py:230",
-            without="AssertionError under PP and in checkpoints",
-        ),
-        Patch(
-            owner=torch.cuda,
-            name="current_stream",
-            replace=_always(_Stream()),
-            needed_by="distributed/param_and_grad_buffer.py:632 (0.19.2)",
-            without="RuntimeError when gradients are reduced, with 0.17 and later",
-        ),
-        Patch(
-            owner=torch.cuda,
-            name="get_rng_state",
-            replace=lambda _original: lambda *_args, **_kwargs: torch.get_rng_state(),
-            needed_by="tensor_parallel/random.py:235",
-            without="AssertionError seeding",
-        ),
-        Patch(
-            owner=torch.cuda,
-            name="manual_seed",
-            replace=_seed_default_generator,
-            needed_by="tensor_parallel/random.py:237",
-            without="SILENT: seeds are queued for a CUDA start that never comes, all tracked states are equal",
-        ),
-        Patch(
-            owner=megatron_random,
-            name="_get_cuda_rng_state",
-            replace=lambda _original: lambda *_args, **_kwargs: torch.get_rng_state(),
-            needed_by="tensor_parallel/random.py:55",
-            without="AssertionError in dropout and weight initialisation",
-        ),
-        Patch(
-            owner=megatron_random,
-            name="_set_cuda_rng_state",
-            replace=lambda _original: lambda new_state, *_args, **_kwargs: torch.set_rng_state(new_state),
-            needed_by="tensor_parallel/random.py:111",
-            without="SILENT: the state is queued, never restored, and dropout differs between ranks and on recompute",
-        ),
-        Patch(
-            owner=torch.amp.autocast_mode.autocast,
-            name="__init__",
-            replace=_autocast_on_cpu,
-            needed_by="pipeline_parallel/schedules.py:418, tensor_parallel/layers.py:498 (custom_bwd)",
-            without="SILENT: enable_autocast has no effect, the run is plain FP32",
-        ),
-        Patch(
-            owner=torch,
-            name="is_autocast_enabled",
-            replace=_asked_about_cpu,
-            needed_by="tensor_parallel/layers.py:442 (custom_fwd)",
-            without="RuntimeError in the backward GEMMs: BF16 gradients meet FP32 weights",
-        ),
-        Patch(
-            owner=torch,
-            name="get_autocast_dtype",
-            replace=_asked_about_cpu,
-            needed_by="tensor_parallel/layers.py:442 (custom_fwd)",
-            without="SILENT: backward autocasts to FP16, torch's default for CUDA, instead of the forward's dtype",
-        ),
+    """Return every replacement the shim makes, in order; device.yaml says who needs each, and the failure without."""
+    reasons = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return tuple(
+        Patch(owner=owner, name=name, replace=replace, **reasons[row]) for row, owner, name, replace in _REPLACEMENTS
     )
 
 

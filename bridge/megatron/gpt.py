@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import logging
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,6 @@ from bridge.megatron.emulation.model import prepare_emulation
 from bridge.megatron.layer_spec import block_spec
 
 __all__ = ["GPTConfig", "build_gpt", "padded_vocab_size", "parameter_count", "run_config", "unwrapped"]
-
-logger = logging.getLogger(__name__)
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 """Names that `activation_func` accepts as well as a function."""
@@ -64,31 +61,19 @@ class GPTConfig(TransformerConfig):  # type: ignore[misc]  # Megatron is untyped
             super().__post_init__()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Setting:
-    """A field that has one value that works without a package or device."""
-
-    field: str
-    value: object
-    reason: str
-
-
 _WITHOUT_CUDA = (
-    _Setting(field="use_cpu_initialization", value=True, reason="weights are made where they are used"),
-    _Setting(field="bias_activation_fusion", value=False, reason="the fusion is compiled for CUDA"),
-    _Setting(field="bias_dropout_fusion", value=False, reason="the fusion is compiled for CUDA"),
-    _Setting(field="apply_rope_fusion", value=False, reason="the kernel is Transformer Engine's"),
+    ("use_cpu_initialization", True, "weights are made where they are used"),
+    ("bias_activation_fusion", False, "the fusion is compiled for CUDA"),
+    ("bias_dropout_fusion", False, "the fusion is compiled for CUDA"),
+    ("apply_rope_fusion", False, "the kernel is Transformer Engine's"),
 )
+"""Field, the one value that works without CUDA, and why."""
 _WITHOUT_EXTENSIONS = (
     ("fused_weight_gradient_mlp_cuda", "gradient_accumulation_fusion"),
     ("scaled_masked_softmax_cuda", "masked_softmax_fusion"),
     ("apex", "persist_layer_norm"),
 )
 """Compiled extension -> the field that needs it where Transformer Engine is not used."""
-
-
-def _has_module(name: str) -> bool:
-    return has_cuda() and importlib.util.find_spec(name) is not None
 
 
 def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
@@ -125,14 +110,14 @@ def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
         )
     settings = [] if has_cuda() else list(_WITHOUT_CUDA)
     settings += [
-        _Setting(field=field, value=False, reason=f"its kernel needs {module}, which is not installed here")
+        (field, False, f"its kernel needs {module}, which is not installed here")
         for module, field in _WITHOUT_EXTENSIONS
-        if not _has_module(module)
+        if not has_cuda() or importlib.util.find_spec(module) is None
     ]
-    changed = [setting for setting in settings if getattr(config, setting.field) != setting.value]
-    for setting in changed:
-        setattr(config, setting.field, setting.value)
-    named = "; ".join(f"model.{setting.field}={setting.value} ({setting.reason})" for setting in changed)
+    changed = [(field, value, reason) for field, value, reason in settings if getattr(config, field) != value]
+    for field, value, _ in changed:
+        setattr(config, field, value)
+    named = "; ".join(f"model.{field}={value} ({reason})" for field, value, reason in changed)
     return config, [f"Changed for this machine: {named}."] if changed else []
 
 

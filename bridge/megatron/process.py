@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import itertools
-import logging
+import math
 import os
 import random
 import warnings
@@ -32,10 +32,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Process", "apply_tf32", "return_free_memory", "training_process"]
 
-logger = logging.getLogger(__name__)
-
 _TIMEOUT = datetime.timedelta(minutes=30)
 _runs = itertools.count()
+_PARALLEL_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,17 +85,13 @@ class _Launch:
 
     @classmethod
     def read(cls) -> _Launch:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        rank, world_size, local_rank, local_world_size = (
-            int(os.environ.get(name, default)) for name, default in zip(names, (0, 1, 0, 1), strict=True)
-        )
         launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
         stated = os.environ.get("OMP_NUM_THREADS", "")
         return cls(
-            rank=rank,
-            world_size=world_size,
-            local_rank=local_rank,
-            local_world_size=local_world_size,
+            rank=int(os.environ.get("RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             launched=launched,
             threads=int(stated) if stated.isdecimal() and not (launched and stated == "1") else None,
         )
@@ -148,12 +150,9 @@ def _hush(stack: ExitStack) -> None:
 
 def _data_parallel_size(model: Any, world_size: int) -> int:
     """Return how many replicas the processes make up."""
-    sizes = {
-        "tensor_model_parallel_size": model.tensor_model_parallel_size,
-        "pipeline_model_parallel_size": model.pipeline_model_parallel_size,
-        "context_parallel_size": model.context_parallel_size,
-    }
-    replica = int(np.prod(list(sizes.values())))
+    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    sizes = {name: getattr(model, name) for name in names}
+    replica: int = math.prod(sizes.values())
     if world_size % replica:
         product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         raise RunConfigError(
@@ -212,23 +211,13 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device) -
 
 
 def _start_model_parallel(stack: ExitStack, model: Any) -> None:
-    """Create Megatron's process groups."""
-    stack.callback(_stop_model_parallel)
+    """Create Megatron's process groups; at the end forget them, Megatron's buffers and its random states."""
+    stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
+    stack.callback(parallel_state.destroy_global_memory_buffer)
+    stack.callback(parallel_state.destroy_model_parallel)
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=model.tensor_model_parallel_size,
-        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=model.virtual_pipeline_model_parallel_size,
-        context_parallel_size=model.context_parallel_size,
-        expert_model_parallel_size=model.expert_model_parallel_size,
-        expert_tensor_parallel_size=model.expert_tensor_parallel_size,
+        **{name: getattr(model, name) for name in _PARALLEL_SIZES},
     )
-
-
-def _stop_model_parallel() -> None:
-    """Forget Megatron's process groups, buffers and random states."""
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_global_memory_buffer()
-    tensor_parallel.get_cuda_rng_tracker().reset()
 
 
 def _seed_everything(seed: int) -> None:

@@ -79,14 +79,14 @@ class Trainer:
         micro_batch_size: int,
         global_batch_size: int,
     ) -> None:
-        """Wire the optimizer's loss scale and the gradient reduction into the model's config.
+        """Wire the optimizer's loss scale and the gradient reduction into the config that the model was built with.
 
         Args:
-            config: The model config that the model was built with; its hooks are set here.
-            model: What `build_gpt` returned.
-            optimizer: What `build_optimizer` returned.
-            scheduler: What `build_scheduler` returned.
-            process: What `training_process` yielded.
+            config: The model config; its hooks are set here.
+            model: The result of `build_gpt`.
+            optimizer: The result of `build_optimizer`.
+            scheduler: The result of `build_scheduler`.
+            process: The place of this process, of `training_process`.
             micro_batch_size: Samples per forward pass on one data-parallel rank.
             global_batch_size: Samples per step over all ranks.
         """

@@ -8,13 +8,13 @@ master where this rank holds all of it. Nothing is drawn or changed: a measured 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.megatron.audit import gather_stages, global_layer_names
 from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.stored_weight import StoredWeight
-from bridge.numerics import QuantisationError, quantisation_error, stored_operand
+from bridge.numerics import Observer, QuantisationError, quantisation_error, stored_operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class QuantisationRow:
     sqnr_db: float
 
 
-class _Observer:
+class _Observer(Observer):
     """Measures one layer's operands, each once."""
 
     def __init__(self, step: int, where: tuple[int, str], rows: list[QuantisationRow]) -> None:
@@ -60,22 +60,11 @@ class _Observer:
         self.seen.add(operand.role)
         self.rows.append(_row(self.step, self.where, operand, quantisation_error(source, operand)))
 
-    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
-        """GEMMs are of no interest here."""
-
 
 def _row(step: int, where: tuple[int, str], operand: GemmOperand, found: QuantisationError) -> QuantisationRow:
+    layer, module = where
     return QuantisationRow(
-        step=step,
-        layer=where[0],
-        module=where[1],
-        operand=operand.role,
-        format=operand.spec.format,
-        amax=found.amax,
-        scale=found.scale,
-        underflow=found.underflow,
-        saturated=found.saturated,
-        sqnr_db=found.sqnr_db,
+        step=step, layer=layer, module=module, operand=operand.role, format=operand.spec.format, **asdict(found)
     )
 
 

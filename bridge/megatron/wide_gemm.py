@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +28,6 @@ __all__ = ["OPERATORS", "is_installed", "slow_dtypes", "widened"]
 
 _aten = torch.ops.aten
 _installed: list[Any] = []
-
-Number = int | float
 
 
 def slow_dtypes() -> tuple[torch.dtype, ...]:
@@ -48,20 +47,20 @@ def _wide(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torc
     return first, second, torch.empty(shape, dtype=first.dtype, device=first.device)
 
 
-def _product(first: torch.Tensor, second: torch.Tensor, operator: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _product(operator: Callable[..., torch.Tensor], first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the product in the operands' type, through the operator's ``out`` overload, which has its own kernel."""
     wide_first, wide_second, out = _wide(first, second)
     return operator(wide_first, wide_second, out=out).to(first.dtype)
 
 
 def _sum(
+    operator: Callable[..., torch.Tensor],
     summand: torch.Tensor,
     first: torch.Tensor,
     second: torch.Tensor,
-    operator: Callable[..., torch.Tensor],
     *,
-    beta: Number,
-    alpha: Number,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> torch.Tensor:
     """Return beta * summand + alpha * product in the operands' type; with beta 0 the summand is not read."""
     wide_first, wide_second, out = _wide(first, second)
@@ -71,27 +70,12 @@ def _sum(
     return operator(start, wide_first, wide_second, beta=beta, alpha=alpha, out=out).to(first.dtype)
 
 
-def _mm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    return _product(self, mat2, _aten.mm.out)
-
-
-def _bmm(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    return _product(self, mat2, _aten.bmm.out)
-
-
-def _addmm(
-    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1
-) -> torch.Tensor:
-    return _sum(self, mat1, mat2, _aten.addmm.out, beta=beta, alpha=alpha)
-
-
-def _baddbmm(
-    self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: Number = 1, alpha: Number = 1
-) -> torch.Tensor:
-    return _sum(self, batch1, batch2, _aten.baddbmm.out, beta=beta, alpha=alpha)
-
-
-OPERATORS: dict[str, Callable[..., torch.Tensor]] = {"mm": _mm, "bmm": _bmm, "addmm": _addmm, "baddbmm": _baddbmm}
+OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
+    "mm": partial(_product, _aten.mm.out),
+    "bmm": partial(_product, _aten.bmm.out),
+    "addmm": partial(_sum, _aten.addmm.out),
+    "baddbmm": partial(_sum, _aten.baddbmm.out),
+}
 """Operator of `torch.ops.aten` -> the kernel that takes its place on the CPU."""
 
 

@@ -45,7 +45,8 @@ def built():
 
 
 def first_linear(model, name="mlp.linear_fc1"):
-    return next(module for path, module in emulated_linears(model) if path.endswith(name))
+    paths = {module: path for chunk in model for path, module in chunk.named_modules()}
+    return next(module for module in emulated_linears(model) if paths[module].endswith(name))
 
 
 def test_layer_computes_what_scaled_linear_does(built):

@@ -11,6 +11,7 @@ Source: Transformer Engine 2.20 pytorch/quantization.py:668-782, pytorch/module/
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,11 +30,11 @@ class DelayedUpdates:
     """Renews the scales of one transformer block."""
 
     def __init__(self, block: torch.nn.Module, layers: Sequence[EmulatedLinear], *, tp_only: bool) -> None:
-        """Hook into the block's forward pass and hand itself to its layers.
+        """Hook into the forward pass of a chunk's block and into its emulated layers, all with delayed scaling.
 
         Args:
-            block: Megatron's `TransformerBlock` of one model chunk.
-            layers: Its emulated layers, all with delayed scaling.
+            block: Megatron's `TransformerBlock`.
+            layers: Its emulated layers.
             tp_only: Reduce over the tensor- and context-parallel ranks alone.
         """
         self.states: list[DelayedScaling] = []
@@ -49,21 +50,17 @@ class DelayedUpdates:
         """Return the callback for the end of a layer's backward pass; the layer that asks first is the last."""
         if self._first is None:
             self._first = layer
-        return self._after_backward if self._first is layer else None
+        return partial(self._update, "backward") if self._first is layer else None
 
     def reduce_pending(self) -> None:
         """Max the amaxes not yet used over the group, as the next update would: then all ranks hold equal states."""
         for which in ("forward", "backward"):
-            reduced = self._reduced(which)
-            for state, amaxes in zip(self.states, reduced, strict=True):
+            for state, amaxes in zip(self.states, self._reduced(which), strict=True):
                 state.merge_pending(which, amaxes)
 
     def _after_forward(self, *_: Any) -> None:
         if torch.is_grad_enabled():
             self._update("forward")
-
-    def _after_backward(self) -> None:
-        self._update("backward")
 
     def _update(self, which: str) -> None:
         for state, amaxes in zip(self.states, self._reduced(which), strict=True):

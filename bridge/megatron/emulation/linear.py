@@ -32,7 +32,7 @@ from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import torch
 
@@ -45,7 +45,17 @@ __all__ = [
     "emulated_linears",
     "gemm_precision",
     "require_emulable",
+    "scheme_of",
 ]
+
+
+def scheme_of(config: Any) -> str | None:
+    """Return the scaling scheme that a config asks for, None for high precision."""
+    for kind in ("fp8", "fp4"):
+        if getattr(config, kind, None):
+            recipe = getattr(config, f"{kind}_recipe", None)
+            return str(getattr(recipe, "value", recipe))
+    return None
 
 
 def gemm_precision(config: Any) -> GemmPrecision | None:
@@ -54,20 +64,18 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
     Raises:
         PrecisionConfigError: A value that no scheme knows.
     """
-    if config.fp8:
-        scheme = str(getattr(config.fp8_recipe, "value", config.fp8_recipe))
-        delayed = scheme == "delayed"
-        return GemmPrecision(
-            scheme=scheme,
-            format=config.fp8,
-            margin=config.fp8_margin if delayed else 0,
-            amax_history_len=config.fp8_amax_history_len if delayed else 1,
-            amax_compute_algo=config.fp8_amax_compute_algo if delayed else "max",
-        )
-    if getattr(config, "fp4", None):
-        recipe = getattr(config, "fp4_recipe", "nvfp4")
-        return GemmPrecision(scheme=str(getattr(recipe, "value", recipe)), format=config.fp4)
-    return None
+    scheme = scheme_of(config)
+    if scheme is None:
+        return None
+    if scheme != "delayed":
+        return GemmPrecision(scheme=scheme, format=config.fp8 or config.fp4)
+    return GemmPrecision(
+        scheme=scheme,
+        format=config.fp8,
+        margin=config.fp8_margin,
+        amax_history_len=config.fp8_amax_history_len,
+        amax_compute_algo=config.fp8_amax_compute_algo,
+    )
 
 
 _NOT_EMULATED = (
@@ -89,10 +97,9 @@ def require_emulable(config: Any) -> None:
         for field, reason in _NOT_EMULATED
         if getattr(config, field, None)
     ]
-    for kind in ("fp8", "fp4"):
-        recipe = getattr(config, f"{kind}_recipe", None)
-        if getattr(config, kind, None) and str(getattr(recipe, "value", recipe)) == "custom":
-            faults.append(f"model.{kind}_recipe: a custom factory makes Transformer Engine's objects, got 'custom'.")
+    if scheme_of(config) == "custom":
+        kind = "fp8" if config.fp8 else "fp4"
+        faults.append(f"model.{kind}_recipe: a custom factory makes Transformer Engine's objects, got 'custom'.")
     recomputed = {"layernorm", "moe_act"} & set(getattr(config, "recompute_modules", None) or ())
     if recomputed and config.recompute_granularity == "selective":
         faults.append(
@@ -135,18 +142,9 @@ class EmulatedLinear:
         tp_group: Any = None,
         **_: Any,
     ) -> torch.Tensor:
-        """Multiply in low precision.
+        """Multiply (sequence, batch, K) by this rank's (N, K) in low precision; Megatron's arguments and result.
 
-        Args:
-            input: (sequence, batch, K), or this rank's part of the sequence under `sequence_parallel`.
-            weight: (N, K), this rank's part.
-            bias: (N,), or None where the caller adds it.
-            allreduce_dgrad: The input's gradient is summed over the tensor-parallel group.
-            sequence_parallel: The input is gathered over it, and its gradient scattered.
-            tp_group: The tensor-parallel group; None: Megatron's own.
-
-        Returns:
-            (sequence, batch, N) in the dtype of the input.
+        Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
         """
         if sequence_parallel:
             input = gather_from_sequence_parallel_region(  # noqa: A001
@@ -156,9 +154,8 @@ class EmulatedLinear:
             input = copy_to_tensor_model_parallel_region(input, group=tp_group)  # noqa: A001
         stored = weight.stored if isinstance(weight, StoredWeight) else None
         first, self.is_first_microbatch = self.is_first_microbatch, False
-        state, finished = self.fp8_state, None
-        if self.updates is not None:
-            finished = self.updates.after_backward_of(self)
+        state = self.fp8_state
+        finished = None if self.updates is None else self.updates.after_backward_of(self)
         with nullcontext() if state is None else scales_of_this_pass(state):
             return scaled_linear(
                 input,
@@ -190,9 +187,6 @@ class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ign
         self._prepare()
 
 
-def emulated_linears(model: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and module of every emulated layer of this rank's model chunks."""
-    for chunk in model:
-        for name, module in chunk.named_modules():
-            if isinstance(module, EmulatedLinear):
-                yield name.replace("module.", ""), module
+def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:
+    """Return the emulated layers of this rank's model chunks."""
+    return [module for chunk in model for module in chunk.modules() if isinstance(module, EmulatedLinear)]

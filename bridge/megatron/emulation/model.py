@@ -16,20 +16,15 @@ from bridge.megatron.optimizer import parts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["delayed_updates", "prepare_emulation", "requantise_stored_weights", "stored_weights", "unrecorded"]
+__all__ = ["delayed_updates", "prepare_emulation", "requantise_stored_weights", "unrecorded"]
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
-    """Store the weights of a model's emulated layers in low precision, and attach delayed scaling's updates.
+    """Store the weights of a model's emulated layers where `fp8_param` or `fp4_param` asks, attach delayed updates.
 
-    Before the model is wrapped for data parallelism, whose buffers take the codes in.
-
-    Args:
-        model: A `GPTModel`, in the dtype it will be trained in.
-        config: Its config; `fp8_param` or `fp4_param` stores the weights.
-        ddp: The `DistributedDataParallelConfig`.
+    Before the model is wrapped for data parallelism, whose buffers take the codes in; in the dtype of its training.
     """
-    layers = [layer for _, layer in emulated_linears([model])]
+    layers = emulated_linears([model])
     if (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param):
         reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
         for layer in layers:
@@ -41,17 +36,13 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     if any(layer.fp8_state is not None for layer in layers):
         for block in model.modules():
             if isinstance(block, TransformerBlock):
-                block_layers = [layer for _, layer in emulated_linears([block])]
-                DelayedUpdates(block, block_layers, tp_only=bool(getattr(config, "tp_only_amax_red", False)))
+                tp_only = bool(getattr(config, "tp_only_amax_red", False))
+                DelayedUpdates(block, emulated_linears([block]), tp_only=tp_only)
 
 
 def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
     """Return the updates of the delayed scales of this rank's model chunks."""
-    found: dict[int, DelayedUpdates] = {}
-    for _, layer in emulated_linears(model):
-        if layer.updates is not None:
-            found[id(layer.updates)] = layer.updates
-    return list(found.values())
+    return list(dict.fromkeys(layer.updates for layer in emulated_linears(model) if layer.updates is not None))
 
 
 @contextmanager
@@ -62,11 +53,6 @@ def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
             for state in updates.states:
                 stack.enter_context(state.using(state.stash()))
         yield
-
-
-def stored_weights(model: Sequence[torch.nn.Module]) -> list[StoredWeight]:
-    """Return the weights of this rank that are held as codes and scales."""
-    return [parameter for chunk in model for parameter in chunk.parameters() if isinstance(parameter, StoredWeight)]
 
 
 def requantise_stored_weights(optimizer: Any) -> None:

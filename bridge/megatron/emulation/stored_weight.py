@@ -15,9 +15,10 @@ fp8_utils.py.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import patch
 
 import torch
 from megatron.core import fp4_utils, fp8_utils
@@ -57,7 +58,7 @@ class StoredWeight(torch.Tensor):
     def __new__(cls, store: _Store, requires_grad: bool = False) -> Self:
         """Make a tensor that stands for a store."""
         held = store.quantised
-        device = _a_tensor_of(held).device
+        device = held.amax.device
         made: Self = torch.Tensor._make_wrapper_subclass(
             cls, held.shape, dtype=held.dtype, device=device, requires_grad=requires_grad
         )
@@ -166,10 +167,6 @@ def _tensors(held: Quantised) -> dict[str, torch.Tensor]:
     return {name: getattr(held, name) for name in names if getattr(held, name) is not None}
 
 
-def _a_tensor_of(held: Quantised) -> torch.Tensor:
-    return held.amax
-
-
 def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
     """Quantise a weight, both copies where they differ, and note its amax where scales are delayed."""
     scale = None if state is None else state.scale_of("weight")
@@ -235,46 +232,40 @@ def quantize_shards(
         weight.quantize_(_full_matrix(weight, master, start or 0, group))
 
 
-def _place(weight: StoredWeight, memory: torch.Tensor) -> None:
-    weight.place_codes(memory)
-
-
 @contextmanager
 def megatron_stores() -> Iterator[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as the FP8 parameter it is."""
-    changes: list[tuple[Any, str, Any]] = []
-
-    def change(owner: Any, name: str, value: Any) -> None:
-        changes.append((owner, name, getattr(owner, name, None)))
-        setattr(owner, name, value)
 
     def also(ours: Any, theirs: Any) -> Any:
         return lambda first, *rest, **named: (ours if _is_ours(first) else theirs)(first, *rest, **named)
 
     known = fp8_utils.FP8_TENSOR_CLASS
-    change(fp8_utils, "FP8_TENSOR_CLASS", StoredWeight if known is None else (known, StoredWeight))
-    change(fp8_utils, "HAVE_TE_FP8_TENSOR_CLASS", True)
     as_is = getattr(fp8_utils, "MXFP8Tensor", None)
-    change(fp8_utils, "MXFP8Tensor", GatheredAsIs if as_is is None else (as_is, GatheredAsIs))
-    change(fp8_utils, "HAVE_TE_MXFP8TENSOR", True)
+    changes: list[tuple[Any, str, Any]] = [
+        (fp8_utils, "FP8_TENSOR_CLASS", StoredWeight if known is None else (known, StoredWeight)),
+        (fp8_utils, "HAVE_TE_FP8_TENSOR_CLASS", True),
+        (fp8_utils, "MXFP8Tensor", GatheredAsIs if as_is is None else (as_is, GatheredAsIs)),
+        (fp8_utils, "HAVE_TE_MXFP8TENSOR", True),
+    ]
     if hasattr(fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS"):  # from 0.17.1
         packed = fp4_utils.FP4_TENSOR_CLASS
-        change(fp4_utils, "FP4_TENSOR_CLASS", PackedWeight if packed is None else (packed, PackedWeight))
-        change(fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS", True)
+        changes += [
+            (fp4_utils, "FP4_TENSOR_CLASS", PackedWeight if packed is None else (packed, PackedWeight)),
+            (fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS", True),
+        ]
+    functions = {
+        "dequantize_fp8_tensor": StoredWeight.dequantize,
+        "modify_underlying_storage": StoredWeight.place_codes,
+        "quantize_param_shard": quantize_shards,
+        "quantize_nvfp4_param_shard": quantize_shards,
+    }
     for module in (fp8_utils, distrib_optimizer, distributed_data_parallel, param_and_grad_buffer):
-        for name, ours in (
-            ("dequantize_fp8_tensor", StoredWeight.dequantize),
-            ("modify_underlying_storage", _place),
-            ("quantize_param_shard", quantize_shards),
-            ("quantize_nvfp4_param_shard", quantize_shards),
-        ):
-            if hasattr(module, name):
-                change(module, name, also(ours, getattr(module, name)))
-    try:
+        held = ((name, ours) for name, ours in functions.items() if hasattr(module, name))
+        changes += [(module, name, also(ours, getattr(module, name))) for name, ours in held]
+    with ExitStack() as stack:
+        for owner, name, value in changes:
+            stack.enter_context(patch.object(owner, name, value, create=True))
         yield
-    finally:
-        for owner, name, value in reversed(changes):
-            setattr(owner, name, value)
 
 
 def _is_ours(value: Any) -> bool:

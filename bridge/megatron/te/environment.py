@@ -49,11 +49,12 @@ def set_lines(environment: Environment) -> list[str]:
     for name, text in environment.values.items():
         row = NVTE_VARIABLES[name]
         when = "at import" if row.reads == "import" else "at run time"
-        try:
-            effect = row.effect if row.is_active(text) else "no effect, this is what Transformer Engine does anyway"
-        except ValueError:
-            effect = f"Transformer Engine accepts only {row.accepted}"
-        lines.append(f"{name}={text} (read {when}): {effect}.")
+        effects = {
+            True: row.effect,
+            False: "no effect, this is what Transformer Engine does anyway",
+            None: f"Transformer Engine accepts only {row.accepted}",
+        }
+        lines.append(f"{name}={text} (read {when}): {effects[row.is_active(text)]}.")
     return lines
 
 
@@ -84,23 +85,22 @@ def environment_findings(recipe: TERecipe | None, environment: Environment) -> l
 def _findings_of(row: Variable, text: str, recipe: TERecipe) -> Iterator[Finding]:
     if not row.concerns(recipe.scheme, attention=bool(recipe.keywords.get("fp8_dpa"))):
         return
-    try:
-        active = row.is_active(text)
-    except ValueError:
-        yield _finding(row, text, f"must be {row.accepted}", severity="error")
+    active = row.is_active(text)
+    if active is None:
+        yield _finding(row, text, f"must be {row.accepted}", "error")
         return
     if row.kind == "flag" and text not in ("0", "1"):
-        yield _finding(row, text, "is switched on by 1 alone, everything else is off", severity="warning")
+        yield _finding(row, text, "is switched on by 1 alone, everything else is off", "warning")
     if not active or not row.changes_values or text == recipe.name:
         return
     if recipe.scheme in row.refused_by:
-        yield _finding(row, text, f"{recipe.name} cannot be made while it is set", severity="error")
-        return
-    severity = "error" if text in row.contradicts else "warning"
-    yield _finding(row, text, f"{recipe.name} is not what the config says: it {row.effect}", severity=severity)
+        yield _finding(row, text, f"{recipe.name} cannot be made while it is set", "error")
+    else:
+        severity = "error" if text in row.contradicts else "warning"
+        yield _finding(row, text, f"{recipe.name} is not what the config says: it {row.effect}", severity)
 
 
-def _finding(row: Variable, text: str, rule: str, *, severity: str) -> Finding:
+def _finding(row: Variable, text: str, rule: str, severity: str) -> Finding:
     before = " before transformer_engine is imported" if row.reads == "import" else ""
     return Finding(
         path=row.name,

@@ -21,17 +21,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionConfigError
-from bridge.megatron.te.recipe import TERecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     QuantizerFactory = Callable[[Any], Any]
 
-__all__ = ["bf16_layer_numbers", "custom_recipe", "layer_factory", "layer_number", "name_te_modules", "te_quantizers"]
+__all__ = ["layer_factory", "name_te_modules", "te_quantizers"]
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_LINEARS = ("linear", "grouped_linear")
 _FACTORIES = {
     "tensorwise": "current_scaling_factory",
     "blockwise": "float8_block_scaling_factory",
@@ -41,37 +39,12 @@ _FACTORIES = {
 """Scheme -> Transformer Engine's factory with that scheme's default formats."""
 
 
-def bf16_layer_numbers(config: Any) -> frozenset[int]:
-    """Return the layers that a config keeps in BF16, counted from 0 over the whole model.
-
-    Args:
-        config: Megatron's `TransformerConfig`, or anything with `num_layers` and its first/last fields.
-    """
-    if not getattr(config, "first_last_layers_bf16", False):
-        return frozenset()
-    first, last = config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16
-    count = config.num_layers
-    return frozenset(range(min(first, count))) | frozenset(range(max(count - last, 0), count))
-
-
-def layer_number(name: str) -> int | None:
-    """Return the layer a name of `name_te_modules` is in, counted from 0; None outside the decoder's layers."""
-    found = _LAYER.match(name)
-    return int(found[1]) if found else None
-
-
-def layer_factory(
-    low_precision: QuantizerFactory,
-    *,
-    bf16_layers: Collection[int],
-    high_precision: QuantizerFactory | None = None,
-) -> QuantizerFactory:
+def layer_factory(low_precision: QuantizerFactory, *, bf16_layers: Collection[int]) -> QuantizerFactory:
     """Return a factory that leaves some layers in BF16.
 
     Args:
         low_precision: makes the quantizers of all other layers, `te_quantizers` for one.
         bf16_layers: numbers of the layers to leave, counted from 0 over the whole model.
-        high_precision: makes the quantizer of those layers; None takes Transformer Engine's `IdentityQuantizer`.
 
     Returns:
         A function from a `QuantizerRole` (or None) to a quantizer. It raises PrecisionConfigError for a linear
@@ -81,7 +54,7 @@ def layer_factory(
 
     def factory(role: Any) -> Any:
         name = "" if role is None else role.name
-        if role is not None and role.module_type in _LINEARS and not name:
+        if role is not None and role.module_type in ("linear", "grouped_linear") and not name:
             finding = Finding(
                 path="role.name",
                 rule="a linear layer needs a name for its layer to be known",
@@ -89,8 +62,9 @@ def layer_factory(
                 remedy="Call name_te_modules(model) once after the model was built.",
             )
             raise PrecisionConfigError("A choice per layer is not possible:", [finding])
-        if layer_number(name) in chosen:
-            return (high_precision or _identity)(role)
+        layer = _LAYER.match(name)
+        if layer is not None and int(layer[1]) in chosen:
+            return importlib.import_module("transformer_engine.pytorch").IdentityQuantizer()
         return low_precision(role)
 
     return factory
@@ -120,11 +94,6 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
     return factory
 
 
-def custom_recipe(factory: QuantizerFactory) -> TERecipe:
-    """Return the recipe that asks a factory."""
-    return TERecipe(name="CustomRecipe", scheme="custom", keywords={"qfactory": factory})
-
-
 def name_te_modules(model: Any) -> int:
     """Give each Transformer Engine module of a model its path as a name; return how many were named.
 
@@ -149,7 +118,3 @@ def _named(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             own = f"layers.{number - 1}"
         yield own, part
         yield from _named(part, own)
-
-
-def _identity(_role: Any) -> Any:
-    return importlib.import_module("transformer_engine.pytorch").IdentityQuantizer()

@@ -80,15 +80,14 @@ class TERecipe:
                 f"{self.name}: this Transformer Engine has no such recipe. Install version {floor} or later."
             )
         known = [item.name for item in dataclasses.fields(kind)]
-        unknown = [self._unknown(keyword, known) for keyword in self.keywords if keyword not in known]
-        self._refuse(unknown)
+        self._refuse([self._unknown(keyword, known) for keyword in self.keywords if keyword not in known])
         values = {keyword: _resolved(recipes, keyword, value) for keyword, value in self.keywords.items()}
         try:
             recipe = kind(**values)
         except (ValueError, TypeError, AssertionError) as error:
-            finding = Finding(path=self.name, rule=_reason(error), value=str(self), remedy="Correct the value.")
-            self._refuse([finding])
-        _set_power_of_two(recipe, self.keywords)
+            self._refuse([Finding(path=self.name, rule=_reason(error), value=str(self), remedy="Correct the value.")])
+        for _, name, param, power_of_two in _other_scale_rules(recipe, self.keywords):
+            setattr(recipe, name, dataclasses.replace(param, power_2_scale=power_of_two))
         self._refuse(self.differences(recipe, recipes))
         return recipe
 
@@ -109,14 +108,9 @@ class TERecipe:
             if got != wanted or type(got) is not type(wanted):
                 rule = f"must be {wanted!r}, as the config says"
                 found.append(self._finding(keyword, rule, got, "Find where it was changed."))
-        for keyword, when in _POWER_OF_TWO.items():
-            if keyword in self.keywords:
-                wanted = self.keywords[keyword] is when
-                params = {name: getattr(recipe, name, None) for name in _QPARAMS}
-                for name, param in params.items():
-                    if param is not None and param.power_2_scale != wanted:
-                        rule = f"power_2_scale must be {wanted}, as {keyword}={self.keywords[keyword]} says"
-                        found.append(self._finding(name, rule, param.power_2_scale, "Set it on the recipe object."))
+        for keyword, name, param, wanted_scale in _other_scale_rules(recipe, self.keywords):
+            rule = f"power_2_scale must be {wanted_scale}, as {keyword}={self.keywords[keyword]} says"
+            found.append(self._finding(name, rule, param.power_2_scale, "Set it on the recipe object."))
         return found
 
     def _unknown(self, keyword: str, known: list[str]) -> Finding:
@@ -152,39 +146,36 @@ def _resolved(recipes: ModuleType, keyword: str, value: object) -> object:
     """Return a keyword's value as the class takes it."""
     if keyword.endswith("_format"):
         return getattr(recipes, "Format")[value]  # noqa: B009 mypy knows no attribute of a module
-    if keyword == "qfactory" and isinstance(value, str):
-        return _function(value)
-    return value
-
-
-def _function(path: str) -> object:
-    """Return the function at a dotted path, as Megatron finds it."""
-    module, _, name = path.rpartition(".")
+    if keyword != "qfactory" or not isinstance(value, str):
+        return value
+    module, _, name = value.rpartition(".")  # as Megatron finds it
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         finding = Finding(
             path="quantizer_factory",
             rule=f"must be the dotted path of a function ({error})",
-            value=path,
+            value=value,
             remedy="Check the spelling, and that its folder is on PYTHONPATH.",
         )
         raise PrecisionConfigError("The quantizer factory cannot be found:", [finding]) from error
 
 
-def _set_power_of_two(recipe: Any, keywords: Mapping[str, object]) -> None:
-    """Bring the scale rule to where the linear layers read it.
+def _other_scale_rules(recipe: Any, keywords: Mapping[str, object]) -> list[tuple[str, str, Any, bool]]:
+    """Return (keyword, attribute, its value, wanted power_2_scale) where the linear layers would read another rule.
 
     `fp8_quant_*` have no annotations, so they are class attributes, computed when the module was imported; the keywords
     `use_power_2_scales` and `use_f32_scales` come too late for them (Transformer Engine 2.20 common/recipe/
     __init__.py:302-306 and :429-434, read in pytorch/module/linear.py:2762-2789).
     """
-    for keyword, when in _POWER_OF_TWO.items():
-        for name in _QPARAMS if keyword in keywords else ():
-            params = getattr(recipe, name, None)
-            wanted = keywords[keyword] is when
-            if params is not None and params.power_2_scale != wanted:
-                setattr(recipe, name, dataclasses.replace(params, power_2_scale=wanted))
+    wanted = {keyword: keywords[keyword] is when for keyword, when in _POWER_OF_TWO.items() if keyword in keywords}
+    params = {name: getattr(recipe, name, None) for name in _QPARAMS}
+    return [
+        (keyword, name, param, rule)
+        for keyword, rule in wanted.items()
+        for name, param in params.items()
+        if param is not None and param.power_2_scale != rule
+    ]
 
 
 def _reason(error: Exception) -> str:
@@ -292,11 +283,8 @@ def _environment_notes(scheme: Scheme, keywords: dict[str, object], environment:
         row = NVTE_VARIABLES[name]
         if row.keyword is None or not row.concerns(scheme.name, attention=bool(keywords.get("fp8_dpa"))):
             continue
-        try:
-            if not row.is_active(text):
-                continue
-        except ValueError:
-            continue  # `environment_findings` has the error
+        if not row.is_active(text):  # of a refused value, `environment_findings` has the error
+            continue
         if text in row.contradicts or scheme.name in row.refused_by:
             notes.append(f"{name}={text} is not followed: it contradicts the config.")
         else:
