@@ -40,28 +40,8 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         **kwargs: Any,
     ) -> torch.Tensor:
         """Return the attended values, [S, B, N * D]."""
-        if not self._is_plain(query, key, attention_mask, args, kwargs):
-            output: torch.Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
-            return output
-        dtype = query.dtype
-        inside = torch.float32 if wide_gemm.is_installed() and dtype in wide_gemm.slow_dtypes() else dtype
-        q_BNSD, k_BGSD, v_BGSD = (tensor_SBXD.permute(1, 2, 0, 3).to(inside) for tensor_SBXD in (query, key, value))
-        out_BNSD = F.scaled_dot_product_attention(
-            q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=self.softmax_scale, enable_gqa=query.shape[2] != key.shape[2]
-        )
-        return out_BNSD.to(dtype).permute(2, 0, 1, 3).flatten(2)
-
-    def _is_plain(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> bool:
-        """Return whether the fused operator computes the same result for this call."""
         config, softmax = self.config, self.scale_mask_softmax
-        return (
+        is_plain = (
             attention_mask is None
             and self.attn_mask_type == AttnMaskType.causal
             and query.shape[0] == key.shape[0]
@@ -73,3 +53,13 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
             and not any(value is not None for value in (*args[1:], kwargs.get("attention_bias")))
             and kwargs.get("packed_seq_params") is None
         )
+        if not is_plain:
+            output: torch.Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
+            return output
+        dtype = query.dtype
+        inside = torch.float32 if wide_gemm.is_installed() and dtype in wide_gemm.slow_dtypes() else dtype
+        q_BNSD, k_BGSD, v_BGSD = (tensor_SBXD.permute(1, 2, 0, 3).to(inside) for tensor_SBXD in (query, key, value))
+        out_BNSD = F.scaled_dot_product_attention(
+            q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=self.softmax_scale, enable_gqa=query.shape[2] != key.shape[2]
+        )
+        return out_BNSD.to(dtype).permute(2, 0, 1, 3).flatten(2)

@@ -131,14 +131,6 @@ def _random_states() -> ShardedObject:
     )
 
 
-def _restore_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["random"])
-    np.random.set_state(states["numpy"])  # noqa: NPY002 see _random_states
-    torch.set_rng_state(states["torch"])
-    tensor_parallel.random._set_cuda_rng_state(states["cuda"])
-    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
-
-
 def _chunks(trainer: Trainer) -> dict[str, Any]:
     """Return the model chunks under Megatron's names for them: model, or model0, model1, ... of a rank with several."""
     if len(trainer.model) == 1:
@@ -254,13 +246,20 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
     with unrecorded(trainer.model):  # the weights of a checkpoint are no new ones
         for name, chunk in _chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
-    _with_step(loaded["optimizer"])
+    inner = loaded["optimizer"].get("optimizer", loaded["optimizer"])
+    if inner.get("state"):  # Megatron leaves Adam's step out where it is zero (optimizer.py:836, ``if step:``)
+        inner["state"].setdefault("common_step", torch.tensor(0.0))
     trainer.optimizer.load_state_dict(loaded["optimizer"])
     unshare_steps(trainer.optimizer)
     requantise_stored_weights(trainer.optimizer)
     trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     if same_layout:
-        _restore_random_states(loaded["rng_state"][0])
+        states = loaded["rng_state"][0]
+        random.setstate(states["random"])
+        np.random.set_state(states["numpy"])  # noqa: NPY002 see _random_states
+        torch.set_rng_state(states["torch"])
+        tensor_parallel.random._set_cuda_rng_state(states["cuda"])
+        tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
     return Position(
         iteration=int(common["iteration"]),
         consumed_samples=int(common["consumed_train_samples"]),
@@ -284,13 +283,6 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
     if missing:
         logger.info("The checkpoint has no delayed scales: they begin at 1, as in a fresh run.")
     return missing
-
-
-def _with_step(state: dict[str, Any]) -> None:
-    """Add Adam's step where Megatron leaves it out because it is zero (optimizer.py:836, ``if step:``)."""
-    inner = state.get("optimizer", state)
-    if inner.get("state"):
-        inner["state"].setdefault("common_step", torch.tensor(0.0))
 
 
 def _require_same(stored: Mapping[str, Any], present: Mapping[str, Any], source: Path) -> None:

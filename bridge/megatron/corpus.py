@@ -20,7 +20,7 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, Indexe
 
 from bridge.errors import DataError
 
-__all__ = ["BYTES_VOCAB_SIZE", "Corpus", "default_cache_dir", "open_corpus"]
+__all__ = ["BYTES_VOCAB_SIZE", "Corpus", "open_corpus"]
 
 BYTES_VOCAB_SIZE = 256
 """One id per byte value."""
@@ -46,12 +46,6 @@ class Corpus:
     """Folder of the sample indices that Megatron builds for it."""
 
 
-def default_cache_dir() -> Path:
-    """Return ``precision-bridge`` in the user's cache folder (``$XDG_CACHE_HOME``, or ``~/.cache``)."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "precision-bridge"
-
-
 def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | None) -> Corpus:
     """Return the corpus that the data section names, tokenising text on rank 0 while the other ranks wait.
 
@@ -59,12 +53,14 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
         path: A text file, the prefix of a ``.bin``/``.idx`` pair (or one of its two files), or None: the text of
             CPython's own reference documentation.
         vocab_size: Vocabulary of an existing pair.
-        cache_dir: Where tokenised text and indices are kept; None: `default_cache_dir`.
+        cache_dir: Where tokenised text and indices are kept; None: ``precision-bridge`` in the user's cache folder
+            (``$XDG_CACHE_HOME``, or ``~/.cache``).
 
     Raises:
         DataError: The file is missing, empty or half there, or `vocab_size` is missing, superfluous or too small.
     """
-    cache = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(cache_dir).expanduser() if cache_dir else home / "precision-bridge"
     prefix = _existing_prefix(path)
     if prefix is not None:
         return _open_pair(prefix, vocab_size, cache)

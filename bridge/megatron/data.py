@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections import OrderedDict
@@ -144,7 +145,7 @@ def batches(
         num_workers: DataLoader processes.
         start: Samples of the run that were consumed already, over all ranks.
     """
-    indices = _Turns(len(dataset), micro_batch_size, data_parallel_rank, data_parallel_size, start)
+    indices = _turns(len(dataset), micro_batch_size, data_parallel_rank, data_parallel_size, start)
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=indices,
@@ -156,21 +157,10 @@ def batches(
         yield {name: tensor.to(where, non_blocking=True) for name, tensor in batch.items()}
 
 
-@dataclass(frozen=True)
-class _Turns:
-    """Indices of one rank's micro-batches, starting over at the end of the data."""
-
-    samples: int
-    micro_batch_size: int
-    rank: int
-    ranks: int
-    start: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first = self.start + self.rank * self.micro_batch_size
-        while True:
-            yield [index % self.samples for index in range(first, first + self.micro_batch_size)]
-            first += self.ranks * self.micro_batch_size
+def _turns(samples: int, size: int, rank: int, ranks: int, start: int) -> Iterator[list[int]]:
+    """Yield the indices of one rank's micro-batches, starting over at the end of the data."""
+    for first in itertools.count(start + rank * size, ranks * size):
+        yield [index % samples for index in range(first, first + size)]
 
 
 def unigram_entropy(splits: Splits, vocab_size: int) -> float:

@@ -11,10 +11,11 @@ The shim has to stay installed while training: schedules and optimizer steps cre
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -23,11 +24,10 @@ from megatron.core.tensor_parallel import random as megatron_random
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Patch", "cpu_as_cuda", "has_cuda", "install", "is_installed", "patches", "uninstall"]
+__all__ = ["Patch", "cpu_as_cuda", "has_cuda", "is_installed", "patches"]
 
 _CPU = torch.device("cpu")
-_ABSENT = object()
-_undo: list[Callable[[], None]] = []
+_installed: list[bool] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ def has_cuda() -> bool:
 
 def is_installed() -> bool:
     """Return whether the shim is in place."""
-    return bool(_undo)
+    return bool(_installed)
 
 
 def _is_cuda(device: object) -> bool:
@@ -163,35 +163,18 @@ def patches() -> tuple[Patch, ...]:
     )
 
 
-def _apply(patch: Patch) -> Callable[[], None]:
-    """Make one replacement; return the function that takes it back."""
-    own = vars(patch.owner).get(patch.name, _ABSENT)
-    setattr(patch.owner, patch.name, patch.replace(getattr(patch.owner, patch.name)))
-    if own is _ABSENT:
-        return lambda: delattr(patch.owner, patch.name)
-    return lambda: setattr(patch.owner, patch.name, own)
-
-
-def install() -> bool:
-    """Install the shim; return False where there is nothing to do: CUDA is there, or it is installed already."""
-    if has_cuda() or is_installed():
-        return False
-    _undo.extend(_apply(patch) for patch in patches())
-    return True
-
-
-def uninstall() -> None:
-    """Take every replacement back, last first; a no-op if the shim is not installed."""
-    while _undo:
-        _undo.pop()()
-
-
 @contextmanager
 def cpu_as_cuda() -> Iterator[None]:
-    """Keep the shim installed for the length of a ``with`` block; the outermost block removes it."""
-    mine = install()
-    try:
+    """Keep the shim installed for the length of a ``with`` block; the outermost block removes it, last row first.
+
+    Where CUDA is present, the block changes nothing.
+    """
+    if has_cuda() or is_installed():
         yield
-    finally:
-        if mine:
-            uninstall()
+        return
+    with ExitStack() as stack:
+        stack.callback(_installed.clear)
+        for row in patches():
+            stack.enter_context(patch.object(row.owner, row.name, row.replace(getattr(row.owner, row.name))))
+        _installed.append(True)
+        yield

@@ -54,24 +54,18 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
             continue
         if type(part) is DistributedOptimizer:
             part.__class__ = TorchAdamDistributedOptimizer
-            _drop_copies_of_stored_weights(part)
+            # Under delayed scaling Megatron takes dequantised shards for views of the weights; elsewhere it has None.
+            for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
+                shards[:] = [
+                    None if isinstance(weight, StoredWeight) else shard
+                    for shard, weight in zip(shards, weights, strict=True)
+                ]
         for group in inner.param_groups:
             group.update(fused=True, foreach=False)
             for parameter in group["params"]:
                 if not inner.state[parameter]:
                     inner.state[parameter] = _fresh_state(parameter)
     return optimizer
-
-
-def _drop_copies_of_stored_weights(part: Any) -> None:
-    """Let go of the dequantised shards that Megatron takes for views of the weights, under delayed scaling.
-
-    Under every other scheme it keeps None there, and nothing reads them.
-    """
-    for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
-        for index, weight in enumerate(weights):
-            if isinstance(weight, StoredWeight):
-                shards[index] = None
 
 
 def _fresh_state(parameter: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -64,12 +64,9 @@ def update_scaling_factors(
     if reduced_amax is not None:
         last = torch.where(reduced_amax != 0, reduced_amax, last)
     ran = last != 0
-    most = (
-        torch.maximum(amax_history[1:].nan_to_num(nan=0.0, posinf=float("inf")).amax(0), last)
-        if (len(amax_history) > 1)
-        else last
-    )
-    amax = last if algo == "most_recent" else most
+    amax = last
+    if algo != "most_recent" and len(amax_history) > 1:
+        amax = torch.maximum(amax_history[1:].nan_to_num(nan=0.0, posinf=float("inf")).amax(0), last)
     rolled = torch.cat([torch.zeros_like(last)[None], amax_history[2:], last[None]])[: len(amax_history)]
     amax_history.copy_(torch.where(ran, rolled, amax_history))
     renewed = torch.div(maximum, amax).clamp_(max=FP32_MAX)

@@ -67,7 +67,7 @@ class MemoryReport:
     label: str
     ranks: tuple[RankMemory, ...]
     parameters: int
-    """Elements of the whole model, each counted once."""
+    """Elements of the whole model, each counted once, without padding of the vocabulary over ranks."""
     workload: Workload
     layout: str
     notes: tuple[str, ...] = ()
@@ -108,14 +108,15 @@ def memory_report(
     """
     places = plan.parallel.places(plan.shape.num_layers)
     load = workload if workload is not None else Workload()
-    ranks = []
-    for stage in range(plan.parallel.pipeline):
-        own = [place for place in places if place.stage == stage]
-        ranks.append(_rank(plan, own, load, ddp=ddp or {}, data_rank=data_rank, capability=capability))
+    stages = [[place for place in places if place.stage == stage] for stage in range(plan.parallel.pipeline)]
+    modules = [module for layer in plan.layers for module in modules_of(plan.shape, layer.label, layer.kind)]
+    tied = plan.shape.share_embeddings_and_output_weights
     return MemoryReport(
         label=plan.label,
-        ranks=tuple(ranks),
-        parameters=_whole_model(plan),
+        ranks=tuple(
+            _rank(plan, own, load, ddp=ddp or {}, data_rank=data_rank, capability=capability) for own in stages
+        ),
+        parameters=sum(module.parameters for module in modules if not (tied and module.kind == "head")),
         workload=load,
         layout=_layout(plan),
         notes=_notes(plan, load, ddp or {}, capability),
@@ -224,13 +225,6 @@ def _per_element(settings: Settings) -> tuple[int, int]:
     first = round(element_bytes(settings.exp_avg))
     has_second = settings.optimizer not in ("sgd", "muon")
     return master, first + (round(element_bytes(settings.exp_avg_sq)) if has_second else 0)
-
-
-def _whole_model(plan: PrecisionPlan) -> int:
-    """Return the parameters of the whole model, without padding of the vocabulary over ranks and without copies."""
-    modules = [module for layer in plan.layers for module in modules_of(plan.shape, layer.label, layer.kind)]
-    tied = plan.shape.share_embeddings_and_output_weights
-    return sum(module.parameters for module in modules if not (tied and module.kind == "head"))
 
 
 def _layout(plan: PrecisionPlan) -> str:

@@ -114,8 +114,7 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
     kept = [kept_bytes(plan, place, workload) for place in places]
     in_flight = _in_flight(plan, places[0].stage, workload)
     total = sum(count * size for count, size in zip(in_flight, kept, strict=True))
-    working = max((_working_set(plan, place, workload) for place in places), default=0)
-    return round(total + working)
+    return round(total + max(_working_set(plan, place, workload) for place in places))
 
 
 def kept_bytes(plan: PrecisionPlan, place: Place, workload: Workload) -> int:

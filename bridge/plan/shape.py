@@ -180,8 +180,6 @@ class _Reader:
             raise RunConfigError("\n".join(self.wrong))
         return shape
 
-    # -- fields ------------------------------------------------------------------------------------------------------
-
     def whole(self, name: str, default: int, *, least: int = 1) -> int:
         value = read_field(self.model, name, default)
         number = whole_number(value)
@@ -205,8 +203,6 @@ class _Reader:
 
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
         self.wrong.append(f"model.{name}: {rule}, got {value!r}. {remedy}.")
-
-    # -- parts -------------------------------------------------------------------------------------------------------
 
     def _kinds(self, layers: int, pattern: str) -> tuple[str, ...]:
         if pattern:

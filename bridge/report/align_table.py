@@ -13,7 +13,7 @@ from bridge.report.table import Column, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bridge.plan.alignment import AlignmentReport, GemmShape
+    from bridge.plan.alignment import AlignmentReport
 
 __all__ = ["align_table"]
 
@@ -36,7 +36,11 @@ def align_table(report: AlignmentReport) -> RenderableType:
             continue  # the same layer where it stays in high precision
         tokens = f"{'~' * gemm.expert}{gemm.tokens:.0f}" if gemm.tokens else "-"
         runs = report.scheme or "" if gemm.low else "high precision"
-        verdict = _verdict(gemm, misfits=(gemm.layers, gemm.module) in wrong)
+        verdict = Text("yes" if gemm.low else "", style="green")
+        if (gemm.layers, gemm.module) in wrong:
+            verdict = Text("no", style="red")
+        elif gemm.small:
+            verdict = Text("yes, small", style="yellow")
         rows.append((gemm.layers, gemm.module, tokens, str(gemm.outputs), str(gemm.inputs), runs, verdict))
     title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs"
     parts = [table(COLUMNS, rows, title=title)]
@@ -49,11 +53,3 @@ def align_table(report: AlignmentReport) -> RenderableType:
         parts.append(Text(f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."))
     parts.append(Text(f"  Padding: {' '.join(report.pad.derivation)}"))
     return Group(*parts)
-
-
-def _verdict(gemm: GemmShape, *, misfits: bool) -> Text:
-    if misfits:
-        return Text("no", style="red")
-    if gemm.small:
-        return Text("yes, small", style="yellow")
-    return Text("yes" if gemm.low else "", style="green")

@@ -30,7 +30,10 @@ def memory_table(report: MemoryReport, activations: Mapping[str, tuple[int, ...]
         report: The memory of every stage.
         activations: Name of a kind of recomputation -> activations of each stage under it.
     """
-    stages = _folded(report)
+    folded: dict[tuple[int, ...], list[RankMemory]] = {}
+    for rank in report.ranks:
+        folded.setdefault((*rank.bytes_of.values(), rank.total), []).append(rank)
+    stages = list(folded.values())
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
     columns: list[Column | str] = ["stage", *(Column(heading=name, number=True) for name in (*kinds, "total"))]
     rows: list[tuple[str | Text, ...]] = []
@@ -54,14 +57,6 @@ def size(count: float) -> str:
             value = count / unit
             return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {name}"
     return f"{count:.0f} B"
-
-
-def _folded(report: MemoryReport) -> list[list[RankMemory]]:
-    """Return the stages in groups of equal bytes."""
-    groups: dict[tuple[int, ...], list[RankMemory]] = {}
-    for rank in report.ranks:
-        groups.setdefault((*rank.bytes_of.values(), rank.total), []).append(rank)
-    return list(groups.values())
 
 
 def _lines(report: MemoryReport) -> list[str]:

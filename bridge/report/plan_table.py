@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from bridge.plan.precision_plan import COLUMNS, LOW, compact
+from bridge.plan.rows import PlanRow
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
@@ -112,10 +113,8 @@ def _line(module: PlanModule) -> Line:
     backward = formats.get("backward", "")
     tiles = [scales.get(name, "") for name in ("input", "weight", "grad_output")]
     scale = "" if not any(tiles) else tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
-    weight = module.row("weight")
-    kept = ("", "", "", "", "")
-    if weight is not None:
-        kept = (weight.storage, weight.master, weight.gradient, weight.reduction, weight.checkpoint)
+    weight = module.row("weight") or PlanRow(item="weight")
+    kept = (weight.storage, weight.master, weight.gradient, weight.reduction, weight.checkpoint)
     return forward, formats.get("dgrad", backward), formats.get("wgrad", ""), scale, *kept
 
 

@@ -16,7 +16,7 @@ fp8_utils.py.
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import patch
 
@@ -35,18 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["GatheredAsIs", "PackedWeight", "StoredWeight", "megatron_stores", "quantize_shards", "store_weight"]
 
 
+@dataclass(slots=True, eq=False)
 class _Store:
     """The memory of a stored weight, shared by all tensors that stand for it."""
 
-    __slots__ = ("gathered_dtype", "initial", "quantised", "state")
-
-    def __init__(
-        self, quantised: Quantised, state: DelayedScaling | None, initial: torch.Tensor, gathered_dtype: torch.dtype
-    ) -> None:
-        self.quantised = quantised
-        self.state = state
-        self.initial: torch.Tensor | None = initial
-        self.gathered_dtype = gathered_dtype
+    quantised: Quantised
+    state: DelayedScaling | None
+    initial: torch.Tensor | None
+    gathered_dtype: torch.dtype
 
 
 class StoredWeight(torch.Tensor):
