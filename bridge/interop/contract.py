@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.meaning import recipe_named, semantics_of
+from bridge.interop.systems import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -175,8 +176,6 @@ class System:
     title: str
     version: str
     """The release its facts were taken from."""
-    kinds: tuple[str, ...]
-    """Kinds of document it is written in: yaml, json, shell, python, env, text."""
     import_: Callable[..., ImportReport]
     export: Callable[..., ExportReport] | None
     """None where the system has no form to write."""
@@ -189,6 +188,11 @@ class System:
     context: tuple[ContextKey, ...] = ()
     import_all: Callable[..., tuple[ImportReport, ...]] | None = None
     """As `import_`, for a payload that starts several runs: one `ImportReport` each, the first being `import_`'s."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of document it is written in: yaml, json, shell, python, env, text."""
+        return KINDS[self.name]
 
 
 def as_json(payload: Any) -> str:

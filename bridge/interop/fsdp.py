@@ -117,7 +117,6 @@ SYSTEM = System(
     name="fsdp",
     title="PyTorch FSDP",
     version=VERSION,
-    kinds=("json", "yaml"),
     import_=import_,
     export=export,
     recognise=_recognise,

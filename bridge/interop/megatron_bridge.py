@@ -282,7 +282,6 @@ SYSTEM = System(
     name="megatron-bridge",
     title="Megatron Bridge",
     version="0.7.0",
-    kinds=("yaml", "json"),
     import_=import_,
     export=export,
     recognise=recognise,

@@ -376,7 +376,6 @@ SYSTEM = System(
     name="nemo2",
     title="NeMo 2.x",
     version="2.6.2",
-    kinds=("python", "yaml", "json"),
     import_=import_,
     import_all=import_all,
     export=export,

@@ -193,7 +193,6 @@ SYSTEM = System(
     name="pytorch",
     title="plain PyTorch",
     version=VERSION,
-    kinds=("json",),
     import_=import_,
     export=export,
     recognise=_recognise,

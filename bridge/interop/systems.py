@@ -51,7 +51,7 @@ KINDS = MappingProxyType(
         "fsdp": ("json", "yaml"),
     }
 )
-"""Name of a system -> its `SYSTEM.kinds`, so that a document is shown only to systems that could have written it."""
+"""Name of a system -> kinds of document it is written in; only these are shown to its `recognise`."""
 
 
 def system(name: str) -> System:

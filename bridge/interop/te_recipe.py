@@ -221,7 +221,6 @@ SYSTEM = System(
     name="te-recipe",
     title="Transformer Engine recipe",
     version="2.20.2",
-    kinds=("json", "yaml"),
     import_=import_,
     export=export,
     recognise=recognise,

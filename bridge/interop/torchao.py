@@ -259,7 +259,6 @@ SYSTEM = System(
     name="torchao",
     title=TITLE,
     version=VERSION,
-    kinds=("json", "yaml"),
     import_=import_,
     export=export,
     recognise=_recognise,

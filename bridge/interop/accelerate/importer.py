@@ -299,7 +299,6 @@ SYSTEM = System(
     name="accelerate",
     title=TITLE,
     version=VERSION,
-    kinds=("yaml", "json", "env"),
     import_=import_,
     export=export,
     recognise=_recognise,

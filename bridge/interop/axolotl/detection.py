@@ -44,12 +44,7 @@ def capabilities(compute_capability: tuple[int, int] | None) -> dict[str, bool]:
 
 
 def detect(settings: Settings, gpu: dict[str, bool] | None) -> Detected:
-    """Return Axolotl's decision.
-
-    Args:
-        settings: The top of the YAML.
-        gpu: What `capabilities` returned; None: no GPU was stated, and "auto" is taken for a GPU from Ampere on.
-    """
+    """Return Axolotl's decision; without a stated GPU, "auto" is taken for one from Ampere on."""
     guessed = []
     fp16, float16, bfloat16 = (settings.switch(name) for name in ("fp16", "float16", "bfloat16"))
     bf16_auto = "bf16" not in settings or settings["bf16"] == "auto"
@@ -94,10 +89,8 @@ def refuse(settings: Settings, gpu: dict[str, bool] | None, gpu_name: object) ->
         raise settings.wrong("fp8_enable_fsdp_float8_all_gather", rule, True, f"Drop it, or {recipe}")
     if gather and not (type(settings.values.get("fsdp_version")) is int and settings["fsdp_version"] == 2):
         rule = "needs fsdp_version: 2 as a number at the top of the file"
-        version = settings.values.get("fsdp_version")
-        raise settings.wrong(
-            "fp8_enable_fsdp_float8_all_gather", f"{rule} (which says {version!r:.20})", True, "Add it"
-        )
+        rule = f"{rule} (which says {settings.values.get('fsdp_version')!r:.20})"
+        raise settings.wrong("fp8_enable_fsdp_float8_all_gather", rule, True, "Add it")
     if fp8 and gpu is not None and not gpu["fp8"]:
         rule = f"needs compute capability 9.0 or later in Axolotl, and gpu={gpu_name!r:.20} has less"
         raise settings.wrong("fp8", rule, True, "Use bf16, or another trainer on Ada (8.9)")

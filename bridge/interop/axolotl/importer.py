@@ -259,7 +259,6 @@ SYSTEM = System(
     name="axolotl",
     title=TITLE,
     version=VERSION,
-    kinds=("yaml",),
     import_=import_,
     export=export,
     recognise=_recognise,

@@ -217,7 +217,6 @@ SYSTEM = System(
     name="deepspeed",
     title=TITLE,
     version=VERSION,
-    kinds=("json",),
     import_=import_,
     export=export,
     recognise=_recognise,

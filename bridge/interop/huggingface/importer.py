@@ -259,9 +259,8 @@ def _tf32(builder: ImportBuilder, on: dict[str, bool | None], compute: str) -> N
     if on["tf32"] is not None:
         builder.map("tf32", tf32=on["tf32"])
     elif on["torch_compile"] and compute != "fp16":
-        builder.fields["tf32"] = True
         detail = f"torch_compile without fp16 turns TF32 on unless tf32 is written ({VERSION})"
-        builder.report("tf32", None, "implied default", detail, "Write tf32=false to keep FP32 matmuls exact.")
+        builder.implied("tf32", None, detail, tf32=True)
 
 
 def _report_others(builder: ImportBuilder, top: Settings, on: dict[str, bool | None]) -> None:
@@ -302,7 +301,6 @@ SYSTEM = System(
     name="huggingface",
     title="Hugging Face TrainingArguments",
     version=VERSION,
-    kinds=("json", "yaml"),
     import_=import_,
     export=export,
     recognise=_recognise,

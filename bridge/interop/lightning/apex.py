@@ -57,20 +57,17 @@ def import_apex(builder: ImportBuilder, top: Settings) -> ImportReport:
             builder.map(top.name(key), **fields)
     builder.fields |= fields
     if not top.given("amp_level"):
-        builder.report(name, level, "implied default", "in Lightning 1", "Write it down to be sure.")
+        builder.implied(name, level, "in Lightning 1")
     detail = f"Apex casts instead of torch, at its level {level}; {GONE}"
-    builder.report(
-        top.name("amp_backend"), "apex", "semantics", detail, "Drop it, and torch casts: 16-mixed is AMP there."
-    )
+    remedy = "Drop it, and torch casts: 16-mixed is AMP there."
+    builder.report(top.name("amp_backend"), "apex", "semantics", detail, remedy)
     if level in ("O1", "O2"):
-        builder.fields |= TORCH_SCALER
         detail = (
             "Apex begins at 65536, doubles after 2000 steps, halves at the first overflow and has no smallest scale"
         )
-        remedy = "State initial_loss_scale, loss_scale_window and hysteresis for others."
-        builder.report(f"{name}.loss_scale", "dynamic", "implied default", detail, remedy)
+        builder.implied(f"{name}.loss_scale", "dynamic", detail, **TORCH_SCALER)
     elif level == "O3":
         builder.fields["loss_scale"] = 1.0
         detail = "weights and gradients are FP16 and the optimizer steps on them, with the loss scaled by 1"
-        builder.report(name, level, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
+        builder.without_masters(name, level, detail)
     return builder.finish(semantics)

@@ -250,7 +250,6 @@ SYSTEM = System(
     name="lightning",
     title=TITLE,
     version=VERSION,
-    kinds=("yaml", "json"),
     import_=import_,
     export=export,
     recognise=_recognise,

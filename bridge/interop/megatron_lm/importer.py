@@ -235,7 +235,6 @@ SYSTEM = System(
     name="megatron-lm",
     title="Megatron-LM",
     version="0.20.0",
-    kinds=("shell", "yaml", "json", "text", "env"),
     import_=import_,
     import_all=import_all,
     export=export,

@@ -231,7 +231,6 @@ SYSTEM = System(
     name="nemo1",
     title="NeMo 1.x",
     version="1.23 to 2.0",
-    kinds=("yaml",),
     import_=import_,
     export=export,
     recognise=recognise,

@@ -341,7 +341,6 @@ SYSTEM = System(
     name="torchtitan",
     title=TITLE,
     version=VERSION,
-    kinds=("json", "yaml", "text"),
     import_=import_,
     export=export,
     recognise=_recognise,
