@@ -247,7 +247,7 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     fields = nested({key: typed(value) for key, value in own.items()}).get("mixed_precision", {})
     context: dict[str, Any] = {}
     if name is not None and fields:
-        fields = {**REGISTRY.get(name).to_dict(), **fields}
+        fields = {**REGISTRY.get(str(name)).to_dict(), **fields}
     elif name is None:
         context["base"] = f"the recipe {recipe}" if named else f"the recipe that {line.launch.name} loads"
         compute = COMPUTE_DTYPES.get(str(line.words.options.get("compute_dtype")))
