@@ -14,6 +14,8 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop import strict_json
+from bridge.interop.megatron_lm.checkpoint import SUFFIX as CHECKPOINT
+from bridge.interop.megatron_lm.checkpoint import arguments_text
 from bridge.interop.megatron_lm.flags import may_repeat
 from bridge.precision import strict_yaml
 from bridge.precision.strict_yaml import MAX_BYTES
@@ -23,6 +25,8 @@ __all__ = ["KINDS", "MAX_BYTES", "Document"]
 KINDS = ("yaml", "json", "shell", "python", "env", "text")
 PRINTED = "- end of arguments -"
 """In the log of a run of Megatron-LM."""
+ARCHIVE = b"PK\x03\x04"
+"""The first bytes of a file of `torch.save`."""
 MAX_KEY_PARTS = 64
 DOTTED = re.compile(
     r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
@@ -78,6 +82,8 @@ class Document:
         """Return the document of a file's contents; raises as `load`."""
         if len(data) > MAX_BYTES and PRINTED.encode() in data:  # a log, whose rest says nothing of the precision
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
+        if data.startswith(ARCHIVE) and path.endswith(CHECKPOINT):
+            return cls.of_text(arguments_text(data, path), path, kind="text")
         return cls.of_text(strict_yaml.decoded(data, path), path, kind=kind)
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bridge.interop.contract import Recognised
 from bridge.interop.megatron_lm.arguments import argument_groups
+from bridge.interop.megatron_lm.checkpoint import SUFFIX
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, dest
 from bridge.interop.megatron_lm.printed import EVIDENCE, START
 
@@ -65,7 +66,9 @@ def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron-LM's, or None."""
     if document.kind in ("shell", "text", "env"):
         if START.search(document.text):
-            return Recognised(certainty=0.97, evidence=EVIDENCE)
+            is_saved = document.path.endswith(SUFFIX)
+            evidence = "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
+            return Recognised(certainty=0.97, evidence=evidence)
         found = sorted(set(STRONG.findall(document.text)))
         if found:
             certainty = min(0.95, 0.5 + 0.15 * len(found))

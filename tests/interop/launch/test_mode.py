@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bridge.cli.main import main
 from bridge.errors import PayloadError
@@ -146,3 +150,46 @@ def test_each_start_in_a_log_is_a_run_and_a_long_log_is_read(tmp_path: Path, cap
     assert [run.imported.config.fp8 for run in runs_of(Document.load(tmp_path / "out.log"))] == ["hybrid", None]
     assert main(["convert", str(tmp_path / "out.log"), "--to", "megatron-lm"]) == 0
     assert "--fp8-recipe blockwise" in capsys.readouterr().out
+
+
+# -- what a checkpoint holds -------------------------------------------------------------------------------------------
+
+
+class Malicious:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def saved(path: Path, **content: object) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def test_the_arguments_in_a_checkpoint_are_the_run(tmp_path: Path) -> None:
+    arguments = Namespace(**BLOCK | {"params_dtype": torch.bfloat16, "exit_signal": signal.SIGTERM})
+    (run,) = runs_of(Document.load(saved(tmp_path / "common.pt", args=arguments, iteration=3)))
+    assert (run.imported.config.mode, run.imported.config.fp8_recipe) == ("bf16", "blockwise")
+    assert run.evidence == "is a checkpoint with the arguments of Megatron-LM"
+
+
+def test_a_checkpoint_that_would_run_something_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    path = saved(tmp_path / "common.pt", args=Namespace(bf16=True), other=Malicious(tmp_path / "made"))
+    with pytest.raises(PayloadError, match=r"common\.pt: a checkpoint must not name \w+\.mkdir\. "):
+        Document.load(path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("content", [{"iteration": 3}, {"args": {"bf16": True}}])
+def test_a_checkpoint_without_arguments_says_so(content: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(PayloadError, match="must hold `args` of Megatron-LM"):
+        Document.load(saved(tmp_path / "common.pt", **content))
+
+
+def test_a_damaged_checkpoint_is_one_sentence() -> None:
+    with pytest.raises(PayloadError, match=r"^common\.pt: must be a file of torch\.save, got \w+\. "):
+        Document.of_bytes(b"PK\x03\x04 and no more", "common.pt")

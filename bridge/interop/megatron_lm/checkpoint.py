@@ -1,0 +1,76 @@
+"""The arguments in a checkpoint of Megatron-LM (`common.pt`), read without running code of the file.
+
+`torch.load(weights_only=True)` makes tensors, containers and `argparse.Namespace`. Megatron-LM's enums, paths and
+signals become values without a meaning; a file that names anything else is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from argparse import Namespace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PayloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SUFFIX", "arguments_text"]
+
+SUFFIX = ".pt"
+DAMAGED = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    OSError,
+)
+"""Errors of torch, by the part that is damaged."""
+INERT = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
+
+
+class _Inert:
+    """Stands for an object of a class that is not imported."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = values
+
+    def __str__(self) -> str:
+        return " ".join(map(str, getattr(self, "values", ())))
+
+
+def arguments_text(data: bytes, path: str) -> str:
+    """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
+
+    Raises:
+        PayloadError: The file names a class or function that a checkpoint's arguments do not need, it is no file of
+            `torch.save`, or it holds no arguments.
+    """
+    import torch  # two seconds, and only for this kind of file
+
+    named = _read(torch.serialization.get_unsafe_globals_in_checkpoint, data, path)
+    other = [name for name in named if name != "argparse.Namespace" and not name.startswith(INERT)]
+    if other:
+        raise PayloadError(f"{path}: a checkpoint must not name {other[0]}. Give the log of the run.")
+    allowed: list[Any] = [Namespace, *((_Inert, name) for name in named if name.startswith(INERT))]
+    with torch.serialization.safe_globals(allowed):
+        content = _read(partial(torch.load, map_location="cpu", weights_only=True), data, path)
+    given = content.get("args") if isinstance(content, dict) else None
+    if not isinstance(given, Namespace):
+        raise PayloadError(f"{path}: must hold `args` of Megatron-LM, and does not. Give common.pt of a checkpoint.")
+    lines = [f"  {name} ... {' '.join(str(value).split())}" for name, value in sorted(vars(given).items())]
+    title = "------------------------ checkpoint arguments ------------------------"
+    return "\n".join([title, *lines, title.replace("checkpoint", "end of"), ""])
+
+
+def _read(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
+    try:
+        return call(io.BytesIO(data))
+    except DAMAGED as error:
+        reason = type(error).__name__
+        raise PayloadError(f"{path}: must be a file of torch.save, got {reason}. Give the log of the run.") from None
