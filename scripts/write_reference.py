@@ -15,9 +15,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from bridge.cli.explain import explanation
-from bridge.cli.explain_rule import rule_dict
-from bridge.cli.support_matrix import matrix_markdown
+from bridge.cli.check import matrix_markdown
+from bridge.cli.explain import explanation, rule_dict
 from bridge.errors import BridgeWarning
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.config import MixedPrecisionConfig

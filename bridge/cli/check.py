@@ -1,4 +1,7 @@
-"""`precision-bridge check [OVERRIDES]`: everything known to go wrong with a run, before a GPU is held."""
+"""`precision-bridge check [OVERRIDES]`: everything known to go wrong with a run, before a GPU is held.
+
+`precision-bridge support-matrix` shows which recipe runs on which GPU, with which CUDA and Transformer Engine.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,39 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.run_values import add_run_arguments, read_run, write_file
+from bridge.cli.arguments import add_command, add_run_command, print_json, read_run, write_file
 from bridge.errors import RunConfigError
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     import argparse
 
     from bridge.preflight.check import Report
+    from bridge.preflight.support import Support
 
-__all__ = ["add_parser"]
+__all__ = ["add_parsers", "matrix_markdown"]
+
+TITLES = {"te": "TE", "cuda": "CUDA"}
+WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("check", help="report what is known to go wrong with a run, without running it")
-    add_run_arguments(parser)
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    parser = add_run_command(
+        commands, "check", _check, "report what is known to go wrong with a run, without running it"
+    )
     parser.add_argument("--backend", choices=("te", "emulated"), help="what runs FP8 and FP4 matrix multiplications")
     parser.add_argument("--strict", action="store_true", help="exit with 1 where there are warnings")
     parser.add_argument("--silence", action="append", default=[], metavar="RULE=REASON", help="leave a rule out")
     parser.add_argument("--quiet", action="store_true", help="leave out what is for information only")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--sarif", metavar="FILE", help="also write SARIF 2.1.0, for code review")
-    parser.set_defaults(run=run)
+    text = "show which recipe runs on which GPU, with which CUDA and TE"
+    parser = add_command(commands, "support-matrix", _support_matrix, text)
+    parser.add_argument("--target", help="one target only (h100x8,te2.8,cuda12.9), with the reasons")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
 
 
-def run(chosen: argparse.Namespace) -> int:
+def _check(chosen: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
     from bridge.preflight.run_check import check_run
 
@@ -51,21 +62,18 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json:
         from bridge.report.findings import findings_dict
 
-        print(json.dumps(findings_dict(report, strict=chosen.strict), indent=2))
-    else:
-        _print(report, is_quiet=chosen.quiet)
-    return report.exit_code(strict=chosen.strict)
-
-
-def _print(report: Report, *, is_quiet: bool) -> None:
-    from bridge.report.findings import findings_text, render_findings
-
-    if sys.stdout.isatty():
+        print_json(findings_dict(report, strict=chosen.strict))
+    elif sys.stdout.isatty():
         from rich.console import Console
 
-        Console(highlight=False).print(findings_text(report, is_quiet=is_quiet))
+        from bridge.report.findings import findings_text
+
+        Console(highlight=False).print(findings_text(report, is_quiet=chosen.quiet))
     else:
-        print(render_findings(report, is_quiet=is_quiet), end="")
+        from bridge.report.findings import render_findings
+
+        print(render_findings(report, is_quiet=chosen.quiet), end="")
+    return report.exit_code(strict=chosen.strict)
 
 
 def _reason(word: str) -> tuple[str, str]:
@@ -86,3 +94,62 @@ def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
         file = file.resolve().relative_to(Path.cwd())
     log = sarif(report, file=file.as_posix(), version=version("precision-bridge"))
     write_file(chosen.sarif, json.dumps(log, indent=2) + "\n", "--sarif")
+
+
+def _support_matrix(chosen: argparse.Namespace) -> None:
+    """Print the matrix, or one target's column of it with the reasons."""
+    from bridge.preflight.support import matrix, support
+    from bridge.preflight.target import parse_target
+
+    if chosen.json and chosen.markdown:
+        raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")
+    if chosen.target:
+        target = parse_target(chosen.target)
+        found = {name: support(name, target) for name in REGISTRY.names()}
+        content: Any = {"target": str(target), "recipes": {name: _plain(one) for name, one in found.items()}}
+        rows = [["recipe", str(target), "why"], *([name, _cell(one), one.reason] for name, one in found.items())]
+    else:
+        whole = matrix(REGISTRY.names())
+        content = {name: {column: _plain(one) for column, one in row.items()} for name, row in whole.items()}
+        rows = _cells(whole)
+    if chosen.json:
+        print_json(content)
+    elif chosen.markdown:
+        print(_markdown(rows))
+    else:
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def matrix_markdown() -> str:
+    """Return the matrix as a Markdown table."""
+    from bridge.preflight.support import matrix
+
+    return _markdown(_cells(matrix(REGISTRY.names())))
+
+
+def _cells(whole: dict[str, dict[str, Support]]) -> list[list[str]]:
+    return [
+        ["recipe", *next(iter(whole.values()))],
+        *([name, *map(_cell, row.values())] for name, row in whole.items()),
+    ]
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]])
+
+
+def _cell(found: Support) -> str:
+    """Return what a cell says: yes, no, emulated, or the versions that it takes."""
+    needs = " ".join(f"{TITLES[product]} {least}" for product, least in found.needs)
+    if found.verdict == "unknown":
+        return needs or WORDS["unknown"]
+    if found.verdict == "emulated" and needs:
+        return f"emulated, {needs}"
+    return WORDS[found.verdict]
+
+
+def _plain(found: Support) -> dict[str, Any]:
+    return {"verdict": found.verdict, "reason": found.reason, "needs": dict(found.needs)}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bridge.cli.arguments import add_command, print_json, write_file
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
@@ -16,12 +15,14 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport, Unmapped
     from bridge.interop.conversion import Run
 
-__all__ = ["add_parser"]
+__all__ = ["add_parsers"]
 
 
-def add_parser(commands: Any) -> None:
+def add_parsers(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("convert", help="read a precision from another system's file, write it for a third")
+    text = "read a precision from another system's file, write it for a third"
+    fields = "print {source, mode, decided_by, semantics, config, payload, losses}"
+    parser = add_command(commands, "convert", _convert, text, json=fields)
     parser.add_argument("file", help="launch script, YAML, JSON or Python file")
     parser.add_argument("--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML")
     parser.add_argument(
@@ -41,13 +42,9 @@ def add_parser(commands: Any) -> None:
         help="facts that no file states: versions, GPU",
     )
     parser.add_argument("--out", metavar="FILE", help="write the payload to this file instead of printing it")
-    parser.add_argument(
-        "--json", action="store_true", help="print {source, mode, decided_by, semantics, config, payload, losses}"
-    )
-    parser.set_defaults(run=run)
 
 
-def run(chosen: argparse.Namespace) -> None:
+def _convert(chosen: argparse.Namespace) -> None:
     """Print the payload, and on stderr the source it was read from and what cannot be converted exactly."""
     from bridge.interop import conversion
     from bridge.interop.document import Document
@@ -66,7 +63,7 @@ def run(chosen: argparse.Namespace) -> None:
     text = "" if chosen.to is None or undecided else conversion.payload_text(first, chosen.to, results[0][1])
     faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
     if chosen.out is not None and not faulty and text:
-        _write(chosen.out, text)
+        write_file(chosen.out, text, "--out")
     report = sys.stderr if chosen.json or (chosen.to is not None and chosen.out is None) else sys.stdout
     _print(results, chosen, report)
     if undecided:
@@ -90,7 +87,7 @@ def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Name
     """Print every run: as JSON on stdout, or as lines."""
     if chosen.json:
         found = [_as_dict(one, exported) for one, exported in results]
-        print(json.dumps(found[0] if len(found) == 1 else {**found[0], "runs": found}, indent=2))
+        print_json(found[0] if len(found) == 1 else {**found[0], "runs": found})
         return
     for one, exported in results:
         print(*_lines(one, exported, chosen.to), sep="\n", file=report)
@@ -123,13 +120,6 @@ def _context(words: list[str]) -> dict[str, Any]:
             value if key.endswith("version") or not isinstance(parsed, bool | int | float | dict | list) else parsed
         )
     return given
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunConfigError(f"--out: {path!r} cannot be written: {error.strerror}. Choose another path.") from None
 
 
 def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:

@@ -1,25 +1,28 @@
-"""`precision-bridge explain FIELD [NAME]`: what a field does, where it lands, when it acts; or what a rule says."""
+"""`precision-bridge explain FIELD [NAME]`: a field's meaning, homes and conditions; `explain PB101`: a rule in full."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import re
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.explain_rule import explain_rule, is_rule
+from bridge.cli.arguments import add_command, print_json
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.field_docs import field_docs, field_types
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules.rule import EVIDENCE, Rule
+from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.routes import OWNERS, ROUTES, Route, routes_of
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_parser", "explanation"]
+__all__ = ["add_parsers", "explanation", "rule_dict"]
 
-RULES = {
+LIST = "rules"
+
+WRITTEN = {
     "switch": "always written; what the recipe does not mention is off",
     "value": "written if stated; otherwise a value that the owner set itself is kept, and a default becomes {default}",
     "count": "written if stated; otherwise left as the owner has it",
@@ -29,33 +32,36 @@ RULES = {
 }
 
 
-def add_parser(commands: Any) -> None:
+def add_parsers(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("explain", help="explain a field (meaning, homes, when it acts) or a rule (PB101)")
+    text = "explain a field (meaning, homes, when it acts) or a rule (PB101)"
+    parser = add_command(commands, "explain", _explain, text)
     parser.add_argument(
         "field",
         nargs="?",
         help="field, by its own name or Megatron's, or a rule's id; without it, all fields are listed",
     )
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
-def run(chosen: argparse.Namespace) -> None:
+def _explain(chosen: argparse.Namespace) -> None:
     """Print the explanation, or the list of fields or rules."""
-    if is_rule(chosen.field):
-        explain_rule(chosen.field, as_json=chosen.json)
-        return
-    if chosen.field is None:
-        docs = field_docs(MixedPrecisionConfig)
-        if chosen.json:
-            print(json.dumps(docs, indent=2))
-        else:
-            print("\n".join(f"{name:<33} {text}" for name, text in docs.items()))
-        return
-    found = explanation(chosen.field, chosen.name)
-    print(json.dumps(found, indent=2) if chosen.json else _text(found))
+    if chosen.field == LIST:
+        found: Any = [rule_dict(rule) for rule in RULES]
+        text = "\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in RULES)
+    elif chosen.field is None:
+        found = field_docs(MixedPrecisionConfig)
+        text = "\n".join(f"{name:<33} {meaning}" for name, meaning in found.items())
+    elif re.fullmatch(r"[Pp][Bb]\d+", chosen.field):
+        found = rule_dict(_rule(chosen.field))
+        text = _rule_text(found)
+    else:
+        found = explanation(chosen.field, chosen.name)
+        text = _field_text(found)
+    if chosen.json:
+        print_json(found)
+    else:
+        print(text)
 
 
 def explanation(field: str, recipe: str | None = None) -> dict[str, Any]:
@@ -104,7 +110,6 @@ def _field_name(field: str) -> str:
 
 
 def _home(route: Route, default: object) -> dict[str, Any]:
-    row = dataclasses.asdict(route)
     family = {"fp8": "while fp8 is on", "fp4": "while fp4 is on", "low": "while fp8 or fp4 is on"}
     when = f"while fp8_recipe is {route.scheme}" if route.scheme else family.get(route.family or "", "always")
     return {
@@ -112,14 +117,14 @@ def _home(route: Route, default: object) -> dict[str, Any]:
         "class": OWNERS[route.owner],
         "attribute": route.attribute,
         "since_megatron_core": route.since if route.attribute and route.owner != "process" else None,
-        "written": RULES[route.rule].format(default=repr(default)),
+        "written": WRITTEN[route.rule].format(default=repr(default)),
         "acts": when,
-        "note": row["note"],
-        "source": row["source"],
+        "note": route.note,
+        "source": route.source,
     }
 
 
-def _text(found: dict[str, Any]) -> str:
+def _field_text(found: dict[str, Any]) -> str:
     lines = [f"{found['field']}: {found['type']} = {found['default']!r}", f"  {found['meaning']}"]
     if found["read_by_schemes"]:
         lines.append(f"  Read under: {', '.join(found['read_by_schemes'])}.")
@@ -143,3 +148,52 @@ def _text(found: dict[str, Any]) -> str:
 
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def _rule(word: str) -> Rule:
+    rule = BY_ID.get(word.upper())
+    if rule is None:
+        matches = [name for name in BY_ID if name.startswith(word.upper())][:3] or close_matches(word, BY_ID)
+        hint = did_you_mean(matches) or f"`precision-bridge explain {LIST}` lists them."
+        raise UnknownFieldError(f"Unknown rule {word!r}. {hint}", matches)
+    return rule
+
+
+def rule_dict(rule: Rule) -> dict[str, Any]:
+    """Return everything about a rule as plain data."""
+    return {
+        "id": rule.id,
+        "severity": rule.severity,
+        "title": rule.title,
+        "about": rule.path,
+        "says": _spoken(rule.message),
+        "remedies": [_spoken(remedy) for remedy in rule.remedies],
+        "explanation": rule.explanation,
+        "holds_for": [str(versions) for versions in rule.versions],
+        "source": rule.source,
+        "evidence": rule.evidence,
+        "evidence_means": EVIDENCE[rule.evidence],
+    }
+
+
+def _spoken(template: str) -> str:
+    """Return a message with names for the values that a run fills in: "needs {s.scheme}" -> "needs <scheme>"."""
+    names = re.sub(r"\{(?:s\.)?([\w.]+)(?:\[\d\])?(?:![rs])?\}", lambda found: f"<{_last(found[1])}>", template)
+    return names.replace("<capability>.<capability>", "<capability>")
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2].replace("_", " ")
+
+
+def _rule_text(row: dict[str, Any]) -> str:
+    lines = [f"{row['id']}, {row['severity']}: {row['title']}", f"  {row['about']}: {row['says']}."]
+    if row["explanation"]:
+        lines.append(f"  {row['explanation']}")
+    lines.append("  Remedies:")
+    lines += [f"    - {_capital(remedy)}{'' if remedy.endswith('?') else '.'}" for remedy in row["remedies"]]
+    lines += [f"  Holds for {versions}." for versions in row["holds_for"]]
+    lines.append(f"  Source: {row['source']}.")
+    lines.append(f"  Evidence: {row['evidence']} ({row['evidence_means']}).")
+    lines.append(f"  Silence it with --silence {row['id']}=REASON; the reason is kept with the run.")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The command `precision-bridge`. Each subcommand is a module that adds its parser and prints its answer."""
+"""The command `precision-bridge`. Each module adds the parsers of its subcommands and prints their answers."""
 
 from __future__ import annotations
 
@@ -6,44 +6,16 @@ import argparse
 import os
 import sys
 import warnings
+from importlib.metadata import version
 from typing import NoReturn
 
-from bridge.cli import (
-    align,
-    check,
-    convert,
-    diff,
-    explain,
-    memory,
-    plan,
-    quantisation_error,
-    recipes,
-    show,
-    sources,
-    support_matrix,
-    train,
-    twin,
-)
+from bridge.cli import check, convert, explain, plan, quantisation_error, recipes, sources, twin
 from bridge.errors import BridgeError, close_matches, did_you_mean
 
 __all__ = ["main"]
 
-COMMANDS = (
-    recipes,
-    show,
-    diff,
-    explain,
-    check,
-    support_matrix,
-    quantisation_error,
-    convert,
-    sources,
-    plan,
-    memory,
-    align,
-    twin,
-    train,
-)
+MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, twin)
+TRAIN = "train"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,13 +41,17 @@ def main(arguments: list[str] | None = None) -> int:
         prog="precision-bridge",
         description="Named mixed-precision recipes for Megatron Core: what they are and what they do.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"precision-bridge {version('precision-bridge')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_parser(commands)
+    for module in MODULES:
+        module.add_parsers(commands)
+    commands.add_parser(TRAIN, add_help=False, help="train in the precision of a recipe, as scripts/train.py does")
     words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] == [train.NAME]:  # the words behind it are Hydra's
-        return train.run(words[1:])
+    if words[:1] == [TRAIN]:  # the words behind it are Hydra's
+        from bridge.front.train import main_train  # Hydra is heavy
+
+        main_train(words[1:])
+        return 0
     chosen, more = parser.parse_known_args(words)
     if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
@@ -98,12 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"standard output: cannot be written: {error.strerror}. Give it another place.", file=sys.stderr)
         return 2
     return code or 0
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"precision-bridge {version('precision-bridge')}"
 
 
 if __name__ == "__main__":

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bridge.cli.arguments import add_run_command, print_json, read_run
 
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_parser"]
+__all__ = ["add_parsers"]
 
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parsers(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
-        "quantisation-error", help="measure what FP8 or FP4 does to a model's operands, per layer"
-    )
-    parser.add_argument("name", help="recipe, in any spelling, or an alias")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as for scripts/train.py, model=gpt_tiny say")
-    parser.add_argument("--config-path", metavar="FOLDER", help="the configs of the training script (default: conf)")
+    text = "measure what FP8 or FP4 does to a model's operands, per layer"
+    parser = add_run_command(commands, "quantisation-error", _quantisation_error, text)
     parser.add_argument("--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them")
     parser.add_argument(
         "--steps",
@@ -33,40 +29,30 @@ def add_parser(commands: Any) -> None:
         help=f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)",
     )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="write quantisation.csv and quantisation.png there")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
-def run(chosen: argparse.Namespace) -> None:
+def _quantisation_error(chosen: argparse.Namespace) -> None:
     """Measure and print."""
-    from bridge.cli.run_values import as_overrides
-    from bridge.front import compose
-    from bridge.front.loader import config_folder
+    from bridge.front.loader import container
     from bridge.report.quantisation import plot_quantisation, quantisation_table, write_quantisation
     from bridge.report.table import show  # rich is heavy
+    from bridge.training.metrics import finite
     from bridge.training.quantisation import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    words = [*as_overrides([chosen.name]), *chosen.overrides]
     if chosen.checkpoint is not None:
-        words.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
-    config = compose(words, config_path=config_folder(chosen.config_path))
+        chosen.overrides.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
+    run = read_run(chosen)
+    title = run.precision.label if run.precision is not None else "no recipe"
     steps = chosen.steps if chosen.steps is not None else 0 if chosen.checkpoint is not None else STEPS
-    rows = measure_quantisation(config, steps=steps)
+    rows = measure_quantisation(container(run), steps=steps)
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         write_quantisation(chosen.out / "quantisation.csv", rows)
-        plot_quantisation(chosen.out / "quantisation.png", rows, title=chosen.name)
+        plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
     if chosen.json:
-        print(json.dumps([_finite(dataclasses.asdict(row)) for row in rows], indent=2))
+        print_json([finite(dataclasses.asdict(row)) for row in rows])
         return
-    show(quantisation_table(rows, title=chosen.name))
+    show(quantisation_table(rows, title=title))
     if chosen.out is not None:
         print(f"Heat map and rows: {chosen.out}")
-
-
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with numbers that JSON has: None for infinity and NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
-    }

@@ -1,54 +1,141 @@
-"""`precision-bridge recipes`: every registered recipe, a line each."""
+"""`precision-bridge recipes`, `show NAME` and `diff A B`: the recipes, every field of one, and how two differ."""
 
 from __future__ import annotations
 
-import json
+import inspect
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.cli.arguments import add_command, print_json, text_of
 from bridge.errors import UnknownRecipeError, close_matches, did_you_mean
-from bridge.registry.registry import REGISTRY, Recipe
+from bridge.precision.field_docs import field_docs
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
 
-__all__ = ["add_parser"]
-
-
-def add_parser(commands: Any) -> None:
-    """Add the command."""
-    parser = commands.add_parser("recipes", help="list the recipes, one line each")
-    parser.add_argument("--tag", help="only those with this tag (fp8, bf16, mxfp8, ...)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+__all__ = ["add_parsers"]
 
 
-def run(chosen: argparse.Namespace) -> None:
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    recipes = add_command(commands, "recipes", _recipes, "list the recipes, one line each")
+    recipes.add_argument("--tag", help="only those with this tag (fp8, bf16, mxfp8, ...)")
+    show = add_command(commands, "show", _show, "show every field of a recipe, stated or default")
+    show.add_argument("name", help="recipe, in any spelling, or an alias")
+    show.add_argument("--stated", action="store_true", help="only the fields the recipe states")
+    diff = add_command(commands, "diff", _diff, "show the fields in which two recipes differ")
+    diff.add_argument("a", help="recipe")
+    diff.add_argument("b", help="recipe")
+    for parser in (show, diff):
+        parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
+
+
+def _recipes(chosen: argparse.Namespace) -> None:
     """Print the list; the registry logs each source that it could not load."""
-    tags = sorted({tag for recipe in REGISTRY.recipes() for tag in recipe.tags})
+    found = REGISTRY.recipes()
+    tags = sorted({tag for recipe in found for tag in recipe.tags})
     if chosen.tag is not None and chosen.tag not in tags:
         hint = did_you_mean(close_matches(chosen.tag, tags)) or f"Tags: {', '.join(tags)}."
         raise UnknownRecipeError(f"--tag: no recipe has the tag {chosen.tag!r}. {hint}")
-    listed = [recipe for recipe in REGISTRY.recipes() if chosen.tag is None or chosen.tag in recipe.tags]
+    listed = [recipe for recipe in found if chosen.tag is None or chosen.tag in recipe.tags]
     if chosen.json:
-        print(json.dumps([_row(recipe) for recipe in listed], indent=2))
-    else:
-        for line in _lines(listed):
-            print(line)
-
-
-def _row(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "name": recipe.name,
-        "summary": recipe.summary,
-        "tags": list(recipe.tags),
-        "aliases": list(recipe.aliases),
-        "place": recipe.place,
-    }
-
-
-def _lines(listed: list[Recipe]) -> Iterable[str]:
+        keys = ("name", "summary", "tags", "aliases", "place")
+        print_json([{key: getattr(recipe, key) for key in keys} for recipe in listed])
+        return
     width = max((len(recipe.name) for recipe in listed), default=0)
     for recipe in listed:
         aliases = f" (also {', '.join(recipe.aliases)})" if recipe.aliases else ""
-        yield f"{recipe.name:<{width}}  {recipe.summary}{aliases}"
+        print(f"{recipe.name:<{width}}  {recipe.summary}{aliases}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Named:
+    """A recipe by its name: a registered one, or a YAML file of the group `mixed_precision` in a team's folder."""
+
+    name: str
+    config: MixedPrecisionConfig
+    place: str
+    """``file:line`` of the function, or the YAML file."""
+    description: str
+    """The function's docstring, or the comment that the YAML file begins with."""
+    aliases: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, config_dir: str | None) -> _Named:
+        if config_dir is not None and name not in REGISTRY:
+            from bridge.front.loader import load_run, shipped_folder  # Hydra is heavy
+
+            run = load_run([f"mixed_precision={name}"], shipped_folder(), config_dir=config_dir, strict=False)
+            path = Path(config_dir) / "mixed_precision" / f"{name}.yaml"
+            if run.precision is not None and path.is_file():
+                lines = path.read_text(encoding="utf-8").splitlines()
+                comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+                return cls(name=name, config=run.precision, place=str(path), description="\n".join(comment))
+        recipe = REGISTRY.recipe(name)
+        return cls(
+            name=recipe.name,
+            config=REGISTRY.get(name),
+            place=recipe.place,
+            description=inspect.getdoc(recipe.function) or "",
+            aliases=recipe.aliases,
+        )
+
+
+def _show(chosen: argparse.Namespace) -> None:
+    """Print every field of a recipe, stated or default, and its faults if it has any."""
+    named = _Named.of(chosen.name, chosen.config_dir)
+    config = named.config
+    faults = [str(fault) for fault in config.faults()]
+    if chosen.json:
+        recipe = {
+            "name": named.name,
+            "place": named.place,
+            "aliases": named.aliases,
+            "mode": config.mode,
+            "scheme": config.scheme,
+            "fields": config.to_dict(full=not chosen.stated),
+            "stated": [name for name in config.field_names() if config.is_stated(name)],
+            "faults": faults,
+        }
+        print_json(recipe)
+        return
+    print(f"{named.name}\n\n{named.description or 'No docstring.'}\n")
+    docs = field_docs(MixedPrecisionConfig)
+    for name, value in config.to_dict(full=True).items():
+        stated = config.is_stated(name)
+        if stated or not chosen.stated:
+            how = "stated " if stated else "default"
+            print(f"  {name:<33} {text_of(value):<12} {how}  {docs.get(name, '')}")
+    for fault in faults:
+        print(f"fault: {fault}")
+
+
+def _diff(chosen: argparse.Namespace) -> None:
+    """Print one line per field in which two recipes differ: values, and whether each side states them."""
+    one, two = (_Named.of(name, chosen.config_dir).config for name in (chosen.a, chosen.b))
+    first, second = one.to_dict(full=True), two.to_dict(full=True)
+    rows = [
+        {
+            "field": name,
+            "a": first[name],
+            "b": second[name],
+            "a_stated": one.is_stated(name),
+            "b_stated": two.is_stated(name),
+        }
+        for name in first
+        if first[name] != second[name] or one.is_stated(name) != two.is_stated(name)
+    ]
+    if chosen.json:
+        print_json({"a": one.recipe, "b": two.recipe, "fields": rows})
+        return
+    if not rows:
+        print(f"{one.recipe} and {two.recipe} say the same.")
+        return
+    print(f"  {'':<33} {one.recipe} -> {two.recipe}")
+    for row in rows:
+        before, after = (f"{text_of(row[side])}{'' if row[f'{side}_stated'] else ' (default)'}" for side in "ab")
+        print(f"  {row['field']:<33} {before} -> {after}")

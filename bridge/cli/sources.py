@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import textwrap
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from bridge.cli.arguments import add_command, print_json
 
 if TYPE_CHECKING:
     import argparse
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from bridge.interop.survey.survey import Source, Survey
 
-__all__ = ["add_parser"]
+__all__ = ["add_parsers"]
 
 T = TypeVar("T")
 
@@ -26,30 +27,22 @@ LISTED = 12
 """Of things that say nothing of a whole run, and of files that were not read."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parsers(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("sources", help="list every source of precision in a project, and which one wins")
+    text = "list every source of precision in a project, and which one wins"
+    parser = add_command(commands, "sources", _sources, text)
     parser.add_argument("folder", help="folder of the project")
     parser.add_argument("--all", action="store_true", help="list every file, also where many say the same")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
-def run(chosen: argparse.Namespace) -> None:
+def _sources(chosen: argparse.Namespace) -> None:
     """Print what each source says, whether they agree, and the winner."""
     from bridge.interop.survey.survey import survey
 
     found = survey(chosen.folder)
     if chosen.json:
-        winner = found.winner
-        told = {
-            "sources": [dataclasses.asdict(source) for source in found.sources],
-            "agree": found.agree,
-            "winner": dataclasses.asdict(winner) if winner else None,
-            "unread": found.unread,
-            "limits": found.limits,
-        }
-        print(json.dumps(told, indent=2))
+        winner = dataclasses.asdict(found.winner) if found.winner else None
+        print_json(dataclasses.asdict(found) | {"agree": found.agree, "winner": winner})
         return
     print(*_lines(found, everything=chosen.all), sep="\n")
 

@@ -9,11 +9,10 @@ The file is read back and compared field by field before the command reports it.
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.run_values import add_run_arguments, plan_of, read_run, write_file
+from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, text_of, write_file
 from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import ROUTES
@@ -24,68 +23,55 @@ if TYPE_CHECKING:
 
     from bridge.front.loader import RunValues
 
-__all__ = ["add_parser"]
+__all__ = ["add_parsers"]
 
 SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 FOLDERS = ("checkpoint.save", "checkpoint.load")
 """Left out: the twin would write over the run's own checkpoints, or resume from them."""
 PRECISION = "mixed_precision"
+ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute)
+"""Precision fields of other sections: "model.fp8", say."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parsers(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser("twin", help="write the same run in another precision, and prove that it is the same")
-    add_run_arguments(parser)
+    text = "write the same run in another precision, and prove that it is the same"
+    parser = add_run_command(commands, "twin", _twin, text, json="print the proof as JSON; needs --output")
     parser.add_argument("--base", default="bf16_mixed", metavar="NAME", help="the twin's recipe (default: bf16_mixed)")
     parser.add_argument("--output", metavar="FILE", help="where to write it (default: standard output)")
-    parser.add_argument("--json", action="store_true", help="print the proof as JSON; needs --output")
-    parser.set_defaults(run=run)
 
 
-def run(chosen: argparse.Namespace) -> None:
+def _twin(chosen: argparse.Namespace) -> None:
     """Write the twin, read it back, and print in what it differs."""
     values = read_run(chosen)
     base = REGISTRY.get(chosen.base)
     if chosen.json and not chosen.output:
         raise RunConfigError("--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE.")
-    fields = owned_precision(values)
-    text = _text(values, base.recipe or chosen.base, fields)
+    text = _text(values, base.recipe or chosen.base)
     if not chosen.output:
         print(text, end="")
         return
     path = Path(chosen.output)
     write_file(path, text, "--output")
     twin = read_run(chosen, file=str(path))
-    differences = list(difference(values, twin))
+    differences = list(_difference(values, twin))
     others = [row for row in differences if not row["precision"]]
     if others:
         names = ", ".join(str(row["field"]) for row in others)
         raise RunConfigError(f"{path}: the twin must differ in precision fields only, got {names}. Remove it.")
     if chosen.json:
-        print(json.dumps({"twin": str(path), "differs_in": differences, **_plans(values, twin)}, indent=2))
+        print_json({"twin": str(path), "differs_in": differences, **_plans(values, twin)})
         return
     print(_proof(path, values, twin, differences))
 
 
-def owned_precision(values: RunValues) -> tuple[str, ...]:
-    """Return the precision fields that the other sections state themselves: "model.fp8", say."""
-    routed = {(route.owner, route.attribute) for route in ROUTES if route.attribute}
-    return tuple(
-        f"{section}.{name}"
-        for section in ("model", "optimizer", "ddp")
-        for name in values.section(section)
-        if (section, name) in routed
-    )
-
-
-def difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
+def _difference(values: RunValues, twin: RunValues) -> Iterator[dict[str, Any]]:
     """Yield every field in which two runs differ, and whether it is one of precision."""
-    routed = {f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute}
     before, after = _flat(values), _flat(twin)
     for field in dict.fromkeys([*before, *after]):
         one, two = before.get(field), after.get(field)
         if one != two:
-            precision = field.startswith(f"{PRECISION}.") or field in routed
+            precision = field.startswith(f"{PRECISION}.") or field in ROUTED
             yield {"field": field, "run": one, "twin": two, "precision": precision}
 
 
@@ -105,13 +91,13 @@ def _section(values: RunValues, name: str) -> dict[str, Any]:
     return {key: None if f"{name}.{key}" in FOLDERS else value for key, value in section.items()}
 
 
-def _text(values: RunValues, recipe: str, fields: tuple[str, ...]) -> str:
+def _text(values: RunValues, recipe: str) -> str:
     """Return the twin as YAML: the recipe decides what other sections state about precision."""
     import yaml
 
     whole: dict[str, Any] = {PRECISION: recipe}
     for name in SECTIONS:
-        section = {key: value for key, value in _section(values, name).items() if f"{name}.{key}" not in fields}
+        section = {key: value for key, value in _section(values, name).items() if f"{name}.{key}" not in ROUTED}
         if section:
             whole[name] = section
     if values.target is not None:
@@ -134,12 +120,8 @@ def _proof(path: Path, values: RunValues, twin: RunValues, differences: list[dic
     counts = _plans(values, twin)
     lines = [
         f"{path}: differs in {len(differences)} precision fields and in nothing else ({same} fields are the same).",
-        *(f"  {row['field']:<50} {_shown(row['run'])} -> {_shown(row['twin'])}" for row in differences),
+        *(f"  {row['field']:<50} {text_of(row['run'])} -> {text_of(row['twin'])}" for row in differences),
         f"  linear layers in FP8 or FP4: {counts['run_low_precision_linears']} -> "
         f"{counts['twin_low_precision_linears']}",
     ]
     return "\n".join(lines)
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.front.compose import Search, composed
-from bridge.front.container import container
-from bridge.front.loader import run_of
+from bridge.front.loader import container, run_of
 from bridge.front.main import main
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def compose(
         PrecisionConfigError: The precision can never be right.
         RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
     """
-    extra = Path(config_dir) if config_dir is not None else None
-    search = Search(main=str(Path(config_path).resolve()), extra=extra, config_name=config_name)
+    search = Search(str(Path(config_path).resolve()), config_name, config_dir)
     with composed(search, overrides) as composition:
         return container(run_of(composition, name=config_name, missing=False))

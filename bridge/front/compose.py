@@ -1,38 +1,48 @@
-"""Composition: Hydra makes one config of YAML files, recipes and overrides, and notes which of them set which key."""
+"""Composition: Hydra makes one config of YAML files, recipes and overrides, and notes which of them set which key.
+
+Registered recipes are options of the Hydra group `mixed_precision`, without a file per recipe. Hydra asks its config
+sources, in the order of its search path, whether they have ``mixed_precision/bf16_mixed``. `RecipeSource` asks the
+registry, so that a recipe is an option from the moment it is registered, under each of its spellings.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import psutil  # type: ignore[import-untyped]
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, setup_globals
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from bridge.errors import RunConfigError
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.origin import COMMAND_LINE, Layer, Origins, leaves
-from bridge.front.plain import refuse_targets
-from bridge.front.problems import Problems
-from bridge.front.run_folder import register_launch_time
-from bridge.front.sections import KEYS
-from bridge.front.source import GROUP, SCHEME, RecipeSource, recipe_name, register
+from bridge.front.problems import COMMAND_LINE, Layer, Origins, Problems, leaves
+from bridge.front.sections import KEYS, OWNERS, PRECISION, RECIPES, SECTIONS
+from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from hydra._internal.config_repository import IConfigRepository
     from hydra.core.config_search_path import ConfigSearchPath
@@ -46,40 +56,150 @@ __all__ = [
     "VERSION_BASE",
     "Composition",
     "Loader",
+    "RecipeSource",
     "Search",
     "as_hydra_reads",
     "composed",
     "prepared",
+    "recipe_sources",
+    "register",
     "retraced",
 ]
 
+SCHEME = "recipes"
 VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
 JOB = "train"
 """The job's name where no script is run: `${hydra:job.name}`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+def register(recipes_from: tuple[str, ...] = ()) -> None:
+    """Make the registry, the sections and ``${launched:FORMAT}`` known to every composition from now on.
+
+    The sections are open nodes for a primary config to begin with. Hydra closes the composed config, so that
+    ``mixed_precision.fp8_margin=2`` would be refused unless the recipe states that field already. In an open section
+    any key can be set; whether there is such a field is judged against the real class when the config is decoded.
+
+    Args:
+        recipes_from: Modules and files of recipes to load first.
+
+    Raises:
+        RecipeSourceError: One of them cannot be loaded.
+    """
+    load_recipes_from(recipes_from)
+    RecipeSearchPath.recipes_from = tuple(
+        str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from
+    )
+    Plugins.instance().register(RecipeSource)
+    Plugins.instance().register(RecipeSearchPath)
+    ours = {name: dataclasses.asdict(section()) for name, section in SECTIONS.items()}
+    keys: dict[str, Any] = {RECIPES: None, "precision_backend": "auto", "target": None, "silence": {}, PRECISION: {}}
+    sections = OmegaConf.create({**keys, **{name: {} for name in OWNERS}, **ours})
+    for name in (PRECISION, "silence", *OWNERS, *SECTIONS):
+        OmegaConf.set_struct(sections[name], False)
+    ConfigStore.instance().store(name="sections", node=sections, provider="bridge.front")
+    OmegaConf.register_new_resolver("launched", _launched, use_cache=True, replace=True)
+
+
+def _launched(pattern: str) -> str:
+    """Return the time of the launch: every process of a ``torchrun`` reads the clock of their common parent."""
+    if "RANK" not in os.environ:
+        return datetime.now().astimezone().strftime(pattern)
+    started: float = psutil.Process(os.getppid()).create_time()
+    return datetime.fromtimestamp(started).astimezone().strftime(pattern)
+
+
+def _option(config_path: str) -> str:
+    """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
+    group, _, option = config_path.rpartition("/")
+    return option.removesuffix(".yaml") if group == PRECISION else ""
+
+
+def recipe_name(config_path: str) -> str | None:
+    """Return the canonical name of the registered recipe that a config path stands for, or None."""
+    name = _option(config_path)
+    return REGISTRY.recipe(name).name if name in REGISTRY else None
+
+
+class RecipeSource(ConfigSource):
+    """Search-path entry ``recipes://``; what follows, separated like PATH, is loaded first.
+
+    The names are part of the entry so that they reach the processes of a sweep, which compose their configs themselves.
+    """
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        load_recipes_from(filter(None, self.path.split(os.pathsep)))
+        self.made: dict[str, MixedPrecisionConfig] = {}
+        """Canonical name -> the config that the registry made for this composition."""
+
+    def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
+        return RecipeSource, (self.provider, self.full_path())
+
+    @staticmethod
+    def scheme() -> str:
+        """Return what stands before ``://``."""
+        return SCHEME
+
+    def available(self) -> bool:
+        """Return True: there is always a registry."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether the path is the group, or what holds it."""
+        return config_path.strip("/") in ("", PRECISION)
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether the path names a registered recipe, in any of its spellings, or asks for a choice."""
+        return recipe_name(config_path) is not None or is_auto(_option(config_path))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the fields that the recipe states, as plain data; none for a choice, which is made later."""
+        name = recipe_name(config_path)
+        if name is None and not is_auto(_option(config_path)):
+            raise ConfigLoadError(f"Config not found: {config_path}")
+        if name is not None and name not in self.made:
+            self.made[name] = REGISTRY.get(name)
+        node = OmegaConf.create(self.made[name].to_dict() if name is not None else {})
+        return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the canonical names of the recipes; the group itself at the root."""
+        if config_path.strip("/") == PRECISION:
+            return [] if results_filter == ObjectType.GROUP else sorted(REGISTRY.names())
+        return [] if config_path or results_filter == ObjectType.CONFIG else [PRECISION]
+
+
+class RecipeSearchPath(SearchPathPlugin):
+    """Puts the registry on Hydra's search path, behind the primary config's folder."""
+
+    recipes_from: ClassVar[tuple[str, ...]] = ()
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the entry."""
+        search_path.append(SCHEME, f"{SCHEME}://{os.pathsep.join(self.recipes_from)}")
+
+
+@dataclass(frozen=True)
 class Search:
     """The folders that configs are looked up in, and the name of the primary one."""
 
     main: str
     """Folder of the primary config, or ``pkg://module``."""
-    extra: Path | None = None
-    """Another folder, of a team's own groups."""
     config_name: str = "config"
     """The primary config, without ``.yaml``."""
+    extra: Path | str | None = None
+    """Another folder, of a team's own groups."""
 
     def path(self) -> ConfigSearchPath:
         """Return Hydra's search path."""
         found = create_config_search_path(self.main)
-        if self.extra is not None:
-            if not self.extra.is_dir():
-                raise RunConfigError.of(
-                    "--config-dir", "there is no such folder", str(self.extra), "Give an existing one."
-                )
+        if self.extra:
+            folder = Path(self.extra)
+            if not folder.is_dir():
+                raise RunConfigError.of("--config-dir", "there is no such folder", str(folder), "Give an existing one.")
             schema = SearchPathQuery(provider="schema", path=None)
-            found.prepend("command-line", f"file://{self.extra.resolve()}", anchor=schema)
+            found.prepend("command-line", f"file://{folder.resolve()}", anchor=schema)
         return found
 
     def primary(self, key: str) -> Any:
@@ -143,9 +263,9 @@ class Composition:
     @classmethod
     def of(cls, config: DictConfig, hydra: DictConfig, loader: Loader) -> Composition:
         """Return a config that the loader composed, and Hydra's node of it."""
-        choice = hydra.runtime.choices.get(GROUP)
-        origins = _over(Origins.of_layers(loader.layers), hydra)
-        made = loader.recipes.get(recipe_name(f"{GROUP}/{choice}") or "")
+        choice = hydra.runtime.choices.get(PRECISION)
+        origins = _origins(loader.layers, hydra)
+        made = loader.recipes.get(recipe_name(f"{PRECISION}/{choice}") or "")
         return cls(config=config, loader=loader, origins=origins, choice=choice, recipe=made)
 
 
@@ -158,7 +278,6 @@ def prepared(search: Search, overrides: Sequence[str]) -> Loader:
     """
     version.setbase(VERSION_BASE)
     setup_globals()
-    register_launch_time()
     register()
     try:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
@@ -192,7 +311,9 @@ def composed(
         whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
         if sweep:
             whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
-        _refuse_callbacks(whole)
+        problems = Problems(Origins())  # of what Hydra would instantiate from its own node, beside its plugins
+        problems.refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks")
+        problems.raise_any()
         _resolve_run_folder(whole, sweep=sweep)
     except COMPOSITION_ERRORS as error:
         raise translated(error, overrides, loader.repository) from error
@@ -231,21 +352,22 @@ def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
 
 def _recipes_from(search: Search, overrides: Sequence[Override]) -> tuple[str, ...]:
     """Return what the key `recipes_from` names, on the command line or else in the primary config."""
-    named: Any = search.primary("recipes_from")
+    named: Any = search.primary(RECIPES)
     for override in overrides:
-        if override.key_or_group == "recipes_from":
+        if override.key_or_group == RECIPES:
             named = None if override.is_delete() else override.value()
-    if OmegaConf.is_config(named):
-        named = OmegaConf.to_container(named)
-    if named is None:
-        return ()
-    names = named if isinstance(named, list) else [named]
+    return recipe_sources(OmegaConf.to_container(named) if OmegaConf.is_config(named) else named)
+
+
+def recipe_sources(named: Any) -> tuple[str, ...]:
+    """Return the modules and files that a value of `recipes_from` names."""
+    names = named if isinstance(named, list) else [] if named is None else [named]
     if not all(isinstance(name, str) for name in names):
         raise RunConfigError.of(
-            "recipes_from",
+            RECIPES,
             "must be a module or file, or a list of them",
             named,
-            "Write recipes_from=acme.recipes or recipes_from=[acme.recipes,lab/recipes.py].",
+            f"Write {RECIPES}=acme.recipes or {RECIPES}=[acme.recipes,lab/recipes.py].",
         )
     return tuple(names)
 
@@ -270,13 +392,6 @@ def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:
     problems.raise_any()
 
 
-def _refuse_callbacks(whole: DictConfig) -> None:
-    """Refuse what Hydra would instantiate from its own node besides its plugins."""
-    problems = Problems(Origins())
-    refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks", problems)
-    problems.raise_any()
-
-
 def _resolve_run_folder(whole: DictConfig, *, sweep: bool) -> None:
     """Give what a job will know about itself a value, as its interpolations are resolved here."""
     hydra = whole.hydra
@@ -286,8 +401,9 @@ def _resolve_run_folder(whole: DictConfig, *, sweep: bool) -> None:
             hydra.job.num, hydra.job.id = 0, "0"
 
 
-def _over(origins: Origins, hydra: DictConfig) -> Origins:
-    """Return the origins with what the command line set on top."""
+def _origins(layers: Iterable[Layer], hydra: DictConfig) -> Origins:
+    """Return who set the keys: the layers, and the command line on top."""
+    origins = Origins.of_layers(layers)
     by_key = dict(origins.by_key)
     words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
     groups = set(hydra.runtime.choices)
@@ -298,7 +414,7 @@ def _over(origins: Origins, hydra: DictConfig) -> Origins:
             by_key.pop(override.key_or_group, None)
         else:
             by_key.update(dict.fromkeys(leaves(override.value(), override.key_or_group), COMMAND_LINE))
-    return Origins(by_key=by_key, order=origins.order, of_recipe=origins.of_recipe)
+    return dataclasses.replace(origins, by_key=by_key)
 
 
 def _layers(defaults: Iterable[ResultDefault], repository: IConfigRepository) -> Iterator[Layer]:
@@ -326,5 +442,5 @@ def _layers(defaults: Iterable[ResultDefault], repository: IConfigRepository) ->
         yield Layer(
             origin=f"recipe {recipe}" if recipe else f"{path}.yaml",
             keys=tuple(leaves(values, default.package or "")),
-            is_recipe=path.startswith(f"{GROUP}/"),
+            is_recipe=path.startswith(f"{PRECISION}/"),
         )

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bridge.errors import RunConfigError
-from bridge.front.compose import as_hydra_reads
+from bridge.front.compose import as_hydra_reads, recipe_sources
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.origin import COMMAND_LINE, Origins, leaves
-from bridge.front.plain import refuse_targets
-from bridge.front.precision import PRECISION
-from bridge.front.problems import Problems
-from bridge.front.sections import KEYS, OWNERS, SECTIONS
+from bridge.front.problems import COMMAND_LINE, Origins, Problems, leaves
+from bridge.front.sections import KEYS, OWNERS, PRECISION, RECIPES, SECTIONS
 from bridge.precision import strict_yaml
-from bridge.precision.auto import is_auto
-from bridge.registry.registry import REGISTRY
-from bridge.registry.sources import load_recipes_from
+from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,22 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConfigFile", "read_config_file"]
 
-RECIPES = "recipes_from"
 MAPPINGS = (*OWNERS, *SECTIONS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigFile:
-    """A file's sections after the overrides."""
-
-    whole: dict[str, Any]
-    """Section -> values."""
-    origins: Origins
-    """Who set their keys."""
-    choice: str | None
-    """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
-    recipe: MixedPrecisionConfig | None
-    """That recipe as the registry made it."""
 
 
 def read_config_file(path: Path, overrides: Sequence[str] = ()) -> ConfigFile:
@@ -67,27 +46,35 @@ def read_config_file(path: Path, overrides: Sequence[str] = ()) -> ConfigFile:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
     except COMPOSITION_ERRORS as error:
         raise translated(error, overrides) from error
-    reading = _Reading(_sections(path), path.name)
-    origins = Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE))
-    problems = Problems(origins)
+    file = ConfigFile(_sections(path), path.name)
+    problems = Problems(Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
-        reading.write(override, problems)
+        file.write(override, problems)
     problems.raise_any()
-    named = f"recipe {reading.recipe.recipe}" if reading.recipe is not None else ""
-    found = Origins(by_key=reading.by_key, order=(named, path.name), of_recipe=frozenset([named] if named else []))
-    return ConfigFile(whole=reading.whole, origins=found, choice=reading.choice, recipe=reading.recipe)
+    return file
 
 
-class _Reading:
+class ConfigFile:
     """A file's sections while overrides are written over them."""
 
     def __init__(self, whole: dict[str, Any], name: str) -> None:
         self.whole = whole
+        """Section -> values."""
+        self.name = name
         self.by_key = dict.fromkeys(leaves(whole, ""), name)
+        """Dotted key -> who set it."""
         self.choice: str | None = None
+        """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
-        self._load_recipes()
+        """That recipe as the registry made it."""
+        load_recipes_from(recipe_sources(self.whole.pop(RECIPES, None)))
         self._choose_recipe()
+
+    @property
+    def origins(self) -> Origins:
+        """Who set the keys."""
+        named = [f"recipe {self.recipe.recipe}"] if self.recipe is not None else []
+        return Origins(by_key=self.by_key, order=(*named, self.name), of_recipe=frozenset(named))
 
     def write(self, override: Override, problems: Problems) -> None:
         """Write one override over the sections, or add to the problems what is wrong with it."""
@@ -106,7 +93,7 @@ class _Reading:
             return
         self._set(key, value, delete=override.is_delete())
         if section == RECIPES:
-            self._load_recipes()
+            load_recipes_from(recipe_sources(self.whole.pop(RECIPES, None)))
         if key == PRECISION:
             self.choice = self.recipe = None
             self._choose_recipe()
@@ -125,14 +112,6 @@ class _Reading:
             return
         holder[last] = value
         self.by_key.update(dict.fromkeys(leaves(value, key), COMMAND_LINE))
-
-    def _load_recipes(self) -> None:
-        named = self.whole.pop(RECIPES, None)
-        names = [named] if isinstance(named, str) else named or ()
-        if not all(isinstance(name, str) for name in names):
-            rule = "must be a module or file, or a list of them"
-            raise RunConfigError.of(RECIPES, rule, named, f"Write {RECIPES}: acme.recipes, say.")
-        load_recipes_from(names)
 
     def _choose_recipe(self) -> None:
         """Put the fields that a recipe states in the place of its name, as Hydra's group does."""
@@ -163,7 +142,7 @@ def _sections(path: Path) -> dict[str, Any]:
     if "_target_" in whole:
         return {key: value for key, value in _data(whole).items() if key in KEYS}
     problems = Problems(Origins(by_key=dict.fromkeys(map(str, whole), path.name)))
-    refuse_targets(whole, "", problems)
+    problems.refuse_targets(whole)
     for key, value in whole.items():
         if key not in KEYS:
             problems.unknown(str(key), value, "no such section", KEYS)

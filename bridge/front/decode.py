@@ -125,8 +125,7 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
     names = [str(name) for name in known]
     if str(value) in names and not isinstance(value, bool):  # "2" for 2
         return known[names.index(str(value))]
-    hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
-    raise WrongValueError(f"must be one of {', '.join(names)}", value, hint)
+    raise _none_of(value, names)
 
 
 def _text(value: Any, *, optional: bool) -> str | None:
@@ -157,13 +156,15 @@ def _item(item: Any, annotation: Any, whole: Any) -> Any:
 
 
 def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
-    if isinstance(value, str):
-        for member in kind:
-            if value.lower() in (member.name.lower(), str(member.value).lower()):
-                return member
-    names = [member.name for member in kind]
+    for member in kind:
+        if isinstance(value, str) and value.lower() in (member.name.lower(), str(member.value).lower()):
+            return member
+    raise _none_of(value, list(kind.__members__))
+
+
+def _none_of(value: Any, names: list[str]) -> WrongValueError:
     hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
-    raise WrongValueError(f"must be one of {', '.join(names)}", value, hint)
+    return WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 
 
 def _spelled(annotation: Any) -> str:

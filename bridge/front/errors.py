@@ -15,7 +15,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
-from bridge.front.source import GROUP
+from bridge.front.sections import PRECISION
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _missing(
     chosen_here = any(word.lstrip("+").startswith(f"{group}=") and option in word for word in overrides)
     where = "command line" if chosen_here else f"{parent.group(1)}.yaml"
     options = list(error.options or (repository.get_group_options(group) if repository is not None else ()))
-    if group == GROUP:
+    if group == PRECISION:
         return _missing_recipe(option, options, where)
     if not options and repository is not None:  # the group itself does not exist
         groups = [known for known in repository.get_group_options("", ObjectType.GROUP) if known != "hydra"]
@@ -146,5 +146,5 @@ def _missing_recipe(option: str, options: Sequence[str], where: str) -> UnknownR
     matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
     near = f"{did_you_mean(matches)} " if matches else ""
     count = len(REGISTRY.names())
-    text = f"{GROUP}: no such recipe, got {option!r} ({where}). {near}`precision-bridge recipes` lists all {count}."
+    text = f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}`precision-bridge recipes` lists all {count}."
     return UnknownRecipeError(text, matches)

@@ -1,4 +1,4 @@
-"""`load_run`: the values of a run, as the training script and every command about a run read them.
+"""`load_run` and `container`: the values of a run as every command about one reads them, and the `ConfigContainer`.
 
 They come from the Hydra tree of the training script, or from one YAML file that holds the sections itself: a file of
 `docs/showcase`, the ``config.yaml`` of a run folder, or the YAML of a Megatron Bridge `ConfigContainer`. Overrides are
@@ -12,29 +12,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 import bridge
-from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
 from bridge.front.compose import Composition, Search, composed
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import decode_fields
-from bridge.front.origin import Origins
-from bridge.front.plain import plain
-from bridge.front.precision import PRECISION, resolved, stated_precision
-from bridge.front.problems import Problems
-from bridge.front.sanity import require_sane_model
-from bridge.front.sections import OWNERS, RUN_KEYS, SECTIONS
-from bridge.precision.auto import is_auto
+from bridge.front.problems import Layer, Origins, Problems, leaves
+from bridge.front.sections import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS
+from bridge.plan.shape import impossible_sizes
+from bridge.precision.dtypes import torch_dtype
+from bridge.preflight.check import refuse_unknown
+from bridge.preflight.run_check import resolve_precision, target_of
 from bridge.preflight.section import read_section
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
 from bridge.rules.topics.names import nearest_fields
+from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bridge.preflight.auto import Choice
-    from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["RunValues", "config_folder", "load_run", "run_of", "shipped_folder"]
+__all__ = [
+    "RunValues",
+    "config_folder",
+    "container",
+    "decoded_sections",
+    "load_run",
+    "run_of",
+    "shipped_folder",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +57,6 @@ class RunValues:
     """The precision, with what was stated and by whom; None: the owners keep their own settings."""
     choice: Choice | None = None
     """The choice that ``mixed_precision=auto`` was resolved to."""
-    request: str | None = None
-    """A request for a choice that is still to be made: where the run is only listed, or one of a sweep."""
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Every other key of the run: the sections, `target`, `silence` and `precision_backend`."""
     problems: Problems = field(default_factory=lambda: Problems(Origins()))
@@ -54,34 +64,28 @@ class RunValues:
     name: str = "config"
     """The file, or the primary config, that was read."""
 
-    def section(self, name: str) -> Mapping[str, Any]:
-        """Return a section's values, none where it is absent."""
-        return self.sections.get(name) or {}
+    def section(self, name: str) -> dict[str, Any]:
+        """Return a section's values, none where it is absent; the problems take one that is no mapping."""
+        section = self.sections.get(name) or {}
+        if isinstance(section, dict):
+            return section
+        self.problems.add(name, "must be a mapping of fields", section, f"Write {name}.FIELD=VALUE.")
+        return {}
 
     @property
-    def model(self) -> Mapping[str, Any]:
+    def model(self) -> dict[str, Any]:
         """The model's values."""
         return self.section("model")
 
     @property
-    def optimizer(self) -> Mapping[str, Any]:
+    def optimizer(self) -> dict[str, Any]:
         """The optimizer's values."""
         return self.section("optimizer")
 
     @property
-    def ddp(self) -> Mapping[str, Any]:
+    def ddp(self) -> dict[str, Any]:
         """The DDP config's values."""
         return self.section("ddp")
-
-    @property
-    def train(self) -> Mapping[str, Any]:
-        """The training section's values."""
-        return self.section("train")
-
-    @property
-    def data(self) -> Mapping[str, Any]:
-        """The data section's values."""
-        return self.section("data")
 
     @property
     def target(self) -> str | None:
@@ -126,11 +130,12 @@ def load_run(
         UnknownRecipeError: No such recipe.
     """
     if config_file is not None:
-        read = read_config_file(_located(Path(config_file)), overrides)
+        path = Path(config_file)
+        shipped = shipped_folder().parent / path
+        read = read_config_file(shipped if not path.exists() and shipped.is_file() else path, overrides)
         run = _run(read.whole, read.choice, read.recipe, read.origins, name=str(config_file))
     else:
-        extra = Path(config_dir) if config_dir is not None else None
-        search = Search(main=str(config_folder(config_path)), extra=extra, config_name=config_name)
+        search = Search(str(config_folder(config_path)), config_name, config_dir)
         with composed(search, overrides) as composition:
             run = run_of(composition, name=config_name)
         decoded_sections(run, SECTIONS)
@@ -150,14 +155,51 @@ def run_of(
     Args:
         composition: A composed config, or plain data.
         name: A name for it.
-        resolve: Resolve ``mixed_precision=auto`` for the declared target, or else for this machine.
+        resolve: Resolve ``mixed_precision=auto`` for the declared target, or else for this machine. Without it such a
+            run has no precision.
         missing: Leave missing values (``???``) out instead of refusing them.
     """
     if isinstance(composition, Composition):
-        values = plain(composition.config, composition.origins, missing=missing)
+        values = _plain(composition.config, composition.origins, missing=missing)
         choice, recipe, origins = composition.choice, composition.recipe, composition.origins
         return _run(values, choice, recipe, origins, name=name, resolve=resolve)
-    return _run(plain(composition, Origins(), missing=missing), None, None, Origins(), name=name, resolve=resolve)
+    values = _plain(OmegaConf.create(dict(composition)), Origins(), missing=missing)
+    return _run(values, None, None, Origins(), name=name, resolve=resolve)
+
+
+def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
+    """Return the container of a run. Imports Megatron Core.
+
+    Args:
+        run: A run's values, or plain data in the sections of one.
+
+    Raises:
+        RunConfigError: Keys or values that cannot be used: all of them.
+        PrecisionConfigError: The precision can never be right.
+    """
+    if not isinstance(run, RunValues):
+        run = run_of(run, missing=False)
+    from bridge.megatron.gpt import ACTIVATIONS, GPTConfig  # heavy
+    from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
+
+    owners = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
+    functions = {"activation_func": ACTIVATIONS}
+    ours = decoded_sections(run, SECTIONS)
+    arguments = decoded_sections(run, owners, functions)
+    run.problems.raise_any()
+    if run.precision is not None:
+        run.precision.finalize()
+        model = arguments["model"]
+        if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
+            # Megatron refuses to build its config without one
+            model["pipeline_dtype"] = torch_dtype(run.precision.to_dict().get("pipeline_dtype", run.precision.mode))
+    return ConfigContainer(
+        **{name: _made(name, cls, arguments[name]) for name, cls in owners.items()},
+        **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
+        **run.run_keys,
+        mixed_precision=run.precision,
+        precision_choice=run.choice.to_dict() if run.choice is not None else None,
+    )
 
 
 def decoded_sections(
@@ -165,7 +207,7 @@ def decoded_sections(
 ) -> dict[str, dict[str, Any]]:
     """Return the constructor arguments of each section's class; the run's problems take what does not fit."""
     return {
-        name: decode_fields(_mapping(run, name), owner, section=name, problems=run.problems, functions=functions)
+        name: decode_fields(run.section(name), owner, section=name, problems=run.problems, functions=functions)
         for name, owner in classes.items()
     }
 
@@ -190,12 +232,6 @@ def shipped_folder() -> Path:
     return (Path(str(bridge.__file__)).parent / "conf").resolve()
 
 
-def _located(path: Path) -> Path:
-    """Return a file that is here or else in the repository; the path as it is where there is none."""
-    shipped = shipped_folder().parent / path
-    return shipped if not path.exists() and shipped.is_file() else path
-
-
 def _run(
     values: Mapping[str, Any],
     choice: str | None,
@@ -205,42 +241,135 @@ def _run(
     name: str,
     resolve: bool = True,
 ) -> RunValues:
-    """Return the run that plain values describe."""
+    """Return the run that plain values describe.
+
+    Args:
+        values: Section -> values. The precision is a mapping of fields, or a recipe's name.
+        choice: The chosen option of the group `mixed_precision`: a recipe's name, or a YAML file's.
+        recipe: The recipe as the registry made it, its fields among the values; None: a YAML file's, or none.
+        origins: Who set the keys.
+        name: A name for the run.
+        resolve: Resolve ``auto``.
+    """
     values = dict(values)
     if isinstance(values.get("target"), list):  # target=[h100x8,te2.8], which Hydra takes without quotes
         values["target"] = ",".join(map(str, values["target"]))
     elif values.get("target") is not None:
         values["target"] = str(values["target"])
-    made, request = None, None
-    if not resolve and is_auto(choice or values.get(PRECISION)):
-        choice, request = None, choice or values[PRECISION]
-        values.pop(PRECISION, None)
-    else:
-        values, choice, recipe, origins, made = resolved(values, choice, recipe, origins)
+    target = target_of(values.get("target"))
+    stated, made = values.pop(PRECISION, None), None
+    is_name = isinstance(stated, str)
+    if is_name:
+        choice, stated = stated, None
+    if is_auto(choice) and not resolve:
+        choice, stated, is_name = None, None, False
+    elif is_auto(choice):
+        choice, made = resolve_precision(choice, values.get("model") or {}, target)
+    if is_name or made is not None:
+        recipe = REGISTRY.get(str(choice))
+        fields = {PRECISION: recipe.to_dict()}
+        layer = Layer(origin=f"recipe {recipe.recipe}", keys=tuple(leaves(fields, "")), is_recipe=True)
+        origins = origins.over(layer, instead_of=PRECISION)
+        stated = {**fields[PRECISION], **(stated or {})}
     problems = Problems(origins)
-    precision = stated_precision(values.pop(PRECISION, None), choice, recipe, problems)
-    if not isinstance(values.get("silence") or {}, Mapping):
-        problems.add("silence", "must be a mapping of rules to reasons", values["silence"])
-    run = RunValues(precision=precision, choice=made, request=request, sections=values, problems=problems, name=name)
-    if isinstance(run.model, dict):
-        require_sane_model(run.model, problems)
+    precision = _stated_precision(stated, choice, recipe, problems)
+    silence = values.get("silence") or {}
+    if isinstance(silence, Mapping):
+        refuse_unknown({str(rule): reason for rule, reason in silence.items()})
+    else:
+        problems.add("silence", "must be a mapping of rules to reasons", silence)
+    run = RunValues(precision=precision, choice=made, sections=values, problems=problems, name=name)
+    for key, rule, size, remedy in impossible_sizes(run.model):
+        problems.add(f"model.{key}", rule, size, remedy)
     return run
 
 
-def _mapping(run: RunValues, name: str) -> dict[str, Any]:
-    """Return a section that has to be a mapping; the run's problems take one that is none."""
-    section = run.sections.get(name) or {}
-    if isinstance(section, dict):
-        return section
-    run.problems.add(name, "must be a mapping of fields", section, f"Write {name}.FIELD=VALUE.")
-    return {}
+def _stated_precision(
+    given: Any, choice: str | None, recipe: MixedPrecisionConfig | None, problems: Problems
+) -> MixedPrecisionConfig | None:
+    """Return the precision with each statement's origin; None where no option is chosen and nothing is stated.
+
+    The problems take fields that do not exist and values that do not fit.
+    """
+    if not given and choice is None:
+        return None
+    config = type(recipe)() if recipe is not None else MixedPrecisionConfig()
+    if not isinstance(given, dict):
+        problems.add(PRECISION, "must be a recipe's name or a mapping of fields", given)
+        return None
+    origins = problems.origins
+    by_origin: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        path = f"{PRECISION}.{name}"
+        if name not in config.field_names():
+            problems.unknown(path, value, "no such field", config.field_names())
+            continue
+        try:
+            by_origin.setdefault(origins.of(path), {}).update(type(config).from_dict({name: value}).to_dict())
+        except PrecisionTypeError as error:
+            problems.add(path, error.rule, value, error.remedy)
+    ordered = sorted(by_origin, key=origins.rank)
+    for origin in (origin for origin in ordered if origin in origins.of_recipe):
+        config.state(origin, **by_origin[origin])
+    if choice is not None:
+        config.made_by(recipe.recipe if recipe is not None and recipe.recipe else choice)
+    for origin in (origin for origin in ordered if origin not in origins.of_recipe):
+        config.state(origin, **by_origin[origin])
+    return config
+
+
+def _plain(config: DictConfig, origins: Origins, *, missing: bool) -> dict[str, Any]:
+    """Return a config as plain data with its interpolations resolved.
+
+    Raises:
+        RunConfigError: Missing values, all of them; a reference to nothing; `_target_` anywhere; unknown sections.
+    """
+    raw = OmegaConf.to_container(config, resolve=False)
+    absent = [] if missing else sorted(path for path, value in leaves(raw, "").items() if value == "???")
+    if absent:
+        needs = "needs a value" if len(absent) == 1 else "need values"
+        places = ", ".join(sorted({origins.of(path) for path in absent}))
+        remedy = " ".join(f"{path}=VALUE" for path in absent)
+        raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
+    try:
+        resolved: Any = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        path = error.full_key or "the configuration"
+        why = str(error.msg or error).partition("\n")[0].rstrip(".")
+        text = f"{path}: cannot be resolved: {why} ({origins.of(path)}). Correct the reference."
+        raise RunConfigError(text) from error
+    values: dict[str, Any] = _without_missing(resolved)
+    problems = Problems(origins)
+    problems.refuse_targets(values)
+    for key, value in values.items():
+        if key not in KEYS:
+            problems.unknown(key, value, "no such section", KEYS)
+    problems.raise_any()
+    return values
+
+
+def _without_missing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_missing(inner) for key, inner in value.items() if inner != "???"}
+    return value
 
 
 def _refuse_misspelt(run: RunValues) -> None:
     """Refuse fields that resemble one of Megatron's; a model provider's own fields resemble none."""
     for key in OWNERS:
-        section = _mapping(run, key)
+        section = run.section(key)
         for name in read_section(key, section).unknown if key in NAMES else ():
             near = nearest_fields(key, name)
             if near:
                 run.problems.unknown(f"{key}.{name}", section[name], "no such field", near)
+
+
+def _made(name: str, owner: type[Any], arguments: dict[str, Any]) -> Any:
+    try:
+        return owner(**arguments)
+    except BridgeError:
+        raise
+    except Exception as error:  # Megatron's checks raise exceptions of any class
+        why = f"{type(error).__name__}: {error}".rstrip(": .")
+        remedy = "Correct the fields it is about."
+        raise RunConfigError(f"{name}: Megatron Core refuses these settings ({why}). {remedy}") from error

@@ -26,12 +26,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from bridge.errors import BridgeError
-from bridge.front.compose import JOB, VERSION_BASE, Search, as_hydra_reads, composed, prepared, retraced
-from bridge.front.container import container
+from bridge.front.compose import JOB, VERSION_BASE, Search, as_hydra_reads, composed, prepared, register, retraced
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.loader import config_folder, decoded_sections, run_of
+from bridge.front.loader import config_folder, container, decoded_sections, run_of
 from bridge.front.sections import SECTIONS
-from bridge.front.source import register
 
 if TYPE_CHECKING:
     import argparse
@@ -73,9 +71,9 @@ def main(
     arguments.overrides = as_hydra_reads(arguments.overrides)
     try:
         search = Search(
-            main=_config_path(arguments.config_path) or str(config_path),
-            extra=Path(arguments.config_dir) if arguments.config_dir else None,
-            config_name=arguments.config_name or config_name,
+            _config_path(arguments.config_path) or str(config_path),
+            arguments.config_name or config_name,
+            arguments.config_dir,
         )
         try:
             _run(job, arguments, search, name)
@@ -105,14 +103,14 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> 
     overrides: list[str] = arguments.overrides
     if arguments.experimental_rerun:
         register()
-        hydra.main(version_base=VERSION_BASE)(_sweep_task(job))()
+        hydra.main(version_base=VERSION_BASE)(_task(job))()
     elif arguments.shell_completion or arguments.help or arguments.hydra_help or arguments.info:
         if arguments.shell_completion:
             register()
         else:
             prepared(search, overrides)
         arguments.config_path = None  # Hydra would look for it in this module's folder
-        _run_hydra(arguments, get_args_parser(), _sweep_task(job), search.main, search.config_name)
+        _run_hydra(arguments, get_args_parser(), _task(job), search.main, search.config_name)
     elif arguments.cfg:
         with composed(search, overrides, job_name=name) as composition:
             _check(composition)
@@ -123,7 +121,7 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> 
         with composed(search, overrides, sweep=True, job_name=name) as composition:
             _check(composition)
         with _started(composition, name) as app:
-            app.multirun(search.config_name, _sweep_task(job), overrides)
+            app.multirun(search.config_name, _task(job), overrides)
     else:
         overrides = [*overrides, "hydra.mode=RUN"]
         with composed(search, overrides, job_name=name) as composition:
@@ -134,40 +132,38 @@ def _run_once(job: Job, composition: Composition, search: Search, overrides: lis
     """Build the container, then have Hydra make the run folder and the log, and run the job in it."""
     made = container(run_of(composition, name=search.config_name, missing=False))
     refused: list[BridgeError] = []
-
-    def task(_: DictConfig) -> None:
-        run_dir = Path(HydraConfig.get().runtime.output_dir)
-        try:
-            with _own_environment():
-                job(made, Path(made.logging.run_dir or run_dir))
-        except BridgeError as error:
-            refused.append(error)  # raised after Hydra's end, which would add a line of its own
-        except Exception as error:
-            error.add_note(f"{CRASH}{run_dir}")
-            raise
-
     with _started(composition, name) as app:
-        app.run(search.config_name, task, overrides)
+        app.run(search.config_name, _task(job, made, refused), overrides)
     if refused:
-        raise refused[0]
+        raise refused[0]  # after Hydra's end, which would add a line of its own
 
 
-def _sweep_task(job: Job) -> Callable[[DictConfig], None]:
-    """Return `job` as Hydra calls it with a config that it composed itself."""
+def _task(
+    job: Job, made: ConfigContainer | None = None, refused: list[BridgeError] | None = None
+) -> Callable[[DictConfig], None]:
+    """Return `job` as Hydra calls it.
+
+    Args:
+        job: The script's work.
+        made: The run; None: that of the config that Hydra composed itself, for a job of a sweep.
+        refused: Takes an error of ours instead of raising it.
+    """
 
     def task(config: DictConfig) -> None:
         settings: Any = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
         try:
             with _own_environment():
-                made = container(run_of(retraced(config, settings), missing=False))
-                job(made, Path(made.logging.run_dir or run_dir))
+                run = made or container(run_of(retraced(config, settings), missing=False))
+                job(run, Path(run.logging.run_dir or run_dir))
         except Exception as error:
-            crashed = not isinstance(error, BridgeError)
-            if crashed:
+            if not isinstance(error, BridgeError):
                 error.add_note(f"{CRASH}{run_dir}")
+            elif refused is not None:
+                refused.append(error)
+                return
             if settings.mode == RunMode.MULTIRUN:  # Hydra shows the first failure only, and after the last job
-                log.log(logging.ERROR, "This job failed. %s", error, exc_info=crashed)
+                log.log(logging.ERROR, "This job failed. %s", error, exc_info=not isinstance(error, BridgeError))
             raise
 
     return task

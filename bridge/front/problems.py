@@ -1,17 +1,87 @@
-"""`Problems`: the faults of a run's configuration, collected so that one error reports all of them."""
+"""`Origins`, who set each key of a run's config, and `Problems`, the faults found in one, each with its origin."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from bridge.front.origin import Origins
+__all__ = ["COMMAND_LINE", "Layer", "Origins", "Problems", "leaves"]
 
-__all__ = ["Problems"]
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One of the configs that a run is composed of."""
+
+    origin: str
+    """Its name in messages: "recipe bf16_mixed", "model/gpt_5m.yaml"."""
+    keys: tuple[str, ...]
+    """The dotted keys that it sets."""
+    is_recipe: bool = False
+    """Whether it is part of the chosen recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origins:
+    """Who set each key of a config."""
+
+    by_key: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key -> origin."""
+    order: tuple[str, ...] = ()
+    """Origins in the order of composition; a later one overrides an earlier one."""
+    of_recipe: frozenset[str] = frozenset()
+    """Origins that are part of the chosen recipe."""
+
+    @classmethod
+    def of_layers(cls, layers: Iterable[Layer]) -> Origins:
+        """Return the origins that layers leave, the later over the earlier."""
+        by_key: dict[str, str] = {}
+        order: list[str] = []
+        recipe: set[str] = set()
+        for layer in layers:
+            by_key.update(dict.fromkeys(layer.keys, layer.origin))
+            order.append(layer.origin)
+            if layer.is_recipe:
+                recipe.add(layer.origin)
+        return cls(by_key=by_key, order=tuple(dict.fromkeys(order)), of_recipe=frozenset(recipe))
+
+    def of(self, key: str) -> str:
+        """Return who set `key`, or what is around it or in it; "configuration" where that is not known."""
+        around = key
+        while around:
+            if around in self.by_key:
+                return self.by_key[around]
+            around = around.rpartition(".")[0]
+        return next((origin for known, origin in self.by_key.items() if known.startswith(f"{key}.")), "configuration")
+
+    def rank(self, origin: str) -> int:
+        """Return the place of `origin` in the order of composition."""
+        return self.order.index(origin) if origin in self.order else len(self.order)
+
+    def over(self, layer: Layer, *, instead_of: str) -> Origins:
+        """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""
+        kept = {key: origin for key, origin in self.by_key.items() if key != instead_of}
+        return Origins(
+            by_key={**dict.fromkeys(layer.keys, layer.origin), **kept},
+            order=(layer.origin, *self.order),
+            of_recipe=self.of_recipe | {layer.origin},
+        )
+
+
+def leaves(value: Any, prefix: str) -> dict[str, Any]:
+    """Return dotted key -> value of plain data below `prefix`; the prefix itself for what is no mapping or empty."""
+    if not (isinstance(value, dict) and value):
+        return {prefix: value} if prefix else {}
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    return found
 
 
 class Problems:
@@ -43,6 +113,16 @@ class Problems:
         matches = close_matches(word or path.rpartition(".")[2], known)
         hint = did_you_mean(matches) or (f"There are {', '.join(known)}." if len(known) < 15 else "Remove it.")
         self.add(path, rule, value, hint, matches)
+
+    def refuse_targets(self, value: Any, path: str = "") -> None:
+        """Add every ``_target_`` in plain data below `path`."""
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, inner in items:
+            where = f"{path}.{key}" if path else str(key)
+            if key == "_target_":
+                rule = "configurations are data, and nothing in them is instantiated"
+                self.add(where, rule, inner, "Register a recipe with recipes_from, or set the field's value.")
+            self.refuse_targets(inner, where)
 
     def raise_any(self) -> None:
         """Raise RunConfigError with everything collected so far, or do nothing."""

@@ -18,7 +18,17 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 
-__all__ = ["DENSE", "HYBRID_KINDS", "Experts", "Latent", "ModelShape", "StateSpace", "read_field", "whole_number"]
+__all__ = [
+    "DENSE",
+    "HYBRID_KINDS",
+    "Experts",
+    "Latent",
+    "ModelShape",
+    "StateSpace",
+    "impossible_sizes",
+    "read_field",
+    "whole_number",
+]
 
 DENSE = "transformer"
 MOE = "transformer_moe"
@@ -26,6 +36,12 @@ HYBRID_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """A letter of `hybrid_override_pattern` -> kind of that layer; each letter is a layer of its own."""
 
 
+PARALLEL_SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
 MOST_LAYERS = 10_000
 """More is a slip of the finger, and would take minutes to be listed."""
 
@@ -121,7 +137,22 @@ class ModelShape:
         Raises:
             RunConfigError: No such model can be built; every reason is named.
         """
-        return _Reader(model).shape()
+        reader = _Reader(model)
+        shape = reader.shape()
+        if reader.wrong:
+            lines = (f"model.{name}: {rule}, got {value!r}. {remedy}." for name, rule, value, remedy in reader.wrong)
+            raise RunConfigError("\n".join(lines))
+        return shape
+
+
+def impossible_sizes(model: Mapping[str, Any]) -> list[tuple[str, str, object, str]]:
+    """Return (field, rule, value, remedy) of each given number that no model can be built with.
+
+    Values that are no whole numbers are left to the reader of types, and fields that are absent to Megatron's defaults.
+    """
+    reader = _Reader(model)
+    reader.shape()
+    return [row for row in reader.wrong if row[0] in model and whole_number(row[2]) is not None]
 
 
 def read_field(model: Any, name: str, default: Any = None) -> Any:
@@ -135,7 +166,7 @@ class _Reader:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.wrong: list[str] = []
+        self.wrong: list[tuple[str, str, object, str]] = []
 
     def shape(self) -> ModelShape:
         layers = self.whole("num_layers", 0, least=1)
@@ -144,15 +175,23 @@ class _Reader:
             layers = 1
         hidden = self.whole("hidden_size", 0, least=1)
         pattern = self.text("hybrid_override_pattern", "")
-        heads = self.whole("num_attention_heads", 0, least=0 if "*" not in pattern and pattern else 1)
-        groups = self.whole("num_query_groups", heads)
+        is_hybrid = bool(pattern) or self.flag("is_hybrid_model") or bool(self.text("hybrid_layer_pattern", ""))
+        heads = self.whole("num_attention_heads", 0, least=0 if is_hybrid and "*" not in pattern else 1)
+        groups = self.whole("num_query_groups", heads, least=min(heads, 1))
         channels = self.whole("kv_channels", hidden // heads if heads else 0)
-        ffn = self.whole("ffn_hidden_size", 4 * hidden)
+        ffn = self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1)
         has_latent = self.flag("multi_latent_attention")
+        has_channels = read_field(self.model, "kv_channels") is not None
+        for name in PARALLEL_SIZES:
+            self.whole(name, 1)
         kinds = self._kinds(layers, pattern)
         if heads and groups and heads % groups:
             self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
-        shape = ModelShape(
+        elif heads and hidden % heads and not (has_channels or has_latent or is_hybrid):
+            near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
+            rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
+            self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
+        return ModelShape(
             num_layers=layers,
             hidden_size=hidden,
             ffn_hidden_size=ffn,
@@ -176,9 +215,6 @@ class _Reader:
             latent=self._latent() if has_latent else None,
             state_space=self._state_space(hidden) if "mamba" in kinds else None,
         )
-        if self.wrong:
-            raise RunConfigError("\n".join(self.wrong))
-        return shape
 
     def whole(self, name: str, default: int, *, least: int = 1) -> int:
         value = read_field(self.model, name, default)
@@ -202,7 +238,7 @@ class _Reader:
         return str(getattr(value, "value", value))
 
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
-        self.wrong.append(f"model.{name}: {rule}, got {value!r}. {remedy}.")
+        self.wrong.append((name, rule, value, remedy))
 
     def _kinds(self, layers: int, pattern: str) -> tuple[str, ...]:
         if pattern:

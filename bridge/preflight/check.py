@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bridge.preflight.setup import Setup
     from bridge.rules.rule import RuleFinding
 
-__all__ = ["Report", "check"]
+__all__ = ["Report", "check", "refuse_unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
         RunConfigError: An id that no rule has, or an empty reason.
     """
     reasons = silenced or {}
-    _refuse_unknown(reasons)
+    refuse_unknown(reasons)
     found = ask(_GATES, setup)
     if found:
         found.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
@@ -90,9 +90,8 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
     )
 
 
-def _refuse_unknown(reasons: Mapping[str, str]) -> None:
-    if not reasons:
-        return
+def refuse_unknown(reasons: Mapping[str, str]) -> None:
+    """Refuse to silence what is no rule, or without a reason."""
     known = [rule.id for rule in RULES]
     for name, reason in reasons.items():
         if name not in known:

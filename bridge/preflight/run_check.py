@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.auto import is_auto
 from bridge.preflight.check import Report, check
 from bridge.preflight.setup import ROLES, Setup
 from bridge.preflight.target import Target, parse_target
+from bridge.registry.registry import is_auto
 from bridge.rules.versions import installed
 
 if TYPE_CHECKING:

@@ -18,9 +18,11 @@ from bridge.rules.ask import ask, by_gate
 from bridge.rules.context import RuleContext
 from bridge.rules.rulebook import RULES
 from bridge.sync.owner import Owner
-from bridge.sync.synchroniser import no_owner, refuse_wrong_objects, run
+from bridge.sync.synchroniser import refuse_wrong_objects, run
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bridge.errors import Finding
     from bridge.sync.report import SyncReport
 
@@ -71,12 +73,19 @@ class MixedPrecisionConfig(PrecisionConfig):
             PrecisionConfigError: The config can never be right.
             SyncError: The result would not pass Megatron's validation. The owners are as they were.
         """
-        self.finalize()
-        given = {"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config}
-        owners = [Owner(role, target) for role, target in given.items() if target is not None]
-        refuse_wrong_objects(owners)
-        if not owners:
-            raise no_owner()
-        report = run(self, owners, on_conflict="override", strict=False)
+        report = self.write({"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config})
         report.log_overrides(log)
         return report
+
+    def write(self, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False) -> SyncReport:
+        """Do what `bridge.synchronize` does without logging anything, for a caller that logs the report.
+
+        Args:
+            given: Role -> owner, or None.
+            on_conflict: As for `bridge.synchronize`.
+            strict: As for `bridge.synchronize`.
+        """
+        self.finalize()
+        owners = [Owner(role, target) for role, target in given.items() if target is not None]
+        refuse_wrong_objects(owners)
+        return run(self, owners, on_conflict=on_conflict, strict=strict)

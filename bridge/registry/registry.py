@@ -16,13 +16,22 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import hashlib
+import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from bridge.errors import (
+    BridgeError,
     DuplicateRecipeError,
     PrecisionTypeError,
     RecipeSourceError,
@@ -32,9 +41,23 @@ from bridge.errors import (
 )
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
-from bridge.registry.sources import Sources
 
-__all__ = ["MIXED_PRECISION_RECIPES", "REGISTRY", "Recipe", "Registry", "get_mixed_precision_config", "register"]
+__all__ = [
+    "MIXED_PRECISION_RECIPES",
+    "REGISTRY",
+    "Recipe",
+    "Registry",
+    "get_mixed_precision_config",
+    "is_auto",
+    "load_recipes_from",
+    "register",
+]
+
+PLUGINS = "bridge.recipes"
+ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
+"""Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
+
+log = logging.getLogger(__name__)
 
 RecipeFunction = Callable[[], MixedPrecisionConfig]
 F = TypeVar("F", bound=RecipeFunction)
@@ -65,13 +88,90 @@ class Recipe:
         return ":".join(str(part) for part in (file, line) if part is not None) or repr(self.function)
 
 
-class Registry:
-    """Named recipes. Every lookup makes a fresh config."""
+def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:
+    """Import modules or files so that the recipes they register are known.
 
-    def __init__(self, sources: Sources | None = None) -> None:
-        self.sources = sources if sources is not None else Sources()
+    Args:
+        names: Dotted modules, or paths of ``.py`` files; one or several.
+        key: What named them, for the message.
+
+    Raises:
+        RecipeSourceError: There is no such module or file, or it failed while it was loaded.
+        BridgeError: What the module itself raised, a duplicate name say.
+    """
+    for name in [names] if isinstance(names, str) else list(names):
+        is_file = name.endswith(".py") or os.sep in name
+        try:
+            _import_file(Path(name).expanduser()) if is_file else importlib.import_module(name)
+        except FileNotFoundError:
+            raise RecipeSourceError(
+                f"{key}: there is no file {name!r}. Give the path of an existing .py file."
+            ) from None
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                raise RecipeSourceError(f"{key}: {name!r} failed to load: {error}. Correct it there.") from error
+            remedy = "Give a module that can be imported, or the path of a .py file."
+            raise RecipeSourceError(f"{key}: there is no module {name!r}. {remedy}") from None
+        except BridgeError:
+            raise  # says by itself what is wrong and where
+        except (Exception, SystemExit) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RecipeSourceError(f"{key}: {name!r} failed to load: {why}. Correct it there.") from error
+
+
+def _import_file(path: Path) -> None:
+    path = path.resolve()
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path):
+            return  # the file is a module that is already there
+    name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+class Registry:
+    """Named recipes. Every lookup makes a fresh config.
+
+    Installed plugins and what `BRIDGE_RECIPES` names are loaded once, on first use. A source that fails is logged and
+    does not stop the others.
+    """
+
+    def __init__(self, *, plugins: bool = True) -> None:
+        self.broken: dict[str, str] = {}
+        """Plugin, or entry of the variable -> why it was not loaded."""
         self._recipes: dict[str, Recipe] = {}
         self._aliases: dict[str, str] = {}
+        self._is_loaded = not plugins
+        self._lock = threading.RLock()
+
+    def _load(self) -> None:
+        with self._lock:  # other threads wait for the first; what it loads may itself look recipes up
+            if self._is_loaded:
+                return
+            self._is_loaded = True
+            sources: dict[str, Callable[[], object]] = {
+                f"plugin {point.name!r} ({point.value})": point.load for point in entry_points(group=PLUGINS)
+            }
+            for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
+                partial = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)
+                sources[f"{ENVIRONMENT_VARIABLE} entry {name!r}"] = partial
+            for source, load in sources.items():
+                try:
+                    load()
+                except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
+                    why = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
+                    self.broken[source] = why
+                    log.warning("Recipes not loaded: %s: %s", source, why)
 
     @overload
     def register(self, function: F, /) -> F: ...
@@ -96,7 +196,7 @@ class Registry:
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
-        self.sources.load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
+        self._load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
         own_name = name if name is not None else getattr(function, "__name__", None)
         if not callable(function) or not isinstance(own_name, str):
             raise RecipeSourceError(
@@ -136,7 +236,7 @@ class Registry:
 
     def recipe(self, name: str) -> Recipe:
         """Return the recipe of that name or alias, in either spelling; UnknownRecipeError where there is none."""
-        self.sources.load()
+        self._load()
         wanted = canonical(name)
         found = self._recipes.get(self._aliases.get(wanted, wanted))
         if found is None:
@@ -163,7 +263,7 @@ class Registry:
 
     def recipes(self) -> list[Recipe]:
         """Return every recipe, in order of registration."""
-        self.sources.load()
+        self._load()
         return list(self._recipes.values())
 
     def names(self) -> list[str]:
@@ -172,11 +272,11 @@ class Registry:
 
     def aliases(self) -> dict[str, str]:
         """Return alias -> canonical name."""
-        self.sources.load()
+        self._load()
         return dict(self._aliases)
 
     def __contains__(self, name: object) -> bool:
-        self.sources.load()
+        self._load()
         wanted = canonical(name) if isinstance(name, str) else ""
         return wanted in self._recipes or wanted in self._aliases
 
@@ -313,3 +413,8 @@ def get_mixed_precision_config(name: str | MixedPrecisionConfig | PeerConfig) ->
             "MixedPrecisionConfig.from_dict makes one of plain data."
         )
     return REGISTRY.get(name)
+
+
+def is_auto(name: object) -> bool:
+    """Return whether a recipe's name asks for a choice: auto, auto:fp8, auto:fastest, auto:stable."""
+    return isinstance(name, str) and name.partition(":")[0].strip().lower() == "auto"

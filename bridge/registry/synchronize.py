@@ -6,17 +6,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.sync.owner import Owner
-from bridge.sync.synchroniser import no_owner, refuse_wrong_objects, run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.registry.peer import PeerConfig
     from bridge.sync.report import SyncReport
 
-__all__ = ["synchronize", "write"]
+__all__ = ["synchronize"]
 
 log = logging.getLogger(__name__)
 
@@ -58,33 +54,9 @@ def synchronize(
         SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
         ValueError: An unknown `on_conflict`.
     """
-    given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
-    report = write(precision, given, on_conflict=on_conflict, strict=strict)
-    report.log_overrides(log)
-    return report
-
-
-def write(
-    precision: str | MixedPrecisionConfig | PeerConfig,
-    given: Mapping[str, Any],
-    *,
-    on_conflict: str = "override",
-    strict: bool = False,
-) -> SyncReport:
-    """Do what `synchronize` does without logging anything, for a caller that logs the report.
-
-    Args:
-        precision: As for `synchronize`.
-        given: Role -> owner, or None.
-        on_conflict: As for `synchronize`.
-        strict: As for `synchronize`.
-    """
     if on_conflict not in POLICIES:
         raise ValueError(f"on_conflict: must be one of {', '.join(POLICIES)}, got {on_conflict!r}.")
-    config = get_mixed_precision_config(precision)
-    config.finalize()
-    owners = [Owner(role, target) for role, target in given.items() if target is not None]
-    if not owners:
-        raise no_owner()
-    refuse_wrong_objects(owners)
-    return run(config, owners, on_conflict=on_conflict, strict=strict)
+    given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
+    report = get_mixed_precision_config(precision).write(given, on_conflict=on_conflict, strict=strict)
+    report.log_overrides(log)
+    return report

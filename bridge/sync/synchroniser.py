@@ -21,7 +21,7 @@ from bridge.sync.trial import try_on_copies
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
 
-__all__ = ["megatron_version", "no_owner", "refuse_wrong_objects", "role_of", "run"]
+__all__ = ["megatron_version", "refuse_wrong_objects", "role_of", "run"]
 
 KEEP = " or 'keep'"
 
@@ -48,14 +48,11 @@ def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, stric
     )
 
 
-def no_owner() -> PrecisionTypeError:
-    """Return the error of a sync that has nothing to write into."""
-    rule = "a sync writes into at least one of model, optimizer, ddp and train"
-    return PrecisionTypeError.of("model", rule, None, "Give the model's config, say.")
-
-
 def refuse_wrong_objects(owners: list[Owner]) -> None:
-    """Refuse what cannot be an owner: a class, plain data, another role's config, one object in two roles."""
+    """Refuse to have no owner, and what cannot be one: a class, plain data, another role's config, one in two roles."""
+    if not owners:
+        rule = "a sync writes into at least one of model, optimizer, ddp and train"
+        raise PrecisionTypeError.of("model", rule, None, "Give the model's config, say.")
     seen: dict[int, str] = {}
     for owner in owners:
         target, role = owner.target, role_of(owner.target)

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, SyncCheckError
-from bridge.precision.auto import is_auto
 from bridge.preflight.run_check import resolve_precision, target_of
-from bridge.registry.registry import get_mixed_precision_config
-from bridge.registry.synchronize import write
+from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.context import sync_findings
 from bridge.sync.owner import Owner
 from bridge.sync.sharding import BUFFER, sharding_rows, under_fsdp
@@ -172,13 +170,12 @@ def write_precision(config: ConfigContainer) -> SyncReport | None:
         _finalize(config)
         return None
     if is_auto(config.mixed_precision):
-        config.mixed_precision, choice = resolve_precision(
-            config.mixed_precision, config.model, target_of(config.target or "auto")
-        )
+        target = target_of(config.target or "auto")
+        config.mixed_precision, choice = resolve_precision(config.mixed_precision, config.model, target)
         config.precision_choice = choice.to_dict() if choice is not None else None
     precision = get_mixed_precision_config(config.mixed_precision)
     given = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp, "train": config.train}
-    report = write(precision, given, strict=True)
+    report = precision.write(given, strict=True)
     config.mixed_precision = precision
     _finalize(config)
     return report

@@ -1,9 +1,12 @@
-"""Display of a run in progress: a progress bar on a terminal, plain log lines elsewhere."""
+"""Display of a run in progress and its summary: on the terminal, in the log, and as JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -11,31 +14,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from bridge.megatron.audit import format_gemms
 from bridge.report.quantisation import worst_table
-from bridge.report.table import show
+from bridge.report.table import Column, show, table
 from bridge.training.metrics import TrainRecord, ValidationRecord
-from bridge.training.summary import RunSummary, census_table, result_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from rich.console import RenderableType
+
+    from bridge.megatron.audit import GemmRecord
+    from bridge.megatron.census import CensusRow
     from bridge.megatron.telemetry import QuantisationRow
 
-__all__ = ["Display", "LogLines", "ProgressBar", "display", "show_summary"]
+__all__ = ["Display", "RunSummary", "display", "show_summary"]
 
 logger = logging.getLogger("bridge.training")
-
-
-class Display:
-    """Display of a run in progress; this one, of the ranks that show nothing, does nothing."""
-
-    def note(self, sentence: str) -> None:
-        """Show one sentence."""
-
-    def stepped(self, step: int) -> None:
-        """Count a finished step."""
-
-    def logged(self, record: TrainRecord | ValidationRecord) -> None:
-        """Show a record."""
 
 
 def _line(record: TrainRecord | ValidationRecord) -> str:
@@ -55,42 +49,38 @@ def _line(record: TrainRecord | ValidationRecord) -> str:
     return "  ".join(parts)
 
 
-class LogLines(Display):
-    """One log line per record."""
+class Display:
+    """Display of a run in progress: a bar with the last record next to it, or a log line per record.
 
-    def __init__(self, total: int) -> None:
+    Without steps it shows nothing, on all ranks but the first. Skipped steps and validations stay above the bar.
+    """
+
+    def __init__(self, total: int = 0, *, start: int = 0, progress: Progress | None = None) -> None:
         self._total = total
+        self._bar = progress
+        self._task = TaskID(0) if progress is None else progress.add_task("", total=total, completed=start, record="")
 
     def note(self, sentence: str) -> None:
-        """Log one sentence."""
-        logger.info(sentence)
-
-    def logged(self, record: TrainRecord | ValidationRecord) -> None:
-        """Log a record."""
-        logger.info("step %*d/%d  %s", len(str(self._total)), record.step, self._total, _line(record))
-
-
-class ProgressBar(Display):
-    """A bar with the last record next to it; skipped steps and validations stay above it."""
-
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
-
-    def note(self, sentence: str) -> None:
-        """Print one sentence above the bar."""
-        self._progress.console.print(sentence, highlight=False)
+        """Show one sentence."""
+        if self._bar is not None:
+            self._bar.console.print(sentence, highlight=False)
+        elif self._total:
+            logger.info(sentence)
 
     def stepped(self, step: int) -> None:
-        """Move the bar."""
-        self._progress.update(self._task, completed=step)
+        """Count a finished step."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
 
     def logged(self, record: TrainRecord | ValidationRecord) -> None:
-        """Show a record next to the bar, and above it one that must not be overwritten."""
+        """Show a record, above the bar one that must not be overwritten."""
+        if self._bar is None:
+            self.note(f"step {record.step:{len(str(self._total))}}/{self._total}  {_line(record)}")
+            return
         if isinstance(record, ValidationRecord) or record.skipped:
             self.note(f"step {record.step}  {_line(record)}")
         if isinstance(record, TrainRecord):
-            self._progress.update(self._task, record=_line(record))
+            self._bar.update(self._task, record=_line(record))
 
 
 @contextmanager
@@ -105,7 +95,7 @@ def display(*, total: int, start: int, progress: bool, console: Console | None =
     """
     console = console or Console()
     if not (progress and console.is_terminal):
-        yield LogLines(total)
+        yield Display(total)
         return
     columns = (
         BarColumn(bar_width=20),
@@ -114,7 +104,47 @@ def display(*, total: int, start: int, progress: bool, console: Console | None =
         TextColumn("{task.fields[record]}"),
     )
     with Progress(*columns, console=console) as bar:
-        yield ProgressBar(bar, bar.add_task("training", total=total, completed=start, record=""))
+        yield Display(total, start=start, progress=bar)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """The result of `pretrain`; equal on all ranks except for the census, which is each rank's own."""
+
+    run_dir: Path
+    precision: str
+    """The recipe's name, or the dtype that the weights train in."""
+    iteration: int
+    """Steps done, including those before a resumed checkpoint."""
+    steps: int
+    """Steps done in this process."""
+    skipped_steps: int
+    """Steps whose gradients overflowed and that updated nothing, including those before a resumed checkpoint."""
+    stopped_early: bool
+    """Whether Ctrl-C or a termination signal ended the run before its last step."""
+    train_loss: float | None
+    """Mean over the last `logging.log_interval` steps, in nats per token; None without a step."""
+    validation_loss: float | None
+    """Of the last validation; None without one."""
+    validation_step: int | None
+    """Step after which that was."""
+    unigram_entropy: float
+    """Loss of the best model without context on the validation tokens, in nats per token."""
+    tokens_per_second: float | None
+    """Over all steps but the first, without validation and checkpoints; None with fewer than two steps."""
+    seconds: float
+    """From the start of `pretrain` to its end."""
+    parameters: int
+    """Parameters of the whole model, padding of the vocabulary included."""
+    gemms: tuple[GemmRecord, ...]
+    """GEMMs of the transformer's linear layers in the first step; empty under Transformer Engine."""
+    census: tuple[CensusRow, ...]
+    """Dtypes and sizes of this rank's tensors."""
+
+    def write(self, path: Path) -> None:
+        """Write the summary as JSON."""
+        content = dataclasses.asdict(self) | {"run_dir": str(self.run_dir)}
+        path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def show_summary(
@@ -122,11 +152,41 @@ def show_summary(
 ) -> None:
     """Print the closing tables."""
     console = console or Console()
-    show(result_table(summary), console, least=0)
+    show(_result_table(summary), console, least=0)
     if summary.census:
-        show(census_table(summary.census), console, least=0)
+        show(_census_table(summary.census), console, least=0)
     if summary.gemms:
         console.print(f"Matmuls of the first step: {format_gemms(summary.gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
         show(worst_table(quantisation), console, least=0)
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)
+
+
+def _number(value: float | None, form: str = ".4f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _result_table(summary: RunSummary) -> RenderableType:
+    """Return the figures of a run as a table for the terminal."""
+    is_old = summary.validation_step not in (None, summary.iteration)
+    resumed = f" of {summary.iteration:,}" if summary.steps != summary.iteration else ""
+    rows = [
+        ("training loss (nats/token)", _number(summary.train_loss)),
+        (f"validation loss{f', step {summary.validation_step}' * is_old}", _number(summary.validation_loss)),
+        ("unigram entropy", _number(summary.unigram_entropy)),
+        ("tokens/s", _number(summary.tokens_per_second, ",.0f")),
+        ("parameters", f"{summary.parameters:,}"),
+        ("steps", f"{summary.steps:,}{resumed}"),
+        ("skipped steps", f"{summary.skipped_steps:,}"),
+        ("seconds", f"{summary.seconds:,.0f}"),
+    ]
+    if summary.stopped_early:
+        rows.append(("ended", "early, on request"))
+    return table(("", Column(number=True)), rows, title=f"{summary.precision}: step {summary.iteration}")
+
+
+def _census_table(rows: tuple[CensusRow, ...]) -> RenderableType:
+    """Return the dtypes and sizes of the tensors as a table for the terminal."""
+    columns = ("tensors", "dtype", Column(heading="MiB", number=True), "read from")
+    lines = [(row.kind, row.dtype, f"{row.bytes / 2**20:.1f}", row.read_from) for row in rows]
+    return table(columns, lines, title="Tensors of the run (first rank)")

@@ -22,14 +22,14 @@ from bridge.megatron.process import apply_tf32, return_free_memory, training_pro
 from bridge.megatron.te.environment import read_environment
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
-from bridge.training.console import Display, display, show_summary
+from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
 from bridge.training.run import Run, build_run, precision_label, require_sane_values, require_sections
-from bridge.training.stop import StopRequest, stop_on_signal
-from bridge.training.summary import RunSummary
+from bridge.training.stop import stop_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from threading import Event
 
     import torch
 
@@ -106,7 +106,7 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
     )
 
 
-def _train(run: Run, metrics: Metrics, screen: Display, request: StopRequest) -> None:
+def _train(run: Run, metrics: Metrics, screen: Display, request: Event) -> None:
     """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     while not run.is_done and not run.stopped_early:
@@ -138,7 +138,7 @@ def _is_due(run: Run, interval: int | None) -> bool:
     return bool(interval) and run.iteration % (interval or 1) == 0
 
 
-def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: StopRequest) -> StepResult:
+def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: Event) -> StepResult:
     """Take one step; the first one also records the activations' dtypes and the formats of the GEMMs."""
     began = time.perf_counter()
     first, seen = not run.step_seconds, set[GemmRecord]()
@@ -148,7 +148,7 @@ def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: St
             seen = stack.enter_context(watch_gemms(run.trainer.model))
         elif _is_measured(run):
             stack.enter_context(run.telemetry.measuring(run.iteration + 1))
-        result = run.trainer.step(source, stop=request.asked)
+        result = run.trainer.step(source, stop=request.is_set())
     run.count(result, time.perf_counter() - began)
     if first:
         run.gemms = of_all_stages(seen)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["METRICS", "Metrics", "TrainRecord", "ValidationRecord", "metrics_log"]
+__all__ = ["METRICS", "Metrics", "TrainRecord", "ValidationRecord", "finite", "metrics_log"]
 
 METRICS = "metrics.jsonl"
 
@@ -63,7 +63,7 @@ class Metrics:
         if self._lines is None:
             return
         kind = "train" if isinstance(record, TrainRecord) else "validation"
-        values = {"kind": kind, **{name: _finite(value) for name, value in asdict(record).items()}}
+        values = {"kind": kind, **finite(asdict(record))}
         self._lines.write(json.dumps(values) + "\n")
         self._lines.flush()
         self.keep(values)
@@ -80,8 +80,9 @@ class Metrics:
             curve.append((int(values["step"]), float(values["loss"])))
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with numbers that JSON has: None for infinity and NaN."""
+    return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
 
 
 @contextmanager

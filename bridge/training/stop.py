@@ -11,37 +11,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-__all__ = ["StopRequest", "stop_on_signal"]
+__all__ = ["stop_on_signal"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopRequest:
-    """Whether the run was asked to end."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def ask(self) -> None:
-        """Ask for the end after the current step."""
-        self.asked = True
-
-
 @contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
+def stop_on_signal() -> Iterator[threading.Event]:
     """Turn the first SIGINT or SIGTERM of a ``with`` block into a request; a second one acts as it always does.
 
     A step is never interrupted half way, so what is saved afterwards is whole. Outside the main thread, where Python
     allows no signal handlers, nothing is changed.
     """
-    request = StopRequest()
+    request = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        request.ask()
+        request.set()
         signal.signal(number, before[signal.Signals(number)])
 
     for number in _SIGNALS:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.front import compose
-from bridge.front.record import record
+from bridge.front.train import record
 from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")
@@ -49,7 +49,7 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
         ),
         (
             ["plan", "fp8_current", "model.num_layers=1000000"],
-            "model.num_layers: must be at most 10000, got 1000000. Use fewer.\n",
+            "model.num_layers: must be at most 10000, got 1000000 (command line). Use fewer.\n",
         ),
         (
             ["plan", "fp8_current", "--picture", "/nowhere/at/all.png"],

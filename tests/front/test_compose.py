@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 
 from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
-from bridge.front.run_folder import register_launch_time
-from bridge.front.source import RecipeSource, register
+from bridge.front.compose import RecipeSource, register
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
@@ -83,7 +82,7 @@ def test_hydras_own_compose_api_offers_recipes_in_open_sections() -> None:
 
 
 def test_processes_of_one_launch_read_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    register_launch_time()
+    register()
     monkeypatch.setenv("RANK", "1")
     started = psutil.Process(os.getppid()).create_time()
     expected = datetime.fromtimestamp(started).astimezone().strftime("%H-%M-%S")

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from bridge.errors import RunConfigError, WrongValueError
-from bridge.front.container import container
 from bridge.front.decode import decode, decode_fields
-from bridge.front.origin import Origins
-from bridge.front.problems import Problems
+from bridge.front.loader import container
+from bridge.front.problems import Origins, Problems
 
 
 class Colour(enum.Enum):
@@ -88,7 +87,7 @@ def _megatron_classes() -> dict[str, Any]:
 
 @pytest.mark.parametrize("section", ["model", "optimizer", "ddp"])
 def test_every_default_of_megatrons_classes_survives_a_trip_through_plain_data(section: str) -> None:
-    from bridge.front.record import plain_value
+    from bridge.front.train import plain_value
 
     owner = _megatron_classes()[section]
     defaults = {

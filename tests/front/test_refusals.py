@@ -143,6 +143,10 @@ def test_a_wrong_target_leaves_no_run_folder(refused) -> None:
     assert refused(*TINY, "target=h20x8").startswith("target: must be a GPU such as h100x8 or a version such as te2.8")
 
 
+def test_an_unknown_rule_in_silence_leaves_no_run_folder(refused) -> None:
+    assert refused(*TINY, "silence.PB999=why").startswith("silence.PB999: no rule has this id, got 'PB999'.")
+
+
 def test_a_wrong_line_of_yaml_is_named(refused, tmp_path: Path) -> None:
     (tmp_path / "mixed_precision").mkdir()
     path = tmp_path / "mixed_precision" / "mine.yaml"

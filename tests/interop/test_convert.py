@@ -120,7 +120,7 @@ def test_variables_decide_branches(capsys) -> None:
         ),
         (
             ["ok.yaml", "--to", "recipe", "--out", "no/such/place"],
-            "--out: 'no/such/place' cannot be written: No such file or directory. Choose another path.\n",
+            "--out: cannot be written (no such file or directory), got 'no/such/place'. Give another file.\n",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bridge.front.container import container
+from bridge.front.loader import container
 from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.gpt import build_gpt, run_config
 from bridge.megatron.optimizer import build_optimizer, inner_optimizers

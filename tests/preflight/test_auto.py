@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.precision.auto import is_auto
 from bridge.preflight.auto import POLICIES, count_parameters, resolve_auto
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.preflight.support import generations, matrix, support
 from bridge.preflight.target import parse_target
-from bridge.registry.registry import REGISTRY
+from bridge.registry.registry import REGISTRY, is_auto
 
 CURRENT = "bf16_with_fp8_current_scaling_mixed"
 DELAYED = "bf16_with_fp8_delayed_scaling_mixed"

@@ -8,8 +8,7 @@ import pytest
 
 from bridge import MIXED_PRECISION_RECIPES, MixedPrecisionConfig, get_mixed_precision_config, register
 from bridge.errors import DuplicateRecipeError, RecipeSourceError, UnknownRecipeError
-from bridge.registry.registry import REGISTRY, Registry
-from bridge.registry.sources import Sources, load_recipes_from
+from bridge.registry.registry import REGISTRY, Registry, load_recipes_from
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +20,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(Sources(plugins=False))
+    return Registry(plugins=False)
 
 
 def test_register_works_bare_and_with_arguments(registry: Registry) -> None:
@@ -216,7 +215,7 @@ def test_an_installed_plugin_brings_its_recipes_and_a_broken_one_is_named(tmp_pa
         (info / "entry_points.txt").write_text(f"[bridge.recipes]\n{name} = {name}\n")
     done = run(
         "from bridge.registry.registry import REGISTRY\n"
-        "print('team_recipe' in REGISTRY, 'bf16_mixed' in REGISTRY, REGISTRY.sources.broken)",
+        "print('team_recipe' in REGISTRY, 'bf16_mixed' in REGISTRY, REGISTRY.broken)",
         PYTHONPATH=str(tmp_path),
     )
     assert done.stdout == "True True {\"plugin 'bad_plugin' (bad_plugin)\": 'RuntimeError: half finished'}\n", (
@@ -265,7 +264,7 @@ def test_who_takes_a_built_in_recipes_name_is_told_and_the_built_ins_stay(tmp_pa
     done = run("import dup", PYTHONPATH=str(tmp_path))
     assert "DuplicateRecipeError: Recipe 'bf16_mixed' is defined twice" in done.stderr
     done = run(
-        "from bridge.registry.sources import load_recipes_from\n"
+        "from bridge.registry.registry import load_recipes_from\n"
         "from bridge import get_mixed_precision_config as get\n"
         f"try: load_recipes_from('{tmp_path}/dup.py')\n"
         "except Exception as error: print(type(error).__name__)\n"

@@ -1,11 +1,11 @@
-"""The arguments that every command about a run takes, and the run that they describe.
+"""The arguments that several commands take, and the run that they describe.
 
 Hydra is imported when a run is read, not before: commands about recipes do without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,28 +13,35 @@ from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from bridge.front.loader import RunValues
-    from bridge.plan.memory_activations import Workload
     from bridge.plan.precision_plan import PrecisionPlan
 
 __all__ = [
-    "Described",
-    "add_run_arguments",
+    "add_command",
+    "add_run_command",
     "as_overrides",
-    "described",
     "plan_of",
+    "print_json",
     "read_run",
-    "with_vocabulary",
+    "text_of",
+    "unwritable",
     "write_file",
 ]
 
-BYTES = 256
-"""Vocabulary of text that is tokenised to bytes."""
+
+def add_command(commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON") -> Any:
+    """Add a command that can print JSON, and return its parser."""
+    parser = commands.add_parser(name, help=text)
+    parser.add_argument("--json", action="store_true", help=json)
+    parser.set_defaults(run=run)
+    return parser
 
 
-def add_run_arguments(parser: Any) -> None:
-    """Add the arguments that say which run is meant."""
+def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON") -> Any:
+    """Add a command about a run, with the arguments that say which run is meant, and return its parser."""
+    parser = add_command(commands, name, run, text, json=json)
     parser.add_argument(
         "overrides",
         nargs="*",
@@ -48,6 +55,7 @@ def add_run_arguments(parser: Any) -> None:
     parser.add_argument(
         "--target", metavar="TARGET", help="where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
     )
+    return parser
 
 
 def read_run(
@@ -102,48 +110,14 @@ def plan_of(run: RunValues) -> PrecisionPlan:
     return precision_plan(run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Described:
-    """A run as the calculators take it."""
-
-    values: RunValues
-    plan: PrecisionPlan
-    workload: Workload
-    capability: tuple[int, int] | None
-    """Compute capability of the target's GPU, None where no target is declared."""
+def print_json(content: object) -> None:
+    """Print plain data as JSON."""
+    print(json.dumps(content, indent=2))
 
 
-def described(chosen: argparse.Namespace) -> Described:
-    """Return the plan, layout and workload of a run.
-
-    The number of GPUs is the target's, or else the least that the parallel sizes need.
-
-    Raises:
-        BridgeError: As `read_run`; no such model or layout; a target that cannot be read.
-    """
-    from bridge.plan.memory_activations import Workload
-    from bridge.plan.precision_plan import precision_plan
-    from bridge.plan.stages import Parallel
-    from bridge.preflight.target import parse_target
-
-    run = read_run(chosen)
-    target = parse_target(run.target) if run.target is not None else None
-    model = with_vocabulary(run)
-    parallel = Parallel.of(model, world_size=target.count if target is not None else None)
-    return Described(
-        values=run,
-        plan=precision_plan(run.precision, model, parallel, optimizer=run.optimizer, ddp=run.ddp),
-        workload=Workload.of(model, run.train, data_parallel=parallel.data),
-        capability=target.capability if target is not None else None,
-    )
-
-
-def with_vocabulary(run: RunValues) -> dict[str, Any]:
-    """Return the model's fields with the vocabulary that the data bring: text is tokenised to bytes."""
-    model = dict(run.model)
-    if model.get("vocab_size") is None and run.data:
-        model["vocab_size"] = run.data.get("vocab_size") or BYTES
-    return model
+def text_of(value: object) -> str:
+    """Return a setting's value as text: a string as it is."""
+    return value if isinstance(value, str) else repr(value)
 
 
 def write_file(path: Path | str, text: str, option: str) -> None:
@@ -155,5 +129,10 @@ def write_file(path: Path | str, text: str, option: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        why = (error.strerror or "an error").lower()
-        raise RunConfigError(f"{option}: cannot be written ({why}), got {str(path)!r}. Give another file.") from None
+        raise unwritable(path, option, error) from None
+
+
+def unwritable(path: Path | str, option: str, error: OSError) -> RunConfigError:
+    """Return the error for a file that an option names and that cannot be written."""
+    why = (error.strerror or "an error").lower()
+    return RunConfigError(f"{option}: cannot be written ({why}), got {str(path)!r}. Give another file.")
