@@ -72,7 +72,7 @@ class Finding:
     value: object = None
     """The value that was found."""
     where: str | None = None
-    """Who set the value."""
+    """The source that set the value."""
     severity: str = "error"
     """error, warning or info."""
     id: str = ""

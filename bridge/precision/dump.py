@@ -33,7 +33,7 @@ class Dumpable(Statements):
 
         Args:
             values: Fields by name. Numbers and switches may be strings, as YAML and command lines produce them.
-            source: Who says so, for reports.
+            source: Their source, for reports.
 
         Raises:
             PrecisionTypeError: A value that is not of its field's type, or `values` that are no mapping.
@@ -77,8 +77,8 @@ class Dumpable(Statements):
         """Return what Megatron Bridge's container writes for this config into a run's YAML: its own class, its fields.
 
         Megatron's containers call a method of this name on what they do not know how to write, and Megatron Bridge
-        builds only from targets of its own. What is unstated here and would switch something off there is spelt out:
-        the dtypes of the mode, and one layer at either end under `first_last_layers_bf16`.
+        builds only from targets of its own. Unstated fields that would switch something off there are written out: the
+        dtypes of the mode, and one layer at either end under `first_last_layers_bf16`.
 
         Returns:
             ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. `tf32` has no field there.

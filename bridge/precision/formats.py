@@ -1,7 +1,7 @@
 """The number formats as rows: what every bit pattern of each of them means.
 
 A finite value is (-1)^sign * 2^(exponent - bias) * 1.mantissa. With a zero exponent field it is a subnormal,
-(-1)^sign * 2^(1 - bias) * 0.mantissa. What the formats do with the top exponent field differs, and that decides their
+(-1)^sign * 2^(1 - bias) * 0.mantissa. The formats differ in the top exponent field, which decides their
 largest value:
 
 - FP32, TF32, BF16, FP16 and E5M2 follow IEEE 754: the top exponent field holds infinity and NaN only.

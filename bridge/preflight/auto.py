@@ -240,7 +240,7 @@ def _first(candidates: tuple[str, ...], target: Target) -> tuple[str | None, lis
     for name in candidates:
         found = support(name, target)
         is_worse = found.verdict == "emulated" and name in (_NVFP4, _BLOCKWISE)
-        why = found.reason if not found.runs or is_worse else _too_early(name, target)
+        why = found.reason if found.verdict == "no" or is_worse else _too_early(name, target)
         if why is None:
             return name, rejected
         rejected.append((name, why))

@@ -1,7 +1,7 @@
 """One section of a run (model, optimizer, ddp, ...) read from a mapping or any object, its values in one form.
 
-Dtypes become tokens, enums their values, numbers and switches written as text what they mean. What is of a wrong type
-is noted and read as the default, so that a rule about it speaks and the others still work.
+Dtypes become tokens, enums their values, numbers and switches written as text the values they mean. A value of a wrong
+type is noted and read as the default, so that a rule about it speaks and the others still work.
 """
 
 from __future__ import annotations

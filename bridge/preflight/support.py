@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["VERDICTS", "Generation", "Support", "generations", "matrix", "support"]
-
-VERDICTS = {
-    "native": "runs in hardware",
-    "emulated": "runs, but not in hardware of that format",
-    "unknown": "depends on versions that the target does not say",
-    "no": "does not run",
-}
-"""Verdict -> what it means."""
+__all__ = ["Support", "generations", "matrix", "support"]
 
 _VERDICT_OF = {
     **dict.fromkeys(("PB602", "PB603", "PB608", "PB606", "PB610", "PB605"), "no"),
@@ -45,26 +37,12 @@ class Support:
     """Whether a target runs a recipe."""
 
     verdict: str
-    """A key of `VERDICTS`."""
+    """native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on versions that the
+    target does not state. no: does not run."""
     reason: str
     """Why, as a clause."""
     needs: tuple[tuple[str, str], ...] = ()
     """(product, least version) pairs that the recipe needs there."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether it may be chosen: nothing known speaks against it."""
-        return self.verdict != "no"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """GPUs that run the same recipes: one column of the matrix."""
-
-    title: str
-    """Architecture and compute capability."""
-    gpus: tuple[Gpu, ...]
-    """Its rows."""
 
 
 def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
@@ -105,16 +83,16 @@ def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
     return Support(verdict=verdict, reason="; ".join(reasons) or f"{config.scheme} is native", needs=needs)
 
 
-def generations() -> tuple[Generation, ...]:
-    """Return the columns of the matrix: GPUs of one architecture and compute capability together."""
+def generations() -> dict[str, list[Gpu]]:
+    """Return the columns of the matrix: architecture and compute capability -> its GPUs, which run the same recipes."""
     found: dict[str, list[Gpu]] = {}
     for gpu in GPUS.values():
         title = gpu.generation if gpu.capability is None else f"{gpu.generation} {dotted(gpu.capability)}"
         found.setdefault(title, []).append(gpu)
-    return tuple(Generation(title=title, gpus=tuple(gpus)) for title, gpus in found.items())
+    return found
 
 
 def matrix(recipes: Iterable[str]) -> dict[str, dict[str, Support]]:
     """Return recipe -> generation's title -> support, with no versions assumed."""
     columns = generations()
-    return {name: {column.title: support(name, Target(gpu=column.gpus[0])) for column in columns} for name in recipes}
+    return {name: {title: support(name, Target(gpu=gpus[0])) for title, gpus in columns.items()} for name in recipes}

@@ -1,6 +1,6 @@
 """`RuleContext`: what a rule may ask about a precision and the configs it is written into.
 
-`finalize` asks with `RuleContext.of_precision`, a sync with `RuleContext.of_owners`, a check with
+`finalize` asks with `RuleContext.of_precision`, a sync makes one of its owners, a check with
 `bridge.preflight.setup.Setup`, which knows the whole run. A value that is not given is Megatron's class default; where
 Megatron has none (`seq_length`, `target.te`), None stands for "not known", and a rule that needs it stays silent.
 """
@@ -139,13 +139,6 @@ class RuleContext:
     def of_precision(cls, config: PrecisionConfig) -> RuleContext:
         """Return the context of a config alone: every owner holds what the config reads as."""
         return cls(config, views=dict.fromkeys(PRECISION_OWNERS, View(reading_of(config))))
-
-    @classmethod
-    def of_owners(cls, config: PrecisionConfig | None, **known: Any) -> RuleContext:
-        """Return the context of a config and the owners it was written into."""
-        context = cls(config, **known)
-        context.read_owners()
-        return context
 
     def _read_precision(self, scheme: str | None) -> None:
         """Set mode, format and scheme of the run."""

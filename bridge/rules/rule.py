@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EVIDENCE",
+    "MODEL_CHECK",
     "NEEDS",
+    "OPTIMIZER_CHECK",
+    "PARSER",
     "SEVERITIES",
     "SYNC",
     "Predicate",
     "Rule",
     "RuleFinding",
+    "each",
     "environment_rule",
     "fires",
     "inert_rule",
@@ -49,6 +53,11 @@ EVIDENCE = {
     "weak": "few or conflicting reports",
 }
 """The kinds of evidence of a rule."""
+
+PARSER = "Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)"
+MODEL_CHECK = "megatron-core 0.16.1 transformer_config.py __post_init__"
+OPTIMIZER_CHECK = "megatron-core 0.16.1 optimizer_config.py __post_init__"
+"""Sources of many rules: the last two run when the config is made, the parser does not for configs built in Python."""
 
 NEEDS = {
     "precision": "the fields of the precision",
@@ -101,6 +110,7 @@ class Rule:
     """The effect and its cause, for `explain` and the reference page."""
 
 
+# A row names its need by its constructor: `Rule` itself is for one that needs the shape.
 precision_rule = partial(Rule, needs="precision")
 owners_rule = partial(Rule, needs="owners")
 target_rule = partial(Rule, needs="target")
@@ -139,6 +149,11 @@ def te(*, since: str | None = None, until: str | None = None) -> VersionRange:
 def _range(product: str, since: str | None, until: str | None) -> VersionRange:
     limits = [f"{operator}{version}" for operator, version in ((">=", since), ("<", until)) if version is not None]
     return VersionRange(product=product, versions=SpecifierSet(",".join(limits)))
+
+
+def each(*rows: tuple[str, Any]) -> list[dict[str, str]]:
+    """Return the values of a finding for each (path, condition) whose condition holds."""
+    return [{"path": path} for path, holds in rows if holds]
 
 
 def fires(found: Any) -> tuple[Mapping[str, Any], ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from bridge.rules.versions import TITLES, Version, installed
+from bridge.rules.versions import TITLES, Version
 
 if TYPE_CHECKING:
     from bridge.rules.gpus import Gpu
@@ -54,8 +54,3 @@ class Target:
         if self.has_te is False:
             parts.append("te-none")
         return ",".join(parts) or "nothing declared"
-
-    def with_installed(self) -> Target:
-        """Return the target with the versions installed here where it names none."""
-        found: dict[str, Any] = {name: installed(name) for name in ("mcore", "te") if getattr(self, name) is None}
-        return replace(self, **found)

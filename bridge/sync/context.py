@@ -12,6 +12,7 @@ from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
+from bridge.rules.versions import installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +64,7 @@ def _plain(value: Any, role: str, name: str) -> Any:
 
 @functools.cache
 def _installed() -> Target:
-    return Target().with_installed()
+    return Target(mcore=installed("mcore"), te=installed("te"))
 
 
 def sync_findings(
@@ -85,15 +86,11 @@ def sync_findings(
     """
     reading = reading_of(config) if config is not None else {}
     views = {role: _OwnerView(role, owners.get(role), rows, reading) for role in PRECISION_OWNERS}
-    context = RuleContext.of_owners(
-        config,
-        views=views,
-        given=frozenset(owners),
-        rows=rows,
-        scheme=scheme,
-        target=_installed(),
-        is_last=is_last,
+    given = frozenset(owners)
+    context = RuleContext(
+        config, views=views, given=given, rows=rows, scheme=scheme, target=_installed(), is_last=is_last
     )
+    context.read_owners()
     return ask(_GATES, context)
 
 

@@ -41,12 +41,10 @@ class MappingOwner(Owner):
         return attribute in self.target and attribute not in self._missing
 
     def value(self, attribute: str) -> Any:
-        """Return the value."""
+        """Return the value; it is the owner's own, since no sync writes to a mapping."""
         return self.target[attribute] if self.has(attribute) else ABSENT
 
-    def own(self, attribute: str) -> Any:
-        """Return the value: no sync has written to a mapping."""
-        return self.value(attribute)
+    own = value
 
     def dtype(self, token: str) -> str:
         """Return the token itself."""

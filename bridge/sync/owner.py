@@ -71,10 +71,11 @@ class Owner:
 
     def is_own(self, attribute: str) -> bool:
         """Return whether the value was set: it differs from Megatron's own class default."""
-        if attribute not in self.defaults or same(self.own(attribute), self.defaults[attribute]):
+        own = self.own(attribute)
+        if attribute not in self.defaults or same(own, self.defaults[attribute]):
             return False
         source = COMPUTED.get(attribute)  # a value that Megatron computed is not the owner's own
-        return source is None or not same(self.own(attribute), self.own(source))
+        return source is None or not same(own, self.own(source))
 
     def dtype(self, token: str) -> Any:
         """Return the dtype that `token` names, in the form that the owner holds."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bridge.precision.config import PrecisionConfig
 
-__all__ = ["is_active", "plan"]
+__all__ = ["plan"]
 
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 """Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
@@ -39,19 +39,16 @@ def plan(
     """
     rows: list[SyncRow] = []
     scheme = scheme_of(config, owners)
+    on = {None: True, "fp8": config.fp8 is not None, "fp4": config.fp4 is not None}
+    on["low"] = on["fp8"] or on["fp4"]
     for owner in owners:
-        routes = _routes_for(owner, config)
-        rows.extend(_row(config, owner, route, scheme=scheme, keep_own=keep_own) for route in routes)
+        for route in _routes_for(owner, config):
+            is_active = on[route.family] and route.scheme in (None, scheme)
+            rows.append(_row(config, owner, route, is_active=is_active, keep_own=keep_own))
         rows.extend(_nan_check(config, owner))
     rows = one_answer(_counts_that_act(rows, owners))
     by_role = {owner.role: owner for owner in owners}
     return [*without_reuse_under_fsdp(rows, by_role), *sharding_rows(by_role)] if is_last else rows
-
-
-def is_active(config: PrecisionConfig, route: Route, scheme: str | None) -> bool:
-    """Return whether the family and scheme that `route` belongs to are on, under the scheme the run will have."""
-    formats = {"fp8": (config.fp8,), "fp4": (config.fp4,), "low": (config.fp8, config.fp4)}.get(route.family or "")
-    return (formats is None or any(one is not None for one in formats)) and route.scheme in (None, scheme)
 
 
 def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
@@ -74,7 +71,7 @@ def _same_named(field: str, owner: Owner) -> Route:
     return next(rows, Route(field=field, owner=owner.role, attribute=field, rule="value"))
 
 
-def _row(config: PrecisionConfig, owner: Owner, route: Route, *, scheme: str | None, keep_own: bool) -> SyncRow:
+def _row(config: PrecisionConfig, owner: Owner, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
     old, since, replaces_own = owner.value(attribute), None, False
     if old is ABSENT and not owner.has(attribute):
@@ -82,7 +79,7 @@ def _row(config: PrecisionConfig, owner: Owner, route: Route, *, scheme: str | N
         verdict, by, why = "absent", config.source_of(route.field), f"{owner.class_name} has no such attribute"
         since = route.since if owner.is_megatron and route.since != FIRST else None
     else:
-        if is_active(config, route, scheme):
+        if is_active:
             new, verdict, by, why = _decide(config, owner, route, attribute, keep_own=keep_own)
         else:
             new, verdict, by, why = _put_out_of_action(config, owner, route, attribute)

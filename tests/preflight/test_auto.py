@@ -109,8 +109,8 @@ def test_an_unknown_request_is_answered_with_the_nearest() -> None:
 
 def test_every_recipe_of_the_policy_exists_and_passes_the_check_where_it_is_chosen() -> None:
     capable = {"te": "te2.14", "cuda": "cuda12.9", "mcore": "mcore0.19.2"}
-    for column in generations():
-        for gpu in column.gpus:
+    for gpus in generations().values():
+        for gpu in gpus:
             target = parse_target(f"{gpu.name}x8,{','.join(capable.values())}")
             for request in ("auto", "auto:stable", "auto:fastest"):
                 chosen = resolve_auto(request, target=target, parameters=BIG)
@@ -138,11 +138,11 @@ def test_support_says_what_is_missing() -> None:
 def test_the_matrix_agrees_with_the_rules() -> None:
     """No cell says yes where the check has an error, or no where it has none."""
     for name, row in matrix(["bf16_mixed", CURRENT, DELAYED, MXFP8, NVFP4]).items():
-        for column in generations():
-            target = parse_target(f"{column.gpus[0].name},te2.14,cuda12.9,mcore0.19.2")
+        for title, gpus in generations().items():
+            target = parse_target(f"{gpus[0].name},te2.14,cuda12.9,mcore0.19.2")
             errors = check(Setup(name, target=target)).of("error")
             refused = {one.id for one in errors} - {"PB604"}  # emulated without two of its parts, by environment
-            assert bool(refused) == (row[column.title].verdict == "no"), f"{name} on {column.title}: {refused}"
+            assert bool(refused) == (row[title].verdict == "no"), f"{name} on {title}: {refused}"
 
 
 def test_parameters_are_counted_from_config_values() -> None:

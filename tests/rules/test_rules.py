@@ -82,7 +82,8 @@ def test_a_rule_reads_no_more_than_it_says_it_needs(needs: str) -> None:
         context = RuleContext.of_precision(setup.precision)
         if needs == "owners":
             known = {"views": setup.views, "given": setup.given, "rows": setup.rows, "target": setup.target}
-            context = RuleContext.of_owners(setup.precision, **known)
+            context = RuleContext(setup.precision, **known)
+            context.read_owners()
         assert [one.rule for one in ask(by_gate(rules), context) if "could not be judged" in one.rule] == []
 
 

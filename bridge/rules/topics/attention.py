@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore, owners_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, mcore, owners_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -71,6 +71,6 @@ RULES = (
         predicate=lambda s: s.model.apply_query_key_layer_scaling and not s.model.attention_softmax_in_fp32,
         message="apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
     ),
 )

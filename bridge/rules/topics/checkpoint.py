@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, environment_rule, mcore, te
+from bridge.rules.rule import PARSER, Rule, environment_rule, mcore, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -86,7 +86,7 @@ RULES = (
         predicate=lambda s: s.train.stream_ckpt_dequant,
         message="weights under current scaling are scaled anew per slice, which corrupts what is loaded",
         remedies=("set it to False, as Megatron-LM's argument parser does",),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="is_tensorwise",
         versions=(mcore(since="0.19", until="0.20"),),
     ),

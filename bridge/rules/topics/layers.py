@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.rules.rule import Rule, inert_rule, precision_rule, te
+from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, precision_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -75,7 +75,7 @@ RULES = (
         predicate=lambda s: s.model.first_last_layers_bf16,
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__, fp8_utils.get_fp8_context",
+        source=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",
         gate="is_delayed",
     ),
     _under_fp8(
@@ -85,7 +85,7 @@ RULES = (
         predicate=_beyond_a_stage,
         message="must be at most num_layers // pipeline stages, which is {limit}",
         remedies=("use {limit} or less", "use fewer pipeline stages"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
     ),
     Rule(
         id="PB265",

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import Rule, inert_rule, owners_rule, precision_rule
+from bridge.rules.rule import PARSER, Rule, each, inert_rule, owners_rule, precision_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -105,18 +105,13 @@ RULES = (
         id="PB146",
         title="NaN check ends the run at the first overflow",
         path="ddp.check_for_nan_in_grad",
-        predicate=lambda s: [
-            {"path": path}
-            for path, is_on in (
-                ("ddp.check_for_nan_in_grad", s.ddp.check_for_nan_in_grad),
-                ("train.check_for_nan_in_loss", s.sections["train"].is_given and s.train.check_for_nan_in_loss),
-            )
-            if is_on
-        ],
+        predicate=lambda s: each(
+            ("ddp.check_for_nan_in_grad", s.ddp.check_for_nan_in_grad),
+            ("train.check_for_nan_in_loss", s.sections["train"].is_given and s.train.check_for_nan_in_loss),
+        ),
         message="a dynamic loss scale overflows by design, from 2**32 down, and this check is fatal",
         remedies=("set it to False, as Megatron-LM's argument parser does", "choose a recipe, which does"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); "
-        "megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
+        source=f"{PARSER}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
         gate="has_dynamic_scale",
     ),
     owners_rule(

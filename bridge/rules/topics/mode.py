@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, inert_rule, mcore, owners_rule, precision_rule
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, inert_rule, mcore, owners_rule, precision_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -47,8 +47,7 @@ RULES = (
         predicate=_several_modes,
         message="only one of fp32, fp16 and bf16 can be on",
         remedies=("keep one and set the others to False",),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__; Megatron Bridge training/config.py, "
-        "2026-08-22",
+        source=f"{MODEL_CHECK}; Megatron Bridge training/config.py, 2026-08-22",
         explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does not, and would pick "
         "FP16.",
     ),
@@ -102,7 +101,7 @@ RULES = (
         predicate=lambda s: s.model.fp32_residual_connection and s.is_fp32,
         message="an FP32 residual stream means something in fp16 and bf16 runs only",
         remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
     ),
     Rule(
         id="PB107",
@@ -111,7 +110,7 @@ RULES = (
         predicate=lambda s: s.model.fp16_lm_cross_entropy and not s.is_fp16,
         message="cross entropy in FP16 works in an fp16 run only",
         remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
     ),
     Rule(
         id="PB108",
@@ -155,7 +154,7 @@ RULES = (
         predicate=lambda s: s.is_bf16 and s.model.disable_bf16_reduced_precision_matmul,
         message="is set for the whole process when the config is made, and never set back",
         remedies=("make no other model in the same process that relies on it being on",),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
     ),
     Rule(
         id="PB112",

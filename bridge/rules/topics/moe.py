@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore, te
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -63,7 +63,7 @@ RULES = (
         predicate=lambda s: _pads(s) and s.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq"),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
     ),
     _moe(
         id="PB423",
@@ -72,7 +72,7 @@ RULES = (
         predicate=lambda s: _pads(s) and not s.is_low,
         message="pads the routing map for nothing in a {s.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
     ),
     _moe(
         id="PB424",
@@ -82,7 +82,7 @@ RULES = (
         predicate=lambda s: s.model.moe_router_padding_for_fp8,
         message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
         remedies=("use the new name",),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
     ),
     _moe(
         id="PB425",
@@ -92,7 +92,7 @@ RULES = (
         predicate=lambda s: s.model.moe_grouped_gemm and s.fp8 and not s.is_emulated and s.te is not None,
         message="grouped FP8 GEMMs came with Transformer Engine 1.11",
         remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
         versions=(te(until="1.11"),),
     ),
     _moe(
@@ -113,7 +113,7 @@ RULES = (
         predicate=lambda s: s.model.overlap_moe_expert_parallel_comm and s.is_fp32,
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__: an assertion",
+        source=f"{MODEL_CHECK}: an assertion",
     ),
     _moe(
         id="PB428",
@@ -185,7 +185,7 @@ RULES = (
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
         "{s.capability[0]}.{s.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
     ),
     _moe(
         id="PB434",

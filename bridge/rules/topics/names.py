@@ -120,7 +120,7 @@ RULES = (
         evidence="reported",
         gate="malformed",
         explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a string; a quoted "
-        '"false" is a non-empty, hence true, string. What can only mean one thing is taken; the rest is named here.',
+        '"false" is a non-empty, hence true, string. A value that can only mean one thing is taken; the rest is named.',
     ),
     Rule(
         id="PB122",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, owners_rule, target_rule, te
+from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, owners_rule, target_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -52,7 +52,7 @@ RULES = (
         predicate=lambda s: s.optimizer.optimizer_cpu_offload and not s.has_precision_aware,
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=("set optimizer.use_precision_aware_optimizer=True", "keep the optimizer on the GPU"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="has_optimizer",
     ),
     owners_rule(
@@ -62,8 +62,7 @@ RULES = (
         predicate=lambda s: s.optimizer.optimizer_cpu_offload and not s.is_delayed,
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=("set fp8_param_gather=False", "use fp8_recipe='delayed'", "keep the optimizer on the GPU"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); NVIDIA/Megatron-LM "
-        "issue 2582, 2025-12-07, for the two messages that contradict each other",
+        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each other",
         gate="gathers_fp8",
     ),
     owners_rule(
@@ -73,7 +72,7 @@ RULES = (
         predicate=_states_in_fp32,
         message="must be fp32 unless optimizer.use_precision_aware_optimizer is on",
         remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
-        source="megatron-core 0.16.1 optimizer_config.py __post_init__",
+        source=OPTIMIZER_CHECK,
         gate="is_plain_optimizer",
     ),
     _precision_aware(
@@ -92,7 +91,7 @@ RULES = (
         predicate=lambda s: s.optimizer.optimizer != "adam",
         message="only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
-        source="megatron-core 0.16.1 optimizer_config.py __post_init__",
+        source=OPTIMIZER_CHECK,
     ),
     _precision_aware(
         id="PB346",
@@ -101,8 +100,7 @@ RULES = (
         predicate=lambda s: not s.optimizer.use_distributed_optimizer and not s.has_megatron_fsdp,
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
-        source="megatron-core 0.16.1 optimizer_config.py __post_init__; from 0.20 on refused when the optimizer is "
-        "built",
+        source=f"{OPTIMIZER_CHECK}; from 0.20 on refused when the optimizer is built",
     ),
     _precision_aware(
         id="PB347",
@@ -135,7 +133,7 @@ RULES = (
         predicate=lambda s: s.optimizer.store_param_remainders,
         message="Megatron sets it to False before Transformer Engine 2.1",
         remedies=("use Transformer Engine 2.1", "set it to False, as it will be"),
-        source="megatron-core 0.16.1 optimizer_config.py __post_init__",
+        source=OPTIMIZER_CHECK,
         versions=(te(until="2.1"),),
     ),
     target_rule(
@@ -145,7 +143,7 @@ RULES = (
         predicate=lambda s: s.target.has_te is False and not s.optimizer.optimizer_cpu_offload,
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
-        source="megatron-core 0.16.1 optimizer_config.py __post_init__",
+        source=OPTIMIZER_CHECK,
         gate="has_precision_aware",
     ),
     Rule(
@@ -158,7 +156,7 @@ RULES = (
         ),
         message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="has_optimizer",
     ),
     _precision_aware(

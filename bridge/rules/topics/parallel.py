@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import Rule, mcore, target_rule
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, target_rule
 from bridge.rules.topics.alignment import tokens, widths
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ RULES = (
         predicate=lambda s: s.model.tp_comm_overlap and not s.sp,
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
         remedies=("set sequence_parallel=True", "set it to False, as it will be"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); Megatron Bridge "
-        "training/comm_overlap.py, 2026-08-22",
+        source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
     target_rule(
         id="PB403",
@@ -111,7 +110,7 @@ RULES = (
         predicate=lambda s: _shards_weights(s) and not s.gathers_fp4,
         message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set the number of weight shards to 1"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="fp4",
         versions=(mcore(since="0.19"),),
     ),
@@ -125,7 +124,7 @@ RULES = (
             "set fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True",
             "set the number of weight shards to 1",
         ),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="is_mxfp8",
         versions=(mcore(since="0.19"),),
     ),
@@ -151,8 +150,7 @@ RULES = (
             "use more than two stages",
             "do not interleave",
         ),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); a BF16 run on "
-        "megatron-core 0.16.1 and gloo, whose loss rose",
+        source=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
         gate="has_model",
     ),
     Rule(
@@ -162,7 +160,6 @@ RULES = (
         predicate=_indivisible,
         message="does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__, tensor_parallel/utils.py divide; "
-        "pipeline_parallel/schedules.py",
+        source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; pipeline_parallel/schedules.py",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bridge.rules.rule import Rule, mcore, target_rule, te
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, each, mcore, target_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -35,7 +35,7 @@ RULES = (
         predicate=_discards_outputs,
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
         gate="is_delayed",
     ),
     _fp8_run(
@@ -45,21 +45,16 @@ RULES = (
         predicate=lambda s: _discards_outputs(s) and not s.is_emulated,
         message="moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 on",
         remedies=("use Transformer Engine 2.6", "take them out"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
         versions=(te(until="2.6"),),
     ),
     Rule(
         id="PB463",
         title="delayed scaling under torch.compile",
         path="train.torch_compile",
-        predicate=lambda s: [
-            {"path": path}
-            for path, on in (
-                ("train.torch_compile", s.train.torch_compile),
-                ("model.torch_compile", s.model.torch_compile),
-            )
-            if on
-        ],
+        predicate=lambda s: each(
+            ("train.torch_compile", s.train.torch_compile), ("model.torch_compile", s.model.torch_compile)
+        ),
         message="Transformer Engine refuses delayed scaling inside a compiled graph",
         remedies=("use fp8_recipe='tensorwise'", "do not compile"),
         source="Transformer Engine 2.20 pytorch/quantization.py check_recipe_support; NVIDIA/TransformerEngine issue "
@@ -102,7 +97,7 @@ RULES = (
         ),
         message="FP8 blocks are captured for inference with transformer_impl=inference_optimized and mxfp8 only",
         remedies=("use another scope", "use both"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="fp8",
         versions=(mcore(since="0.18"),),
     ),
@@ -114,7 +109,7 @@ RULES = (
         predicate=lambda s: s.model.transformer_impl == "inference_optimized",
         message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this check does not know of",
         remedies=("make sure that FlashInfer is 0.6.4 or later", "use transformer_impl='transformer_engine'"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="is_mxfp8",
     ),
     Rule(

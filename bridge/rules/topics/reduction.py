@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bridge.rules.rule import Rule, mcore, owners_rule
+from bridge.rules.rule import PARSER, Rule, mcore, owners_rule
 
 __all__ = ["RULES"]
 
@@ -26,8 +26,7 @@ RULES = (
         message="is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16: gradients are "
         "accumulated over micro-batches and ranks in BF16",
         remedies=("set it to True", "choose a recipe: the bf16 ones state True", "silence this if BF16 is meant"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only); NVIDIA/Megatron-LM "
-        "issue 1335, 2024-12-24",
+        source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
         gate="is_bf16",
     ),
     Rule(

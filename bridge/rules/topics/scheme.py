@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.inert import BUFFER, SCHEME_SETTINGS
-from bridge.rules.rule import Rule, inert_rule, mcore, owners_rule, precision_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, owners_rule, precision_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ RULES = (
         predicate=lambda s: s.fp8 and s.fp4,
         message="cannot be combined with FP8, which is {s.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
         gate="is_low",
     ),
     precision_rule(
@@ -199,7 +199,7 @@ RULES = (
         ],
         message="a custom scheme needs the dotted path of a function that makes quantizers",
         remedies=("set it to package.module.function", "choose a named scheme"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__, fp8_utils.py _get_custom_recipe",
+        source=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
         gate="is_custom",
     ),
     precision_rule(
@@ -297,6 +297,6 @@ RULES = (
         predicate=lambda s: s.model.activation_func_fp8_input_store and not s.model.gated_linear_unit,
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__",
+        source=MODEL_CHECK,
     ),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.rules.inert import BUFFER
 from bridge.rules.pairs import SWITCHES, off_switches
-from bridge.rules.rule import mcore, owners_rule, te
+from bridge.rules.rule import PARSER, mcore, owners_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -79,7 +79,7 @@ RULES = (
         predicate=lambda s: s.has_torch_fsdp2,
         message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="is_fp16",
     ),
     owners_rule(
@@ -149,7 +149,7 @@ RULES = (
         predicate=lambda s: (s.has_megatron_fsdp or s.has_torch_fsdp2) and s.optimizer.optimizer not in ("adam", "sgd"),
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="has_optimizer",
     ),
     owners_rule(

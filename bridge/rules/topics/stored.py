@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import mcore, owners_rule, precision_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, PARSER, mcore, owners_rule, precision_rule, target_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -71,7 +71,7 @@ RULES = (
         predicate=lambda s: _is_unsharded(s) and storing(s, "fp8"),
         message="weights can be stored in FP8 only under the distributed optimizer or FSDP",
         remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp8_param_gather=False"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)",
+        source=PARSER,
         gate="gathers_fp8",
     ),
     owners_rule(
@@ -116,7 +116,7 @@ RULES = (
         predicate=_without_format,
         message="weights can be stored in {name} only in an {family} run",
         remedies=("set it to False", "say {family}={chosen!r}"),
-        source="megatron-core 0.16.1 transformer_config.py __post_init__; Megatron-LM training/arguments.py, 0.19.2",
+        source=f"{MODEL_CHECK}; Megatron-LM training/arguments.py, 0.19.2",
     ),
     target_rule(
         id="PB306",

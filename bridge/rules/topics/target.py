@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import environment_rule, target_rule
+from bridge.rules.rule import each, environment_rule, target_rule
 from bridge.rules.versions import at_least, dotted
 
 if TYPE_CHECKING:
@@ -237,16 +237,15 @@ RULES = (
         id="PB615",
         title="setting that is not emulated",
         path="fp8_dot_product_attention",
-        predicate=lambda s: [
-            {"path": path}
-            for path, on in (
+        predicate=lambda s: (
+            s.is_emulated
+            and each(
                 ("fp8_dot_product_attention", s.model.fp8_dot_product_attention),
                 ("fp8_multi_head_attention", s.model.fp8_multi_head_attention),
                 ("model.tp_comm_overlap", s.model.tp_comm_overlap),
                 ("model.recompute_modules", {"moe_act", "layernorm"} & set(s.recomputed)),
             )
-            if s.is_emulated and on
-        ],
+        ),
         message="the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
