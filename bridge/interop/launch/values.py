@@ -141,36 +141,24 @@ class Values:
         if len(word) == 1 and not word[0].name and not word[0].is_late:
             return [word[0].text]
         found: list[str] = []
-        current: str | None = None
+        goes_on = False
         for part in word:
+            begins = ends = False
             if part.quoted and part.name and (part.index == "@" or (part.name == "@" and not part.index)):
-                items = self._items(part)
-                for place, item in enumerate(items):
-                    if place:
-                        found.append(current or "")
-                        current = None
-                    current = (current or "") + item
-                continue
-            text = part.text if not part.name and not part.is_late else self._joined(part)
-            if part.quoted or not (part.name or part.is_late):
-                current = (current or "") + text
-                continue
-            pieces = text.split()
-            if current is not None and text[:1].isspace():
-                found.append(current)
-                current = None
-            for place, piece in enumerate(pieces):
-                if place:
-                    found.append(current or "")
-                    current = None
-                current = (current or "") + piece
-            if pieces and text[-1:].isspace():
-                found.append(current or "")
-                current = None
+                pieces = self._items(part)
+            elif part.name or part.is_late:
+                text = self._joined(part)
+                pieces = [text] if part.quoted else text.split()
+                begins, ends = (not part.quoted and text[side].isspace() for side in (slice(1), slice(-1, None)))
+            else:
+                pieces = [part.text]
+            goes_on = goes_on and not begins
+            if goes_on and pieces:
+                found[-1] += pieces[0]
+            found += pieces[goes_on:]
+            goes_on = (goes_on or bool(pieces)) and not ends
             if len(found) > MAX_FIELDS:
                 break
-        if current is not None:
-            found.append(current)
         return found[:MAX_FIELDS]
 
     def all_words(self, words: Iterable[Word]) -> list[str]:
