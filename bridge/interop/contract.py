@@ -65,7 +65,7 @@ SEMANTICS = MappingProxyType(
 """The first four are all called "bf16 mixed" by one system or another."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Unmapped:
     """One setting that cannot be converted exactly."""
 
@@ -146,7 +146,7 @@ class ExportReport:
     """Each mapped field that was stated -> the settings of the payload it became."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Recognised:
     """Why a document is taken for a system's."""
 

@@ -260,19 +260,19 @@ def recognise(document: Document) -> Recognised | None:
     if isinstance(inner, Mapping):
         target = inner.get("_target_", target)
     if isinstance(target, str) and target.startswith("megatron.bridge."):
-        return Recognised(certainty=0.97, evidence=f"has the target `{target}`")
+        return Recognised(0.97, f"has the target `{target}`")
     if isinstance(inner, Mapping) and any(name in inner for name in OWN):
-        return Recognised(certainty=0.9, evidence="has `mixed_precision`, a mapping of its fields")
+        return Recognised(0.9, "has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
-        return Recognised(certainty=0.9, evidence=f"has `mixed_precision: {inner}`, one of its recipes")
+        return Recognised(0.9, f"has `mixed_precision: {inner}`, one of its recipes")
     sections = [top[owner] for owner in OWNERS if isinstance(top.get(owner), Mapping)]
     if any(str(section.get("_target_", "")).startswith(("megatron.", "bridge.")) for section in sections):
-        return Recognised(certainty=0.7, evidence="has sections with Megatron's targets, as its run configs do")
+        return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
     known = [name for name in OWN if name in top]
     if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
         whole = len(known) == len(top)  # `bf16` and `fp8` among other keys are other systems' words too
         return Recognised(
-            certainty=0.6 if whole else 0.4,
+            0.6 if whole else 0.4,
             evidence=f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class",
         )
     return None

@@ -361,14 +361,14 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for NeMo 2.x's, or None."""
     if PLUGIN in document.text:
-        return Recognised(certainty=0.95, evidence=f"names `{PLUGIN}`")
+        return Recognised(0.95, f"names `{PLUGIN}`")
     if document.kind == "python" and "nemo" in document.text:
         named = next((name for name in RECIPES if f"{name}(" in document.text), None)
         if named:
-            return Recognised(certainty=0.85, evidence=f"calls NeMo's recipe `{named}`")
+            return Recognised(0.85, f"calls NeMo's recipe `{named}`")
     top = document.mapping
     if any(key in top for key in PREFIXED) and "precision" in top:
-        return Recognised(certainty=0.85, evidence="has `precision` and `fp16_...` keys, the plugin's arguments")
+        return Recognised(0.85, "has `precision` and `fp16_...` keys, the plugin's arguments")
     return None
 
 

@@ -38,51 +38,33 @@ def _parse(text: str, path: str) -> Any:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         taken = dict(items)
         if len(taken) != len(items):
-            raise _Twice
+            line, key = _second(text)
+            rule = f"the key {shown(key)} must not stand twice in one object"
+            raise PayloadError(f"{path}, line {line}: {rule}. Keep one of the two.")
         return taken
 
     try:
         value = json.loads(text, object_pairs_hook=pairs)
-    except _Twice:
-        line, key = _second(text)
-        rule = f"the key {shown(key)} must not stand twice in one object"
-        raise PayloadError(f"{path}, line {line}: {rule}. Keep one of the two.") from None
+        level: list[Any] = [[value]]
+        for _ in range(MAX_DEPTH + 1):
+            inside = [item.values() if isinstance(item, dict) else item for item in level]
+            level = [item for items in inside for item in items if isinstance(item, dict | list)]
     except RecursionError:
-        raise _too_deep(path) from None
+        level = [text]
     except ValueError as error:
-        if isinstance(error, json.JSONDecodeError):
+        if isinstance(error, json.JSONDecodeError | PayloadError):
             raise
         raise PayloadError(f"{path}: a number must have fewer digits. This is no configuration.") from None
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _inside(outer)]
-        if not level:
-            return value
-    raise _too_deep(path)
-
-
-class _Twice(Exception):  # noqa: N818  never leaves this module
-    """A key stands twice in one object."""
-
-
-def _inside(value: Any) -> list[Any]:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [item for item in items if isinstance(item, dict | list)]
-
-
-def _too_deep(path: str) -> PayloadError:
-    return PayloadError(f"{path}: nesting must not be deeper than {MAX_DEPTH}. This is no configuration.")
+    if level:
+        raise PayloadError(f"{path}: nesting must not be deeper than {MAX_DEPTH}. This is no configuration.")
+    return value
 
 
 def _relaxed(text: str) -> str:
     """Return the text without comments and without commas before a closing bracket."""
-    bare = TOKEN.sub(lambda found: _blank(found[0]) if found[0][0] in "/#" else found[0], text)
+    bare = TOKEN.sub(lambda found: "\n" * found[0].count("\n") if found[0][0] in "/#" else found[0], text)
     pieces = re.split(r'("(?:[^"\\\n]|\\.)*")', bare)
     return "".join(piece if piece.startswith('"') else re.sub(r",(\s*[}\]])", r"\1", piece) for piece in pieces)
-
-
-def _blank(comment: str) -> str:
-    return "\n" * comment.count("\n")
 
 
 def _second(text: str) -> tuple[int, str]:

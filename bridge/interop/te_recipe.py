@@ -213,7 +213,7 @@ def recognise(document: Document) -> Recognised | None:
     for key in NAMES:
         value = top.get(key)
         if isinstance(value, str) and value.rpartition(".")[2] in CLASSES:
-            return Recognised(certainty=0.97, evidence=f"names the class `{value.rpartition('.')[2]}`")
+            return Recognised(0.97, f"names the class `{value.rpartition('.')[2]}`")
     return None
 
 

@@ -207,9 +207,9 @@ def _recognise(document: Any) -> Recognised | None:
     blocks = [key for key in ("fp16", "bf16", "bfloat16") if isinstance(content.get(key), dict)]
     own = [key for key in ("zero_optimization", "train_micro_batch_size_per_gpu", "torch_autocast") if key in content]
     if blocks and own:
-        return Recognised(certainty=0.95, evidence=f"has `{blocks[0]}` as a block together with `{own[0]}`")
+        return Recognised(0.95, f"has `{blocks[0]}` as a block together with `{own[0]}`")
     if own or (blocks and any("enabled" in content[key] for key in blocks)):
-        return Recognised(certainty=0.8, evidence=f"has `{(own or blocks)[0]}`, which only DeepSpeed reads")
+        return Recognised(0.8, f"has `{(own or blocks)[0]}`, which only DeepSpeed reads")
     return None
 
 

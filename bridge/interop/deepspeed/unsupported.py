@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.optimizers import low_precision_optimizer
+from bridge.interop.other_settings import other_settings
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
@@ -26,30 +28,9 @@ IGNORED = ("fp8", "fp4", "tf32", "float16", "fp32", "mixed_precision", "fp32_all
 """Names at the top that people write and nothing reads."""
 READ = ("fp16", "bf16", "bfloat16", "torch_autocast", "data_types", "communication_data_type", "amp")
 """Names at the top that are accounted for elsewhere."""
-REMOVED = {
-    "compression_training": "weights and activations are fake-quantised in training",
-    "quantize_training": "weights are fake-quantised in training (MoQ)",
-    "eigenvalue": "decides when weights are quantised further (MoQ)",
-}
-UNSUPPORTED = {
-    "weight_quantization": "the weights are stored quantised",
-    "msamp": "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does",
-    "prescale_gradients": "gradients are divided before they are reduced, so that others overflow",
-}
-ZERO = {
-    "zero_quantized_weights": "weights are quantised for communication (ZeRO++)",
-    "zero_quantized_nontrainable_weights": "frozen weights are stored quantised (ZeRO++)",
-    "zero_quantized_gradients": "gradients are quantised for communication (ZeRO++)",
-    "gather_16bit_weights_on_model_save": "the model is saved in half precision, without its FP32 masters",
-    "stage3_gather_16bit_weights_on_model_save": "the model is saved in half precision, without its FP32 masters",
-    "stage3_gather_fp16_weights_on_model_save": "the model is saved in half precision, without its FP32 masters",
-}
-"""Switches of `zero_optimization`, off by default, with what they do."""
-OPTIMIZER = {
-    "fp32_optimizer_states": (True, "moments of the CPU optimizer are kept in the weights' dtype"),
-    "state_dtype": (None, "dtype of the optimizer's state"),
-}
-"""Parameters of an optimizer -> the value that changes nothing, and what another one does."""
+OTHER_SETTINGS = other_settings(
+    Path(__file__).with_name("other_settings.json"), "Set it up by hand where you train next."
+)
 HALF = {
     "fp16": {
         "auto_cast": ("inputs of the module are cast to FP16 by the engine", "Cast the inputs in the data loader."),
@@ -118,79 +99,22 @@ def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
         elif key in IGNORED or (key not in READ and LOOKS_LIKE_PRECISION.search(key) and not key.startswith("seq_")):
             detail = f"{VERSION} ignores a block of this name without a word"
             builder.report(key, top[key], "dead knob", detail, "Drop it; FP8 comes through accelerate, not from here.")
-    for key, detail in REMOVED.items():
-        if top.given(key):
-            removed = f"{detail}; {VERSION} has removed it and refuses the file"
-            builder.report(key, top[key], "unsupported", removed, "Drop it, or quantise by other means.")
-    for key, detail in UNSUPPORTED.items():
-        value = top.values.get(key)
-        is_off = key == "msamp" and isinstance(value, Mapping) and value.get("enabled", False) is False
-        _switch(builder, key, False if is_off else value, detail)
-    factor = top.values.get("gradient_predivide_factor")
-    if factor in (1, 1.0):
-        builder.map("gradient_predivide_factor")
-    elif factor is not None:
-        builder.report(
-            "gradient_predivide_factor", factor, "unsupported", UNSUPPORTED["prescale_gradients"], "Check it by hand."
-        )
-    _zero(builder, top)
-    _optimizer(builder, top)
-    for block, key, detail in (
-        ("compile", "deepcompile", "compiled kernels may round elsewhere; a recipe does not say whether to compile"),
-        ("tensor_parallel", "dtype", "dtype that weights are split in for tensor parallelism"),
-    ):
-        inner = top.values.get(block)
-        if isinstance(inner, Mapping) and key in inner:
-            _switch(builder, f"{block}.{key}", inner[key], detail)
-
-
-def _switch(builder: ImportBuilder, name: str, value: Any, detail: str) -> None:
-    """Report a setting that is on, and note one that is off."""
-    if value is False:
-        builder.map(name)
-    elif value == "auto":
-        builder.report(name, value, "implied default", f"{VERSION} reads auto as its default, off", STATE)
-    elif value is not None:
-        builder.report(name, value, "unsupported", detail, "Set it up by hand where you train next.")
-
-
-def _zero(builder: ImportBuilder, top: Settings) -> None:
-    zero = top.values.get("zero_optimization")
-    if not isinstance(zero, Mapping):
-        return
-    for key, detail in ZERO.items():
-        _switch(builder, f"zero_optimization.{key}", zero.get(key), detail)
-    masters = zero.get("load_from_fp32_weights")
-    name = "zero_optimization.load_from_fp32_weights"
-    if masters is True:
-        builder.map(name)
-    elif masters is not None:
-        detail = "FP32 masters are made of the half-precision weights of a checkpoint, not of its FP32 ones"
-        builder.report(name, masters, "unsupported", detail, "Look at how your checkpoint is loaded.")
-    if zero.get("zeropp_loco_param") is not None:
-        detail = f"error feedback of quantised gradients; {VERSION} has removed it and refuses the file"
-        builder.report(
-            "zero_optimization.zeropp_loco_param", zero["zeropp_loco_param"], "unsupported", detail, "Drop it."
-        )
-
-
-def _optimizer(builder: ImportBuilder, top: Settings) -> None:
-    block = top.values.get("optimizer")
-    if not isinstance(block, Mapping):
-        return
-    name = block.get("type")
-    detail = low_precision_optimizer(name)
-    if detail is not None:
-        if "one bit" in detail:
-            detail = f"{detail}; {VERSION} has removed such optimizers and fails on the name"
-        remedy = "Megatron keeps the state in FP32 and reduces gradients in full."
-        builder.report("optimizer.type", name, "unsupported", detail, remedy)
-    parameters = block.get("params")
-    if not isinstance(parameters, Mapping):
-        return
-    for key, (usual, what) in OPTIMIZER.items():
-        value = parameters.get(key)
-        if value is not None and value == usual:
-            builder.map(f"optimizer.params.{key}")
+    for row in OTHER_SETTINGS.values():
+        value: Any = top.values
+        for word in row.option.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        is_off = row.option == "msamp" and isinstance(value, Mapping) and not value.get("enabled")
+        if value == "auto":
+            builder.report(row.option, value, "implied default", f"{VERSION} reads auto as its default, off", STATE)
+        elif value is not None and (is_off or value == row.default):
+            builder.map(row.option)
         elif value is not None:
-            builder.report(f"optimizer.params.{key}", value, "unsupported", what, "Megatron keeps moments in FP32.")
+            builder.report(row.option, value, row.reason, row.detail, row.remedy)
+    optimizer = top.values.get("optimizer")
+    name = optimizer.get("type") if isinstance(optimizer, Mapping) else None
+    kept = low_precision_optimizer(name)
+    if kept is not None:
+        if "one bit" in kept:
+            kept = f"{kept}; {VERSION} has removed such optimizers and fails on the name"
+        remedy = "Megatron keeps the state in FP32 and reduces gradients in full."
+        builder.report("optimizer.type", name, "unsupported", kept, remedy)

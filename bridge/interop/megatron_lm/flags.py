@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from bridge.interop.other_settings import other_settings
 
 __all__ = [
     "BY_NAME",
@@ -13,7 +14,6 @@ __all__ = [
     "OTHER_SETTINGS",
     "SWITCH",
     "Flag",
-    "OtherSetting",
     "bears_on_precision",
     "dest",
     "may_repeat",
@@ -85,23 +85,11 @@ def dest(name: str) -> str:
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherSetting:
-    """A flag that bears on precision and has no field."""
-
-    option: str
-    default: object
-    """Without effect at this value."""
-    detail: str
-    reason: str = "unsupported"
-    remedy: str = "Set it on Megatron's own config, next to the recipe."
-    is_file: bool = False
-    """It names a file that is not read, whatever its name will be."""
-
-
 OTHER_SETTINGS = {
-    dest(option): OtherSetting(option=option, **row)
-    for option, row in json.loads(Path(__file__).with_name("other_settings.json").read_text()).items()
+    dest(option): row
+    for option, row in other_settings(
+        Path(__file__).with_name("other_settings.json"), "Set it on Megatron's own config, next to the recipe."
+    ).items()
 }
 """Source: Megatron-LM 0.20 training/arguments.py, and DeepSpeed's runtime/config.py."""
 

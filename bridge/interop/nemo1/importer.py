@@ -219,11 +219,9 @@ def recognise(document: Document) -> Recognised | None:
     found = [key for key in marks if isinstance(model, Mapping) and key in model]
     if found:
         certainty = 0.95 if len(found) > 1 else 0.8
-        return Recognised(
-            certainty=certainty, evidence=f"has {', '.join(f'`{key}`' for key in found[:3])}, NeMo 1.x's own keys"
-        )
+        return Recognised(certainty, f"has {', '.join(f'`{key}`' for key in found[:3])}, NeMo 1.x's own keys")
     if document.has("trainer.precision", "exp_manager"):
-        return Recognised(certainty=0.6, evidence="has `trainer.precision` and `exp_manager`")
+        return Recognised(0.6, "has `trainer.precision` and `exp_manager`")
     return None
 
 
