@@ -83,8 +83,8 @@ class ImportBuilder:
 
     def report(self, setting: str, value: object, reason: str, detail: str, remedy: str) -> None:
         """Record that `setting` cannot be converted exactly."""
-        entry = Unmapped(field=setting, value=value, reason=reason, detail=detail, remedy=remedy)
-        if not any(_same(entry, other) for other in self.unmapped):
+        entry = Unmapped(setting, value, reason, detail, remedy)
+        if not any(entry == other and type(value) is type(other.value) for other in self.unmapped):
             self.unmapped.append(entry)
 
     def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
@@ -202,7 +202,7 @@ class ExportBuilder:
 
     def report(self, field: str, reason: str, detail: str, remedy: str) -> None:
         """Record that `field` cannot be converted exactly, stated or not."""
-        entry = Unmapped(field=field, value=self.values[field], reason=reason, detail=detail, remedy=remedy)
+        entry = Unmapped(field, self.values[field], reason, detail, remedy)
         self.unmapped.setdefault(field, []).append(entry)
 
     def report_if_stated(self, fields: str | tuple[str, ...], reason: str, detail: str, remedy: str) -> None:
@@ -217,14 +217,10 @@ class ExportBuilder:
             if field == fields[0] or (field in self.config.stated and self.values[field] not in (False, None)):
                 self.report(field, "unsupported", detail, remedy)
 
-    def is_reported(self, field: str) -> bool:
-        """Return whether a field is mapped or reported."""
-        return field in self.mapped or field in self.unmapped
-
     def finish(self, payload: Any) -> ExportReport:
         """Return the report, after stated fields not mentioned so far are mapped or reported."""
         for field in self.config.field_names():
-            if field not in self.config.stated or self.is_reported(field):
+            if field not in self.config.stated or field in self.mapped or field in self.unmapped:
                 continue
             why = inert(self.config, field)
             if field == self.exported_mode and not self.values[field]:
@@ -247,10 +243,6 @@ class ExportBuilder:
 def inert(config: MixedPrecisionConfig, field: str) -> str | None:
     """Return why `field` has no effect in this config, as a clause; None where it has one."""
     return unread_fields(config).get(field)
-
-
-def _same(one: Unmapped, other: Unmapped) -> bool:
-    return one == other and type(one.value) is type(other.value)
 
 
 def _is_off(field: str, value: object) -> bool:

@@ -122,13 +122,8 @@ class ImportReport:
         if self.decided_by is None:
             return self
         config = type(self.config).from_dict({**self.config.to_dict(), self.default_mode: True})
-        assumed = Unmapped(
-            field="mode",
-            value=self.default_mode,
-            reason="implied default",
-            detail=f"assumed, since nothing in the file states it; {self.decided_by} decides",
-            remedy="State the mode.",
-        )
+        detail = f"assumed, since nothing in the file states it; {self.decided_by} decides"
+        assumed = Unmapped("mode", self.default_mode, "implied default", detail, "State the mode.")
         semantics = semantics_of(config)
         unmapped = (*(entry for entry in self.unmapped if entry.field != "mode"), assumed)
         recipe = recipe_named(config)

@@ -90,14 +90,9 @@ def runs_of(
 
 def _repeated(document: Document) -> list[Unmapped]:
     """Return the records of keys that stand twice and bear on no precision."""
+    detail = "the key stands twice in its mapping, and the last value counts"
     return [
-        Unmapped(
-            field=key,
-            value=value,
-            reason="dead knob",
-            detail=f"line {line}: the key stands twice in its mapping, and the last value counts",
-            remedy="Keep one of the two.",
-        )
+        Unmapped(key, value, "dead knob", f"line {line}: {detail}", "Keep one of the two.")
         for key, value, line in document.repeated
     ]
 

@@ -116,7 +116,7 @@ def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imp
         return (_recipe(payload.removesuffix("()"), release, ""),)
     if isinstance(payload, Document):
         names = frozenset({PLUGIN, *RECIPES})
-        wanted = names | {"setattr", "precision", *DTYPES, *SAME, *PREFIXED, *GATHER}
+        wanted = names | {"precision", *DTYPES, *SAME, *PREFIXED, *GATHER}
         program = program_of(payload.text, payload.path, wanted.__contains__)
         calls = [call for call in program.calls if call.name in names]
         if not calls:
@@ -147,19 +147,9 @@ def _assigned_later(program: Program) -> list[Unmapped]:
         for line, target, written in program.assignments
         if target.rpartition(".")[0] and target.rpartition(".")[2] in arguments
     ]
-    made += [
-        (call.line, f"{call.written['0']}.{call.positional[1]}", call.written["2"])
-        for call in program.calls
-        if call.name == "setattr" and len(call.positional) > 2 and call.positional[1] in arguments
-    ]
+    detail = "assigned after the constructor, which is not followed"
     return [
-        Unmapped(
-            field=path,
-            value=written,
-            reason="unsupported",
-            detail=f"line {line}: assigned after the constructor, which is not followed",
-            remedy="Give it to the constructor.",
-        )
+        Unmapped(path, written, "unsupported", f"line {line}: {detail}", "Give it to the constructor.")
         for line, path, written in sorted(made)
     ]
 

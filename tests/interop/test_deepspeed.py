@@ -326,13 +326,8 @@ def test_a_dtype_that_is_a_list_is_one_sentence() -> None:
         deepspeed.import_({"torch_autocast": {"enabled": True, "dtype": ["bfloat16"]}, "zero_optimization": {}})
 
 
-@pytest.mark.parametrize(
-    ("payload", "field", "reason"),
-    [
-        ({"BF16": {"enabled": True}}, "BF16", "dead knob"),
-        ({"msamp": {"enabled": True, "opt_level": "O3"}}, "msamp", "unsupported"),
-    ],
-)
-def test_other_letter_cases_and_ms_amp_are_told(payload: dict[str, Any], field: str, reason: str) -> None:
-    assert reasons(deepspeed.import_(payload), field) == [reason]
+def test_another_letter_case_and_ms_amp_are_reported() -> None:
+    on = {"msamp": {"enabled": True, "opt_level": "O3"}, "BF16": {"enabled": True}}
+    assert reasons(deepspeed.import_(on), "msamp") == ["unsupported"]
+    assert reasons(deepspeed.import_(on), "BF16") == ["dead knob"]
     assert reasons(deepspeed.import_({"msamp": {"enabled": False}}), "msamp") == []

@@ -106,12 +106,6 @@ def test_megatron_fsdp_decides_in_what_gradients_are_reduced(words, in_fp32: boo
     assert {field: reasons(run, field) for field in reported} == reported
 
 
-def test_version_2_of_megatron_fsdp_is_told() -> None:
-    run = megatron_lm.import_([*FSDP, "--megatron-fsdp-version", "2"])
-    (loss,) = [loss for loss in run.unmapped if loss.field == MAIN]
-    assert "later states of version 2 read" in loss.detail
-
-
 # -- files that start nothing -----------------------------------------------------------------------------------------
 
 FIGURE = (

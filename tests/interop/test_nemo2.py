@@ -141,7 +141,7 @@ def python(text: str) -> Document:
 
 
 def test_what_is_assigned_after_the_constructor_is_reported() -> None:
-    made = 'p = MegatronMixedPrecision("bf16-mixed")\np.fp8 = "hybrid"\nsetattr(p, "grad_reduce_in_fp32", False)\n'
+    made = 'p = MegatronMixedPrecision("bf16-mixed")\np.fp8 = "hybrid"\np.grad_reduce_in_fp32 = False\n'
     imported = nemo2.import_(python(made))
     assert reasons(imported, "p.fp8") == reasons(imported, "p.grad_reduce_in_fp32") == ["unsupported"]
     (loss,) = [loss for loss in imported.unmapped if loss.field == "p.fp8"]

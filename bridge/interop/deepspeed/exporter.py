@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from bridge.interop.amp import export_as_amp
 from bridge.interop.builders import ExportBuilder, semantics_of
 from bridge.interop.scaler import report_scaler
+from bridge.precision.dtypes import TORCH_NAMES
 
 if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
@@ -60,25 +62,13 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _export_autocast(builder: ExportBuilder, payload: dict[str, Any]) -> None:
-    config = builder.config
-    compute = builder.values["autocast_dtype"] or config.mode
-    payload["torch_autocast"] = {"enabled": True, "dtype": {"bf16": "bfloat16", "fp16": "float16"}[compute]}
-    builder.map("autocast_enabled", "torch_autocast.enabled")
-    builder.map("autocast_dtype", "torch_autocast.dtype")
-    builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
-    for field in ("fp32", "params_dtype") if config.fp32 else ("params_dtype",):
-        builder.map(field, "torch_autocast.enabled")
-    if config.fp16 and compute == "fp16":
-        builder.map("fp16", "torch_autocast.dtype")
-    elif config.mode != "fp32":
-        detail = "torch_autocast keeps FP32 weights and casts per operator"
-        builder.report(config.mode, "semantics", detail, "Nothing to do if AMP is what you mean.")
+    compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")
+    payload["torch_autocast"] = {"enabled": True, "dtype": TORCH_NAMES[compute]}
     report_scaler(builder, f"{TITLE} under torch_autocast")
     if builder.config.grad_reduce_in_fp32:
         detail = "gradients of the cast modules are communicated in the autocast dtype"
-        builder.report_if_stated(
-            "grad_reduce_in_fp32", "unsupported", detail, "Use the bf16 block with FP32 reduction."
-        )
+        remedy = "Use the bf16 block with FP32 reduction."
+        builder.report_if_stated("grad_reduce_in_fp32", "unsupported", detail, remedy)
 
 
 def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:

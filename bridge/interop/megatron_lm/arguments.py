@@ -34,8 +34,6 @@ RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 PARALLELISM = frozenset(
     {"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "deepspeed"}
 )
-MODIFIERS = frozenset({"megatron_fsdp_version"})
-"""Settings with a value on which the meaning of others depends."""
 TRUTH = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
@@ -238,7 +236,7 @@ def _switched(name: str, value: str | None, following: str | None, shown: Callab
 
 def _argument_file(word: str) -> Unmapped:
     detail = "where the program lets argparse read arguments from files, this one can set the precision; it is not read"
-    return Unmapped(field=word, value=word[1:], reason="unsupported", detail=detail, remedy="Convert that file too.")
+    return Unmapped(word, word[1:], "unsupported", detail, "Convert that file too.")
 
 
 def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
@@ -246,7 +244,7 @@ def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
 
 
 def _is_known(name: str) -> bool:
-    return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM, MODIFIERS))
+    return any(dest(name) in known for known in (BY_NAME, OTHER_SETTINGS, PARALLELISM))
 
 
 def _is_switch(name: str) -> bool:

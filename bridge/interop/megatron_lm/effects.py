@@ -113,14 +113,11 @@ def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, states
     sent = _dtype(run, "megatron_fsdp_grad_comm_dtype") or kept
     in_fp32 = kept == sent == "fp32"
     builder.fields["grad_reduce_in_fp32"] = in_fp32
-    again = ""
-    if str(getattr(run.settings.get("megatron_fsdp_version"), "value", "")) == "2":
-        again = f"; later states of version 2 read {wanted} again, which --bf16 turns on"
     if kept == mode and not states_kept:
         detail = f"Megatron-FSDP keeps gradients in the weights' dtype since 0.19, {mode} here, whatever --{mode} means"
-        builder.implied(option, "auto", f"{detail} without it{again}")
+        builder.implied(option, "auto", f"{detail} without it")
     if "accumulate_allreduce_grads_in_fp32" in run:
-        detail = f"Megatron-FSDP ignores it since 0.19, where {option} decides{again}"
+        detail = f"Megatron-FSDP ignores it since 0.19, where {option} decides"
         remedy = "Drop it." if in_fp32 else f"Add {option} fp32."
         builder.report(wanted, True, "dead knob", detail, remedy)
 

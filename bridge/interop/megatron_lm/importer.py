@@ -45,10 +45,8 @@ def import_(payload: object, *, te_version: str = "2.8", variables: object = Non
     first, *others = import_all(payload, te_version=te_version, variables=variables)
     if any(meaning(other.config) != meaning(first.config) for other in others):
         detail = "the file starts runs of different precision, and this is the first"
-        loss = Unmapped(
-            field="runs", value=len(others) + 1, reason="unsupported", detail=detail, remedy="Read them all."
-        )
-        return replace(first, unmapped=(*first.unmapped, loss))
+        several = Unmapped("runs", len(others) + 1, "unsupported", detail, "Read them all.")
+        return replace(first, unmapped=(*first.unmapped, several))
     return first
 
 

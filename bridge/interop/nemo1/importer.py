@@ -86,15 +86,9 @@ def _is_lightnings(file: File) -> bool:
 
 def _assumed(file: File) -> list[Unmapped]:
     """Return the records of environment variables whose defaults were taken."""
-    detail, remedy = "the default written with it was taken", "Write the value itself if the variable is set."
+    taken, remedy = "the default written with it was taken", "Write the value itself if the variable is set."
     return [
-        Unmapped(
-            field=where,
-            value=default,
-            reason="implied default",
-            detail=f"the environment variable {variable} decides; {detail}",
-            remedy=remedy,
-        )
+        Unmapped(where, default, "implied default", f"the environment variable {variable} decides; {taken}", remedy)
         for where, (variable, default) in file.references.assumed.items()
     ]
 

@@ -4,8 +4,7 @@ Nothing of it has a field; all of it is reported. `apply_query_key_layer_scaling
 layers are built:
 
     NeMo's own transformer                           acts, whatever the dtype
-    Megatron Core 0.3, NeMo 1.21                     read by nothing: Transformer Engine's attention takes no such thing
-    Megatron Core, NeMo 1.22 and later               acts in FP16; else a warning, and it is off
+    Megatron Core                                    acts in FP16; else a warning, and it is off
 
 Source: NeMo 1.20 to 2.0 models/language_modeling (megatron_gpt_model.py, megatron_base_model.py,
 `build_transformer_config`), modules/common/megatron/attention.py.
@@ -27,11 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["report_optimizer", "report_quantisation", "report_unsupported"]
 
-MECHANICS = {
-    "grad_allreduce_chunk_size_mb": "how gradients are sent, not how exactly",
-    "grad_div_ar_fusion": "how gradients are sent, not how exactly",
-    "async_grad_allreduce": "how gradients are sent, not how exactly",
-}
+MECHANICS = ("grad_allreduce_chunk_size_mb", "grad_div_ar_fusion", "async_grad_allreduce")
 QK_SCALING = "apply_query_key_layer_scaling"
 OPTIMIZER = ("dtype", "with_scaled_states", "store_params", "store_param_remainders")
 """Keys of `optim` that state what the optimizer keeps, other than those that end in `_dtype`."""
@@ -52,13 +47,8 @@ def report_unsupported(file: File, builder: ImportBuilder, dtype: str, done: Col
     trainer = file.payload.get("trainer")
     if isinstance(trainer, Mapping):
         report_apex(builder, Settings(trainer, builder.system, "trainer"))
-    spelled = {name.lower(): name for name in (*done, "mcore_gpt")}
     for key, value in file.model.items():
-        right = spelled.get(str(key).lower(), key)
-        if right != key:
-            detail = "another letter case, which is not read"
-            builder.report(f"model.{key}", value, "dead knob", detail, f"Write {right}.")
-        elif str(key) not in done:
+        if str(key) not in done:
             _setting(file, builder, str(key), value, dtype=dtype, on=on)
 
 
@@ -88,13 +78,14 @@ def _setting(file: File, builder: ImportBuilder, key: str, value: Any, *, dtype:
     elif key == "fp8_interval":
         builder.report(where, value, "dead knob", "Transformer Engine ignores it since 1.8", "Drop it.")
     elif key in MECHANICS:
-        builder.report(where, value, "unsupported", MECHANICS[key], "Nothing to do for the precision.")
+        detail = "how gradients are sent, not how exactly"
+        builder.report(where, value, "unsupported", detail, "Nothing to do for the precision.")
     elif key == "mcore_customization_config" and isinstance(value, Mapping):
         for name, inner in value.items():
             if bears_on_precision(str(name)):
                 detail = "set on the model without any check"
                 builder.report(f"{where}.{name}", inner, "unsupported", detail, "State it as a field.")
-    elif row is not None or bears_on_precision(key):
+    elif row is not None or bears_on_precision(key.lower()):
         if value in (None, False, row.default if row else None):
             builder.map(where)
         else:
@@ -116,10 +107,7 @@ def _query_key_scaling(file: File, builder: ImportBuilder, dtype: str) -> None:
     if value is None or not switch(value, where):
         builder.map(where)
         return
-    if file.is_on_megatron_core and file.release == (1, 21):
-        detail = "Megatron Core 0.3 hands it to nothing: the attention is Transformer Engine's (NeMo 1.21)"
-        builder.report(where, value, "dead knob", detail, "Drop it.")
-    elif file.is_on_megatron_core and dtype != "fp16":
+    if file.is_on_megatron_core and dtype != "fp16":
         detail = (
             f"under mcore_gpt NeMo 1.22 and later turn it off in {dtype.upper()}, with a warning: FP16 alone has it"
         )
