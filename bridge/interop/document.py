@@ -89,10 +89,7 @@ class Document:
     @classmethod
     def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Document:
         """Return the document of a text; without `kind`, name and contents tell."""
-        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-        if "\0" in text:
-            line = text.count("\n", 0, text.index("\0")) + 1
-            raise PayloadError(f"{path}, line {line}: must be text, and holds a NUL. Give a text file.")
+        text = strict_yaml.plain_text(text, path)
         found = DOTTED.search(text) if path.endswith(".toml") else None
         if found is not None:
             line = text.count("\n", 0, found.start()) + 1

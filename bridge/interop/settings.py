@@ -8,6 +8,7 @@ from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
 from bridge.precision.dtypes import dtype_token
+from bridge.precision.fields import number_of_text
 
 __all__ = ["Settings", "half_or_fp32", "named_dtype", "shown"]
 
@@ -78,7 +79,7 @@ class Settings:
         if value is None:
             return None
         if self.lenient and isinstance(value, str):
-            value = _number(value)
+            value = number_of_text(value)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise self.wrong(key, "must be a finite number", value, "Write a number, without quotes")
         if least is not None and value < least:
@@ -115,9 +116,7 @@ class Settings:
 
     def wrong(self, key: str, rule: str, value: object, remedy: str) -> PayloadError:
         """Return the error to raise about `key`."""
-        path = f"{self.system}: {self.name(key)}" if key or self.path else self.system
-        if not key:
-            path = f"{self.system}: {self.path}" if self.path else self.system
+        path = ": ".join(filter(None, (self.system, self.name(key) if key else self.path)))
         ending = "" if remedy.endswith(("?", ".")) else "."
         return PayloadError(f"{path}: {rule}, got {shown(value)}. {remedy}{ending}")
 
@@ -146,15 +145,6 @@ def half_or_fp32(value: object) -> str | None:
     except ValueError:
         return None
     return compute if compute in ("fp32", "bf16", "fp16") else None
-
-
-def _number(text: str) -> float | str:
-    for parse in (int, float):
-        try:
-            return parse(text)
-        except ValueError:
-            continue
-    return text
 
 
 def shown(value: object, limit: int = 60) -> str:

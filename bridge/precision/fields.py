@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bridge.precision.statements import Statements
 
-__all__ = ["LAYER_COUNTS", "StatedField", "coerce", "stated"]
+__all__ = ["LAYER_COUNTS", "StatedField", "coerce", "number_of_text", "stated"]
 
 LAYER_COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 """How many layers `first_last_layers_bf16` keeps at either end."""
@@ -149,7 +149,8 @@ def _switch_from_text(text: str) -> bool | str:
     return text.lower() in YES if text.lower() in YES | NO else text
 
 
-def _number_from_text(text: str) -> float | str:
+def number_of_text(text: str) -> float | str:
+    """Return the number that a text spells, or the text."""
     for parse in (int, float):
         try:
             return parse(text)
@@ -160,7 +161,7 @@ def _number_from_text(text: str) -> float | str:
 
 _FROM_TEXT: dict[str, Callable[[str], object]] = {
     "bool": _switch_from_text,
-    "int": _number_from_text,
-    "float": _number_from_text,
+    "int": number_of_text,
+    "float": number_of_text,
 }
 _COERCIONS: dict[str, Callable[[object], Any]] = {"bool": _bool, "int": _int, "float": _float, "dtype": dtype_token}

@@ -20,7 +20,7 @@ from bridge.errors import BridgeError, PayloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "decoded", "load_all", "read_bytes"]
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "decoded", "load_all", "plain_text", "read_bytes"]
 
 MAX_BYTES = 512 * 1024
 """Larger than any configuration, and still read in well under two seconds."""
@@ -117,6 +117,11 @@ def decoded(data: bytes, path: str, *, error: type[BridgeError] = PayloadError) 
         line = data.count(b"\n", 0, found.start) + 1
         rule = f"must be UTF-8 text, and byte {found.start} is not"
         raise error(f"{path}, line {line}: {rule}. Save it as UTF-8.") from None
+    return plain_text(text, path, error=error)
+
+
+def plain_text(text: str, path: str, *, error: type[BridgeError] = PayloadError) -> str:
+    """Return a text without byte-order mark and with Unix line ends; raises `error` for one with a NUL."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1

@@ -93,7 +93,9 @@ def report_half(builder: ImportBuilder, block: Settings, mode: str, *, on: bool)
 def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
     """Report everything else that bears on precision, and what looks as if it did and is ignored."""
     for key in top.values:
-        if key in IGNORED or (key not in READ and LOOKS_LIKE_PRECISION.search(key.lower()) and not key.startswith("seq_")):
+        if key in IGNORED or (
+            key not in READ and LOOKS_LIKE_PRECISION.search(key.lower()) and not key.startswith("seq_")
+        ):
             detail = f"{VERSION} ignores a block of this name without a word"
             builder.report(key, top[key], "dead knob", detail, "Drop it; FP8 comes through accelerate, not from here.")
     for row in OTHER_SETTINGS.values():

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["argument_list"]
+__all__ = ["TITLE", "export"]
+
+TITLE = "Megatron-LM 0.20"
 
 OPTIONS = {flag.field: flag.option for flag in reversed(FLAGS) if flag.option.startswith("--") and flag.sets is None}
 SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
@@ -30,9 +32,9 @@ SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "r
 BY_HAND = "Set it on the TransformerConfig in the training script."
 
 
-def argument_list(config: MixedPrecisionConfig, system: str) -> ExportReport:
-    """Return the arguments, and what no argument can say."""
-    builder = ExportBuilder(config, system)
+def export(config: MixedPrecisionConfig) -> ExportReport:
+    """Return the recipe as a list of arguments; every default that differs is written out."""
+    builder = ExportBuilder(config, TITLE)
     acting, mode = meaning(config), config.mode
     words: list[str] = []
 

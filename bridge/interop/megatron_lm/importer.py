@@ -14,24 +14,21 @@ from typing import TYPE_CHECKING
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop import megatron_deepspeed
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, System, Unmapped
+from bridge.interop.contract import ContextKey, ImportReport, System, Unmapped
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import effects as megatron_effects
 from bridge.interop.megatron_lm.arguments import Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT
-from bridge.interop.megatron_lm.exporter import argument_list
+from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_recognition import recognise
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
-    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
-
-TITLE = "Megatron-LM 0.20"
 
 
 def import_(payload: object, *, te_version: str = "2.8", variables: object = None) -> ImportReport:
@@ -72,11 +69,6 @@ def read(document: Document) -> object:
     return document if document.kind in ("shell", "text", "env") else document.content
 
 
-def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the recipe as a list of arguments; every default that differs is written out."""
-    return argument_list(config, TITLE)
-
-
 def write(payload: list[str]) -> str:
     """Return the arguments as a bash array."""
     lines: list[str] = []
@@ -91,13 +83,8 @@ def write(payload: list[str]) -> str:
 def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     builder = ImportBuilder(TITLE)
     for written in run.overridden:
-        builder.report(
-            written.name,
-            megatron_effects.shown(written),
-            "dead knob",
-            "written again later, and the last one counts",
-            "Drop it.",
-        )
+        detail = "written again later, and the last one counts"
+        builder.report(written.name, megatron_effects.shown(written), "dead knob", detail, "Drop it.")
     megatron_effects.inference(run, builder)
     megatron_effects.refused(run, builder)
     is_silent = not run.is_started and not run.settings
@@ -180,13 +167,13 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
             builder.map(written.name)
         else:
             builder.report(written.name, written.value, row.reason, row.detail, row.remedy)
-    elif bears_on_precision(key) and written.value is not False:
+    elif bears_on_precision(key) and written.value is False:
+        builder.map(written.name)
+    elif bears_on_precision(key):
         near = did_you_mean(close_matches(written.name, [flag.option for flag in BY_NAME.values()], limit=1))
         detail = f"no flag of {TITLE} that this bridge knows"
         remedy = near or "Look it up where it was added."
         builder.report(written.name, written.value, "unsupported", detail, remedy)
-    elif bears_on_precision(key):
-        builder.map(written.name)
 
 
 _UNSET = object()

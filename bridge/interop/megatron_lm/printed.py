@@ -13,6 +13,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from bridge.precision.dtypes import SPELLINGS
+from bridge.precision.fields import number_of_text
+
 __all__ = ["EVIDENCE", "START", "printed_arguments"]
 
 START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
@@ -20,10 +23,6 @@ END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")
 LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$")
 EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
-NUMBER = re.compile(r"[-+]?\d+")
-DECIMAL = re.compile(r"[-+]?\d+\.?\d*(?:[eE][-+]?\d+)?")
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-DTYPE = re.compile(r"torch\.(\w+)")
 
 
 def printed_arguments(text: str) -> list[dict[str, Any]]:
@@ -47,9 +46,6 @@ def printed_arguments(text: str) -> list[dict[str, Any]]:
 def _value(text: str) -> Any:
     if text in WORDS:
         return WORDS[text]
-    if NUMBER.fullmatch(text):
-        return int(text)
-    if DECIMAL.fullmatch(text):
-        return float(text)
-    dtype = DTYPE.fullmatch(text)
-    return DTYPES.get(dtype[1], dtype[1]) if dtype else text
+    if text.startswith("torch."):
+        return SPELLINGS.get(text.removeprefix("torch."), text.removeprefix("torch."))
+    return number_of_text(text)

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["exported"]
+__all__ = ["TITLE", "export"]
+
+TITLE = "NeMo 1.x"
 
 BY_NAME = (
     "fp8_wgrad",
@@ -31,9 +33,9 @@ SCALER = {
 PRECISION = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 
-def exported(config: MixedPrecisionConfig, system: str) -> ExportReport:
-    """Return the payload, and what NeMo 1.x cannot say."""
-    builder = ExportBuilder(config, system)
+def export(config: MixedPrecisionConfig) -> ExportReport:
+    """Return the precision's part of a NeMo 1.x configuration, every default written out."""
+    builder = ExportBuilder(config, TITLE)
     acting = meaning(config)
     model: dict[str, Any] = {}
     dtype = _mode(builder, model)
@@ -44,7 +46,7 @@ def exported(config: MixedPrecisionConfig, system: str) -> ExportReport:
         builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
     if config.fp4:
         for field in ("fp4", "fp4_recipe", "first_last_layers_bf16"):
-            builder.report_if_stated(field, "unsupported", f"{system} has no FP4", "Use NeMo 2 or Megatron Bridge.")
+            builder.report_if_stated(field, "unsupported", f"{TITLE} has no FP4", "Use NeMo 2 or Megatron Bridge.")
     return builder.finish({"trainer": {"precision": PRECISION[dtype]}, "model": model})
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
-from bridge.interop.nemo1.exporter import exported
+from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, Unmapped, as_yaml
+from bridge.interop.nemo1.exporter import TITLE, export
 from bridge.interop.nemo1.file import File, switch
 from bridge.interop.nemo1.fp8 import SETTINGS, low_precision
 from bridge.interop.nemo1.trainer import trained_by_lightning
@@ -29,11 +29,9 @@ from bridge.interop.nemo1.unsupported import report_optimizer, report_quantisati
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
-    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_"]
 
-TITLE = "NeMo 1.x"
 PRECISIONS = {
     **dict.fromkeys(("16", "16-mixed"), "fp16"),
     **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
@@ -191,11 +189,6 @@ def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> N
         builder.implied(
             "model.optim.grad_sync_dtype", "fp32" if in_fp32 else "fp16", detail, grad_reduce_in_fp32=in_fp32
         )
-
-
-def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the precision's part of a NeMo 1.x configuration, every default written out."""
-    return exported(config, TITLE)
 
 
 def recognise(document: Document) -> Recognised | None:
