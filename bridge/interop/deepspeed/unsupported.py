@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.optimizers import low_precision_optimizer
-from bridge.interop.other_settings import other_settings
+from bridge.interop.unsupported import report_row, rows
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
@@ -28,9 +27,6 @@ IGNORED = ("fp8", "fp4", "tf32", "float16", "fp32", "mixed_precision", "fp32_all
 """Names at the top that people write and nothing reads."""
 READ = ("fp16", "bf16", "bfloat16", "torch_autocast", "data_types", "communication_data_type", "amp")
 """Names at the top that are accounted for elsewhere."""
-OTHER_SETTINGS = other_settings(
-    Path(__file__).with_name("other_settings.json"), "Set it up by hand where you train next."
-)
 HALF = {
     "fp16": {
         "auto_cast": ("inputs of the module are cast to FP16 by the engine", "Cast the inputs in the data loader."),
@@ -98,17 +94,15 @@ def report_unsupported(builder: ImportBuilder, top: Settings) -> None:
         ):
             detail = f"{VERSION} ignores a block of this name without a word"
             builder.report(key, top[key], "dead knob", detail, "Drop it; FP8 comes through accelerate, not from here.")
-    for row in OTHER_SETTINGS.values():
+    for path, row in (rows("deepspeed_removed") | rows("deepspeed") | rows("deepspeed_on")).items():
         value: Any = top.values
-        for word in row.option.split("."):
+        for word in path.split("."):
             value = value.get(word) if isinstance(value, Mapping) else None
-        is_off = row.option == "msamp" and isinstance(value, Mapping) and not value.get("enabled")
+        is_off = path == "msamp" and isinstance(value, Mapping) and not value.get("enabled")
         if value == "auto":
-            builder.report(row.option, value, "implied default", f"{VERSION} reads auto as its default, off", STATE)
-        elif value is not None and (is_off or value == row.default):
-            builder.map(row.option)
+            builder.report(path, value, "implied default", f"{VERSION} reads auto as its default, off", STATE)
         elif value is not None:
-            builder.report(row.option, value, row.reason, row.detail, row.remedy)
+            report_row(builder, path, False if is_off else value, row)
     optimizer = top.values.get("optimizer")
     name = optimizer.get("type") if isinstance(optimizer, Mapping) else None
     kept = low_precision_optimizer(name)

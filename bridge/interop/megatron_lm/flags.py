@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-
-from bridge.interop.other_settings import other_settings
 
 __all__ = [
     "BY_NAME",
@@ -85,11 +84,23 @@ def dest(name: str) -> str:
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class OtherSetting:
+    """A flag that bears on precision and has no field: a row of `other_settings.json`."""
+
+    option: str
+    default: object
+    """Without effect at this value."""
+    detail: str
+    reason: str = "unsupported"
+    remedy: str = "Set it on Megatron's own config, next to the recipe."
+    is_file: bool = False
+    """It names a file that is not read, whatever its name will be."""
+
+
 OTHER_SETTINGS = {
-    dest(option): row
-    for option, row in other_settings(
-        Path(__file__).with_name("other_settings.json"), "Set it on Megatron's own config, next to the recipe."
-    ).items()
+    dest(option): OtherSetting(option=option, **row)
+    for option, row in json.loads(Path(__file__).with_name("other_settings.json").read_text("utf-8")).items()
 }
 """Source: Megatron-LM 0.20 training/arguments.py, and DeepSpeed's runtime/config.py."""
 
