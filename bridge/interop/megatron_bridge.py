@@ -18,7 +18,7 @@ from bridge.errors import BridgeWarning, PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
-from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.megatron_lm.flags import report_other
 from bridge.interop.settings import named_dtype
 from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
@@ -198,19 +198,10 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
 
 
 def _other(where: str, key: str, value: Any, builder: ImportBuilder) -> None:
-    row = OTHER_SETTINGS.get(key)
-    if row is None and not bears_on_precision(key):
-        return
-    neutral = (None, False, row.default if row else None)
-    plain = value
     if isinstance(value, Mapping) and "_target_" in value:
-        plain = str(value["_target_"])
-        plain = SPELLINGS.get(plain.lower().removeprefix("torch."), plain)
-    if value in neutral or (row is not None and plain == row.default):
-        builder.map(where)
-    else:
-        detail = row.detail if row else "a setting of Megatron Core that no recipe has"
-        builder.report(where, plain, "unsupported", detail, "Keep it in the run's own configuration.")
+        name = str(value["_target_"])
+        value = SPELLINGS.get(name.lower().removeprefix("torch."), name)
+    report_other(builder, where, key, value)
 
 
 def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> ExportReport:

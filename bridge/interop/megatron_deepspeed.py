@@ -13,6 +13,7 @@ from bridge.interop.deepspeed import importer as deepspeed
 from bridge.interop.launch.files import settings_of
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT, shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
+from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["OWNED", "cross", "is_engine", "is_read"]
 
 FILE = "deepspeed_config"
-SCALER = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+SCALER = ("loss_scale", *SCALER_SCHEDULE)
 REDUCTION = ("accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16")
 OWNED = (FILE, *SCALER, *REDUCTION)
 """Settings of Megatron-LM's that the engine decides instead."""

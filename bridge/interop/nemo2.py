@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
+from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.python_calls import Call, Program, program_of
@@ -22,6 +22,7 @@ from bridge.precision.dtypes import TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -39,30 +40,12 @@ MODES = {
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
 SAME = (
-    "autocast_enabled",
-    "grad_reduce_in_fp32",
-    "fp8",
-    "fp8_recipe",
-    "first_last_layers_bf16",
-    "fp8_margin",
-    "fp8_amax_history_len",
-    "fp8_amax_compute_algo",
-    "fp8_wgrad",
-    "fp8_dot_product_attention",
-    "fp8_multi_head_attention",
-    "fp4",
-    "fp4_recipe",
-    "num_layers_at_start_in_bf16",
-    "num_layers_at_end_in_bf16",
-    "reuse_grad_buf_for_mxfp8_param_ag",
+    *("autocast_enabled", "grad_reduce_in_fp32", "fp8", "fp8_recipe", "first_last_layers_bf16", *DELAYED),
+    *("fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe"),
+    *(*LAYER_COUNTS, "reuse_grad_buf_for_mxfp8_param_ag"),
 )
-PREFIXED = {
-    "fp16_loss_scale": "loss_scale",
-    "fp16_initial_loss_scale": "initial_loss_scale",
-    "fp16_min_loss_scale": "min_loss_scale",
-    "fp16_loss_scale_window": "loss_scale_window",
-    "fp16_hysteresis": "hysteresis",
-}
+"""Arguments that are called like our fields."""
+PREFIXED = {f"fp16_{name}": name for name in ("loss_scale", *SCALER_SCHEDULE)}
 GATHER = ("fp8_param_gather", "fp8_params")
 SCHEMES = ("mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
 RECIPES = {

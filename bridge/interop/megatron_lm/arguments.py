@@ -17,6 +17,7 @@ from bridge.interop.launch.relevance import may_hold_options
 from bridge.interop.launch.values import is_unknown
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
     from bridge.interop.launch.files import WrittenFile
@@ -27,7 +28,6 @@ PROGRAMS = re.compile(
     r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"
 )
 """Megatron-LM's own programs, whose default is FP32. Source: Megatron-LM 0.1 to 0.20."""
-DYNAMIC = frozenset({"initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"})
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
 RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 """Groups that Megatron-LM's own tests start, one run each; other groups of such a file are none."""
@@ -314,7 +314,7 @@ def _is_inactive(key: str, block: Mapping[str, Any]) -> bool:
         return not block.get(key[:3]) or (key in DELAYED and block.get("fp8_recipe", "delayed") != "delayed")
     if key in LAYER_COUNTS:
         return not block.get("first_last_layers_bf16")
-    return key in DYNAMIC and (not block.get("fp16") or bool(block.get("loss_scale")))
+    return key in SCALER_SCHEDULE and (not block.get("fp16") or bool(block.get("loss_scale")))
 
 
 def _all_flags(value: Mapping[Any, Any]) -> bool:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
@@ -19,15 +21,7 @@ TITLE = "Megatron-LM 0.20"
 OPTIONS = {flag.field: flag.option for flag in reversed(FLAGS) if flag.option.startswith("--") and flag.sets is None}
 SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
-IF_STATED = (
-    "num_layers_at_start_in_bf16",
-    "num_layers_at_end_in_bf16",
-    "loss_scale",
-    "initial_loss_scale",
-    "min_loss_scale",
-    "loss_scale_window",
-    "hysteresis",
-)
+IF_STATED = (*LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE)
 SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
 BY_HAND = "Set it on the TransformerConfig in the training script."
 

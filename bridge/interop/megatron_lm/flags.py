@@ -6,6 +6,10 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bridge.interop.builders import ImportBuilder
 
 __all__ = [
     "BY_NAME",
@@ -16,6 +20,7 @@ __all__ = [
     "bears_on_precision",
     "dest",
     "may_repeat",
+    "report_other",
 ]
 
 
@@ -139,6 +144,18 @@ def may_repeat(key: str) -> bool:
         name = dest(key)
         return not (bears_on_precision(key) or name in BY_NAME or name in OTHER_SETTINGS or DECIDES.search(name))
     return not (bears_on_precision(key) or ANY_SYSTEM.search(key.lower()))
+
+
+def report_other(builder: ImportBuilder, where: str, key: str, value: object) -> None:
+    """Map a setting of a model's section that is at its default; report another one that bears on precision."""
+    row = OTHER_SETTINGS.get(key)
+    if row is None and not bears_on_precision(key.lower()):
+        return
+    if value in (None, False, row.default if row else None):
+        builder.map(where)
+    else:
+        detail = row.detail if row else "a setting of the model that no recipe has"
+        builder.report(where, value, "unsupported", detail, "Keep it in the model's configuration.")
 
 
 def bears_on_precision(name: str) -> bool:

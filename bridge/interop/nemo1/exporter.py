@@ -7,29 +7,25 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.amp import export_as_amp
 from bridge.interop.builders import DELAYED, ExportBuilder, semantics_of
 from bridge.interop.meaning import meaning
+from bridge.interop.nemo1.fp8 import PLAIN
+from bridge.precision.fields import LAYER_COUNTS
 
 if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["TITLE", "export"]
+__all__ = ["SCALER", "TITLE", "export"]
 
 TITLE = "NeMo 1.x"
 
-BY_NAME = (
-    "fp8_wgrad",
-    "fp8_dot_product_attention",
-    "fp8_multi_head_attention",
-    "first_last_layers_bf16",
-    "num_layers_at_start_in_bf16",
-    "num_layers_at_end_in_bf16",
-)
+BY_NAME = (*(key for key in PLAIN if key != "fp8_recipe"), *LAYER_COUNTS)
 """Keys of the model section that reach Megatron Core's TransformerConfig because they are called like its fields."""
 SCALER = {
-    "initial_loss_scale": "native_amp_init_scale",
-    "loss_scale_window": "native_amp_growth_interval",
-    "hysteresis": "hysteresis",
+    "native_amp_init_scale": ("initial_loss_scale", 2**32),
+    "native_amp_growth_interval": ("loss_scale_window", 1000),
+    "hysteresis": ("hysteresis", 2),
 }
+"""Key of the model section -> field, and the default."""
 PRECISION = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 
@@ -110,7 +106,7 @@ def _loss_scale(builder: ExportBuilder, model: dict[str, Any], acting: dict[str,
         builder.report("loss_scale", "unsupported", detail, "Use a dynamic loss scale.")
     if dtype != "fp16":
         return
-    for field, key in SCALER.items():
+    for key, (field, _) in SCALER.items():
         if field in acting:
             model[key] = acting[field]
             builder.map(field, f"model.{key}")

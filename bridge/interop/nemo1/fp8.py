@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.nemo1.file import File
 
-__all__ = ["SETTINGS", "low_precision"]
+__all__ = ["PLAIN", "SETTINGS", "low_precision"]
 
 GATED = ("fp8", "fp8_e4m3", "fp8_hybrid", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_params")
 SPECS = (

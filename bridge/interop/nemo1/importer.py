@@ -21,7 +21,7 @@ from bridge.errors import PayloadError
 from bridge.interop.amp import amp_fields
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, Unmapped, as_yaml
-from bridge.interop.nemo1.exporter import TITLE, export
+from bridge.interop.nemo1.exporter import SCALER, TITLE, export
 from bridge.interop.nemo1.file import File, switch
 from bridge.interop.nemo1.fp8 import SETTINGS, low_precision
 from bridge.interop.nemo1.trainer import trained_by_lightning
@@ -39,11 +39,6 @@ PRECISIONS = {
 }
 """Source: NeMo 2.0 nemo/utils/utils.py, `utils_funcs.torch_dtype_from_precision`; anything else raises there."""
 
-SCALER = {
-    "native_amp_init_scale": ("initial_loss_scale", 2**32),
-    "native_amp_growth_interval": ("loss_scale_window", 1000),
-    "hysteresis": ("hysteresis", 2),
-}
 READ = ("transformer_engine", "megatron_amp_O2", "precision", "fsdp_grad_reduce_dtype")
 
 

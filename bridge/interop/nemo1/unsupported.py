@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.lightning.apex import report_apex
-from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
+from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.nemo1.file import switch
 from bridge.interop.settings import Settings
 
@@ -67,7 +67,7 @@ def report_optimizer(file: File, builder: ImportBuilder) -> None:
 
 def _setting(file: File, builder: ImportBuilder, key: str, value: Any, *, dtype: str, on: bool) -> None:
     """Report one setting of the model section."""
-    where, row = f"model.{key}", OTHER_SETTINGS.get(key)
+    where = f"model.{key}"
     if key == "fp8_param" and switch(file.setting(key), where):
         detail = "NeMo raises on it: it is set before fp8 is"
         builder.report(where, value, "semantics", detail, "Say fp8_params instead.")
@@ -85,12 +85,8 @@ def _setting(file: File, builder: ImportBuilder, key: str, value: Any, *, dtype:
             if bears_on_precision(str(name)):
                 detail = "set on the model without any check"
                 builder.report(f"{where}.{name}", inner, "unsupported", detail, "State it as a field.")
-    elif row is not None or bears_on_precision(key.lower()):
-        if value in (None, False, row.default if row else None):
-            builder.map(where)
-        else:
-            detail = row.detail if row else "a setting of the model that no recipe has"
-            builder.report(where, value, "unsupported", detail, "Keep it in the model's configuration.")
+    else:
+        report_other(builder, where, key, value)
 
 
 def _reduce_amax(value: Any, builder: ImportBuilder, *, on: bool) -> None:
@@ -113,9 +109,7 @@ def _query_key_scaling(file: File, builder: ImportBuilder, dtype: str) -> None:
         )
         builder.report(where, value, "dead knob", detail, "Drop it.")
     else:
-        builder.report(
-            where, value, "unsupported", OTHER_SETTINGS[QK_SCALING].detail, "Keep it in the model's configuration."
-        )
+        report_other(builder, where, QK_SCALING, value)
 
 
 def report_quantisation(file: File, builder: ImportBuilder) -> bool:
