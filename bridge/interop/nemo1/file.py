@@ -11,21 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.errors import PayloadError
+from bridge.interop.builders import DELAYED
 from bridge.interop.nemo1.references import References
 
 __all__ = ["File", "switch"]
 
-SHIPPED_OLD: dict[str, Any] = {
-    "transformer_engine": False,
-    "fp8": False,
-    "fp8_e4m3": False,
-    "fp8_hybrid": False,
-    "fp8_margin": 0,
-    "fp8_amax_history_len": 1,
-    "fp8_amax_compute_algo": "most_recent",
-    "megatron_amp_O2": False,
-    "mcore_gpt": False,
-}
+SHIPPED_OLD: dict[str, Any] = {"fp8_e4m3": False, "fp8_hybrid": False, **DELAYED}
 SHIPPED_NEW = {**SHIPPED_OLD, "fp8_hybrid": True, "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
 MEGATRON = re.compile(
     r"megatron_\w+|mcore_\w+|native_amp_\w+|fp8\w*|transformer_engine|hysteresis|reduce_amax|restore_from_path|peft"
@@ -56,9 +47,9 @@ class File:
             if found is None:
                 raise PayloadError(f"nemo_version: must be a version, got {version!r}. Write nemo_version=1.23.")
             self.release = release = (int(found[1]), int(found[2]))
+            is_2 = release >= (2, 0)
             self.shipped = dict(SHIPPED_NEW if release >= (1, 22) else SHIPPED_OLD)
-            self.shipped |= {"precision": "bf16" if release >= (2, 0) else "16"}
-            self.shipped |= {"megatron_amp_O2": release >= (2, 0), "mcore_gpt": release >= (2, 0)}
+            self.shipped |= {"precision": "bf16" if is_2 else "16", "megatron_amp_O2": is_2, "mcore_gpt": is_2}
 
     @property
     def is_megatron(self) -> bool:

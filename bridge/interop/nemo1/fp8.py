@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
+from bridge.interop.builders import DELAYED
 from bridge.interop.nemo1.file import switch
 from bridge.precision.fields import LAYER_COUNTS
 
@@ -122,11 +123,7 @@ def _format(file: File, builder: ImportBuilder) -> None:
 
 def _amax(file: File, builder: ImportBuilder) -> None:
     legacy = not file.is_on_megatron_core
-    code = {
-        "fp8_margin": 0,
-        "fp8_amax_history_len": 1024 if legacy else 1,
-        "fp8_amax_compute_algo": "max" if legacy else "most_recent",
-    }
+    code = DELAYED | ({"fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"} if legacy else {})
     path = "the transformer of NeMo itself" if legacy else "Megatron Core (mcore_gpt)"
     for key, default in code.items():
         if key in file:

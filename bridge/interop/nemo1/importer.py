@@ -170,9 +170,10 @@ def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> N
             detail = "torch FSDP reduces the gradients, as fsdp_grad_reduce_dtype says"
             builder.report(where, value, "unsupported", detail, "State model.fsdp_grad_reduce_dtype.")
         elif where.endswith("reduce_dtype") and not file.switch("fsdp"):
-            builder.map(where) if str(value) in ("32", "fp32") else builder.report(
-                where, value, "dead knob", "read under torch FSDP only", "Drop it."
-            )
+            if str(value) in ("32", "fp32"):
+                builder.map(where)
+            else:
+                builder.report(where, value, "dead knob", "read under torch FSDP only", "Drop it.")
         else:
             builder.map(where, grad_reduce_in_fp32=str(value).lower() in ("32", "fp32", "float32", "32-true"))
     if dtype != "fp32" and file.switch("fsdp") and "grad_reduce_in_fp32" not in builder.fields:
