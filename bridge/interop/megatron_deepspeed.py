@@ -76,7 +76,7 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     if switch:
         return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, builder)
     try:
-        imported = deepspeed.import_(values)
+        imported = deepspeed.import_(values).assume_default()  # no layer above adds a block
     except BridgeError as error:
         return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, builder)
     builder.map(option.name)

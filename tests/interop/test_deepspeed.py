@@ -46,6 +46,16 @@ def test_auto_is_what_stands_above(auto: str | None, mode: str) -> None:
     check_nothing_dropped(precision, imported)
 
 
+@pytest.mark.parametrize("payload", [{}, {"train_batch_size": "auto", "zero_optimization": {"stage": 2}}, {"bf16": {}}])
+def test_without_a_block_the_trainer_decides(payload: dict[str, object]) -> None:
+    imported = deepspeed.import_(payload)
+    assert imported.decided_by == "the trainer that reads it (DeepSpeed 0.19.8 by itself takes fp32)"
+    assert imported.assume_default().config.mode == "fp32"
+    for mode in ("bf16", "fp16", "fp32"):
+        filled = deepspeed.import_(payload, auto=mode)
+        assert (filled.config.mode, filled.mode_is_stated) == (mode, True)
+
+
 def test_the_loss_scale_is_a_power_of_two_with_its_own_default() -> None:
     imported = deepspeed.import_({"fp16": {"enabled": True}})
     assert imported.config.initial_loss_scale == 65536

@@ -37,8 +37,8 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
 
     Args:
         payload: The parsed JSON.
-        auto: What the layer above (transformers, accelerate) makes of "auto": bf16, fp16 or fp32. None: nothing
-            stands above, and DeepSpeed reads "auto" as its default, off.
+        auto: What the layer above (transformers, accelerate) trains in: bf16, fp16 or fp32. It fills in "auto" and adds
+            a block that is not there. None: it is not known.
     """
     top = Settings(payload, TITLE, lenient=True)
     above = Settings({"auto": auto}, TITLE).word("auto", DTYPES)
@@ -53,6 +53,11 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         "fp16": _enabled(builder, fp16, "fp16", above),
         "bf16": _enabled(builder, bf16, "bf16", above),
     }
+    blocks = {"fp16": fp16, "bf16": bf16}
+    if above in on and not any(on.values()) and not blocks[above].values:
+        on[above] = True
+        detail = f"the layer above adds the block that is not there, as auto={above} says"
+        builder.implied(f"{above}.enabled", True, detail, **{above: True})
     is_auto = above is None and any(block.values.get("enabled") == "auto" for block in (fp16, bf16))
     if all(on.values()):
         remedy = "Enable one of the two"
@@ -72,10 +77,10 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
             builder.report("torch_autocast.dtype", None, "semantics", detail, "Write dtype: bfloat16, or float16.")
     elif is_auto:
         builder.leave_mode('the layer above that fills in "auto" (transformers, accelerate)')
-    else:
+    elif above is not None or any(block.given("enabled") for block in (*blocks.values(), top.section("torch_autocast"))):
         builder.fields["fp32"] = True
-        if not any(top.given(name) for name in ("fp16", "bf16", "bfloat16", "torch_autocast")):
-            builder.report("bf16.enabled", False, "implied default", f"{VERSION} trains in FP32 without a block", STATE)
+    else:
+        builder.leave_mode(f"the trainer that reads it ({VERSION} by itself takes fp32)")
     _loss_scale(builder, fp16, dynamic_mode=on["fp16"])
     report_half(builder, fp16, "fp16", on=on["fp16"])
     report_half(builder, bf16, "bf16", on=on["bf16"])
@@ -222,6 +227,6 @@ SYSTEM = System(
     recognise=_recognise,
     write=as_json,
     context=(
-        ContextKey(name="auto", meaning='what the layer above makes of "auto": bf16, fp16 or fp32; none: nothing does'),
+        ContextKey(name="auto", meaning='what the layer above trains in, where the file says "auto" or nothing: bf16, fp16 or fp32'),
     ),
 )

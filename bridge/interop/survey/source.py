@@ -34,13 +34,10 @@ ORDER: Mapping[str, str] = MappingProxyType(
 OPEN = MappingProxyType(
     {
         "huggingface": "no switch is on: ACCELERATE_MIXED_PRECISION decides, and without it fp32",
-        "accelerate": "the DeepSpeed file that it names decides",
         "fsdp": "weights are used in the dtype they have",
-        "deepspeed": "the trainer that reads it decides; DeepSpeed by itself takes fp32",
     }
 )
-"""System -> who decides where its configuration says nothing. Source: transformers 5.23.0, accelerate 1.15.0."""
-BLOCKS = ("fp16.enabled", "bf16.enabled", "bfloat16.enabled")
+"""System -> what decides where its configuration states FP32. Source: transformers 5.23.0."""
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
 
 
@@ -70,7 +67,7 @@ def source_of(
 ) -> Source:
     """Return the source that an import makes: without a precision where the system leaves it to somebody else."""
     is_open = leaves_open(imported, system)
-    decider = OPEN.get(system) or f"{imported.decided_by} decides"
+    decider = OPEN[system] if imported.mode_is_stated and is_open else f"{imported.decided_by} decides"
     return Source(
         path=path,
         system=system,
@@ -93,11 +90,7 @@ def leaves_open(imported: ImportReport, system: str) -> bool:
         return False
     if system == "huggingface":
         return not imported.mapped.get(VARIABLE)
-    if system == "fsdp":
-        return True
-    return system == "deepspeed" and any(
-        entry.field in BLOCKS and entry.reason == "implied default" for entry in imported.unmapped
-    )
+    return system == "fsdp"
 
 
 def precision(config: MixedPrecisionConfig) -> str:

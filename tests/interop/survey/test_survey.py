@@ -141,18 +141,22 @@ def test_each_launch_of_a_script_is_of_its_own_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "says"),
     [
-        '{"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}',
-        '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}',
+        (
+            '{"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}',
+            'the layer above that fills in "auto" (transformers, accelerate) decides',
+        ),
+        (
+            '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}',
+            "the trainer that reads it (DeepSpeed 0.19.8 by itself takes fp32) decides",
+        ),
     ],
 )
-def test_a_deepspeed_file_that_leaves_it_to_the_trainer_does_not_win(tmp_path: Path, text: str) -> None:
+def test_a_deepspeed_file_that_leaves_it_to_the_trainer_does_not_win(tmp_path: Path, text: str, says: str) -> None:
     found = surveyed(tmp_path, ds_json=text, train_yaml=TRAINER)
     assert found.winner.path == "train.yaml"
-    assert [source.says for source in found.beside] == [
-        "the trainer that reads it decides; DeepSpeed by itself takes fp32"
-    ]
+    assert [source.says for source in found.beside] == [says]
 
 
 def test_training_arguments_without_a_switch_leave_it_to_the_environment(tmp_path: Path) -> None:
@@ -167,7 +171,10 @@ def test_an_accelerate_file_that_names_a_deepspeed_file_leaves_it_to_that(tmp_pa
     text += "deepspeed_config:\n  deepspeed_config_file: conf/ds.json\n"
     found = surveyed(tmp_path, accelerate_yaml=text, conf__ds_json=DEEPSPEED)
     assert [(source.kind, source.precision) for source in found.ranked] == [("deepspeed", "bf16")]
-    assert found.beside[0].says == "the DeepSpeed file that it names decides"
+    assert found.beside[0].says == "DeepSpeed's own configuration decides"
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
+    (source,) = surveyed(tmp_path, accelerate_yaml=text).beside
+    assert source.says.startswith("the program that is launched (")
 
 
 def test_sources_that_agree_say_so(tmp_path: Path, capsys) -> None:
