@@ -77,7 +77,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
             builder.report("torch_autocast.dtype", None, "semantics", detail, "Write dtype: bfloat16, or float16.")
     elif is_auto:
         builder.leave_mode('the layer above that fills in "auto" (transformers, accelerate)')
-    elif above is not None or any(block.given("enabled") for block in (*blocks.values(), top.section("torch_autocast"))):
+    elif above is not None or any(one.given("enabled") for one in (fp16, bf16, top.section("torch_autocast"))):
         builder.fields["fp32"] = True
     else:
         builder.leave_mode(f"the trainer that reads it ({VERSION} by itself takes fp32)")
@@ -227,6 +227,8 @@ SYSTEM = System(
     recognise=_recognise,
     write=as_json,
     context=(
-        ContextKey(name="auto", meaning='what the layer above trains in, where the file says "auto" or nothing: bf16, fp16 or fp32'),
+        ContextKey(
+            name="auto", meaning='what the layer above trains in, for "auto" and a missing block: bf16, fp16 or fp32'
+        ),
     ),
 )

@@ -295,13 +295,30 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     return runs
 
 
-def runs_printed(blocks: Sequence[Mapping[str, Any]]) -> list[Arguments]:
-    """Return the runs of printed arguments: every argument has its value there, defaults too."""
+INCOMPLETE = Unmapped(
+    field="arguments",
+    value=None,
+    reason="unsupported",
+    detail="the block of arguments is incomplete, and the rest of it may set the precision too",
+    remedy="Give the whole log.",
+)
+
+
+def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Arguments]:
+    """Return the runs of printed arguments: every argument has its value in a block with its end, defaults too."""
     found = []
-    for place, block in enumerate(blocks, 1):
+    for place, (block, has_end) in enumerate(blocks, 1):
         run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments")
         run.program = "pretrain_gpt.py"
+        said = {block.get("bf16"), block.get("fp16")}
+        is_open = None in said if not has_end else said == {None}
+        if is_open and True not in said:
+            run.decided_by = "the rest of the log, since the block of arguments is incomplete,"
+        elif not has_end:
+            run.unmapped.append(INCOMPLETE)
         for key, value in block.items():
+            if run.decided_by and key in ("bf16", "fp16"):
+                continue
             if value is not None and (_is_known(key) or value is not False) and not _is_inactive(key, block):
                 _add_key(run, key, value)
         found.append(run)

@@ -25,21 +25,24 @@ EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
 
 
-def printed_arguments(text: str) -> list[dict[str, Any]]:
-    """Return the arguments of each run that a log shows, by their names; a block that stands twice counts once."""
-    found: list[dict[str, Any]] = []
+def printed_arguments(text: str) -> list[tuple[dict[str, Any], bool]]:
+    """Return the arguments of each run that a log shows, by their names, and whether the block has its end.
+
+    A block that stands twice counts once.
+    """
+    found: list[tuple[dict[str, Any], bool]] = []
     block: dict[str, Any] | None = None
     for line in text.split("\n"):
         if START.search(line) and "end of" not in line:
             block = {}
         elif block is not None and END.search(line):
-            if block and block not in found:
-                found.append(block)
+            if block and (block, True) not in found:
+                found.append((block, True))
             block = None
         elif block is not None and (match := LINE.search(line.rstrip())) is not None:
             block[match[1]] = _value(match[2].strip())
-    if block and block not in found:
-        found.append(block)
+    if block and (block, True) not in found:
+        found.append((block, False))
     return found
 
 

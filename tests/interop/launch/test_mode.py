@@ -144,6 +144,21 @@ def test_printed_arguments_state_fp32_too() -> None:
     assert (run.imported.config.mode, run.imported.decided_by) == ("fp32", None)
 
 
+def test_an_incomplete_block_states_what_it_shows() -> None:
+    for arguments in ({"num_layers": 2}, {"fp8": None, "num_layers": 2}):
+        (run,) = runs_of(Document.of_text(printed(**arguments), "out.log"))
+        assert run.imported.decided_by == "the rest of the log, since the block of arguments is incomplete,"
+    for arguments, mode in (
+        ({"bf16": False}, None),
+        ({"bf16": False, "fp16": False}, "fp32"),
+        ({"bf16": True}, "bf16"),
+    ):
+        text = printed(**arguments).partition("------ end of")[0].rpartition("\n")[0]
+        imported = runs_of(Document.of_text(text, "out.log"))[0].imported
+        assert (imported.config.mode if imported.mode_is_stated else None) == mode
+        assert ("arguments" in [entry.field for entry in imported.unmapped]) is (mode is not None)
+
+
 def test_each_start_in_a_log_is_a_run_and_a_long_log_is_read(tmp_path: Path, capsys) -> None:
     text = printed(**BLOCK) + printed(**{**BLOCK, "fp8": None}) + printed(**BLOCK)
     (tmp_path / "out.log").write_text(text + "iteration 1\n" * 100_000)
