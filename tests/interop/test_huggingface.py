@@ -30,6 +30,14 @@ def test_bf16_is_autocast_over_fp32_weights_unless_they_were_loaded_otherwise() 
     assert reasons(loaded, "weights_dtype") == ["semantics"]
 
 
+def test_deepspeed_decides_where_no_switch_is_on() -> None:
+    for arguments in ({"bf16": False}, {"torch_dtype": "bfloat16"}, {}):
+        imported = huggingface.import_({**arguments, "deepspeed": "zero2.json", "output_dir": "x"})
+        assert (imported.decided_by, imported.semantics) == ("DeepSpeed's own configuration", "unstated")
+    imported = huggingface.import_({"bf16": True, "torch_dtype": "bfloat16", "deepspeed": "zero2.json"})
+    assert (imported.config.mode, imported.semantics) == ("bf16", "megatron_o2")
+
+
 def test_fp16_has_torchs_scaler_and_not_megatrons() -> None:
     config = huggingface.import_({"fp16": True}).config
     assert (config.initial_loss_scale, config.loss_scale_window, config.hysteresis) == (65536, 2000, 1)

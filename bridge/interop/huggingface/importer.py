@@ -49,7 +49,11 @@ OWN = ("per_device_train_batch_size", "num_train_epochs", "gradient_accumulation
 
 
 def import_(
-    payload: object, *, weights_dtype: str | None = None, accelerate_mixed_precision: str | None = None
+    payload: object,
+    *,
+    weights_dtype: str | None = None,
+    accelerate_mixed_precision: str | None = None,
+    program: str | None = None,
 ) -> ImportReport:
     """Return what the arguments ask for.
 
@@ -58,6 +62,7 @@ def import_(
         weights_dtype: What the model is loaded in: fp32, bf16 or fp16. None: what the file says, in `torch_dtype` say;
             where it says nothing FP32 is assumed, and reported.
         accelerate_mixed_precision: The environment's ACCELERATE_MIXED_PRECISION, read where neither switch is on.
+        program: The program that reads the arguments, as a noun; None: it is not known.
     """
     given = arguments(payload) if isinstance(payload, list | tuple) else payload
     top = Settings(given, TITLE)
@@ -76,7 +81,7 @@ def import_(
     compute = _environment(builder, environment or launchers_precision(top), compute, said_by)
     compute = float8(builder, top, compute, on=bool(_switch(builder, top, "fp8")))
     model = loaded(builder, top, stated)
-    semantics = _mode(builder, top, compute, model)
+    semantics = _mode(builder, top, compute, model, program)
     if compute == "fp16" and (on["use_cpu"] or on["no_cuda"]):
         detail = "without CUDA, accelerate has no FP16 autocast and no scaler: the run is FP32"
         builder.report("fp16", True, "semantics", detail, "Use bf16 on a CPU.")
@@ -191,7 +196,7 @@ def _environment(builder: ImportBuilder, environment: str | None, compute: str, 
     return {"no": "fp32"}.get(environment, environment)
 
 
-def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded) -> str:
+def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded, program: str | None) -> str:
     """State the mode, and return what it means for weights that were loaded like that."""
     names = [name for name in ("bf16", "fp16") if name in top]
     half = model.dtype if model.dtype in ("bf16", "fp16") else None
@@ -204,6 +209,9 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded) ->
         semantics = "megatron_o2" if sharding == "deepspeed" else "fsdp_policy"
         if sharding == "fsdp":
             builder.fields["grad_reduce_in_fp32"] = False
+    elif sharding == "deepspeed" and not isinstance(top.values.get("deepspeed"), Mapping):
+        fields, semantics = {}, "unstated"
+        builder.leave_mode("DeepSpeed's own configuration")
     elif kept and not (model.adapter and compute != "fp32"):
         fields, semantics = {str(half): True, "params_dtype": half}, "true"
         builder.fields["grad_reduce_in_fp32"] = False
@@ -213,7 +221,8 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded) ->
     if semantics == "fp32" and not names and not builder.mapped.keys() & ENVIRONMENT:
         del builder.fields["fp32"]
         builder.leave_mode(
-            f"the program that reads these arguments ({VERSION} leaves bf16 off, TRL turns it on, "
+            program
+            or f"the program that reads these arguments ({VERSION} leaves bf16 off, TRL turns it on, "
             "ms-swift chooses by torch_dtype)"
         )
     if compute == "fp16" and sharding != "deepspeed":
@@ -236,7 +245,7 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
             builder.report(name, said, "semantics", detail, "Load the weights in FP32, or use bf16.")
         if written:
             builder.map(name, params_dtype=value)
-    elif value not in (None, "fp32", compute):
+    elif value not in (None, "fp32", compute) and semantics != "unstated":
         detail = f"{compute} autocast over {value} weights"
         builder.report(name, said, "unsupported", detail, "Load the model in FP32 or in the compute dtype.")
     elif value is not None and written:

@@ -74,9 +74,10 @@ TRAINER = {
     "gradient_checkpointing": True,
     "warmup_ratio": True,
     "save_strategy": False,
-    "dataset_name": False,
 }
 """Options of scripts that parse transformers' `TrainingArguments`, and whether only a program that trains has one."""
+TRAINERS = {"swift": "ms-swift, which chooses by torch_dtype,", "trl": "TRL, which turns bf16 on,"}
+"""Programs whose own default is known -> what decides where no switch is written."""
 TRAINING = {"max_steps", "learning_rate", "bf16", "fp16", *(name for name, trains in TRAINER.items() if trains)}
 """Options without which a program that takes two of the others need not train: one that converts a model, say."""
 FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file", "job.config_file", "config")
@@ -323,6 +324,8 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     from bridge.interop.huggingface.importer import arguments
 
     payload = arguments(line.words.known)
+    if payload.get("mixed_precision") in PRECISIONS and not {"bf16", "fp16"} & payload.keys() and not forced:
+        return None  # no argument of the Trainer's: the program hands it to its own Accelerator
     found = sorted(TRAINER.keys() & payload.keys(), key=lambda name: (name != "per_device_train_batch_size", name))
     evidence = _evidence([line.words.written.get(name, name) for name in found], "an argument of transformers' Trainer")
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
@@ -333,7 +336,8 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
         file = line.accelerate.options.get("config_file")
         if isinstance(file, str):
             return CommandLine(system="accelerate", evidence="starts with `accelerate launch`", elsewhere=file)
-    context = {} if environment is None else {"accelerate_mixed_precision": environment}
+    program = TRAINERS.get(line.launch.name, f"{line.launch.name}, which reads these arguments,")
+    context = {"program": program if line.launch.line else None, "accelerate_mixed_precision": environment}
     sharding = () if line.accelerate is None else ("use_fsdp", "use_deepspeed")
     launched = {name: True for name in sharding if line.accelerate and line.accelerate.options.get(name) is True}
     if launched:

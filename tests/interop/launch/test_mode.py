@@ -108,6 +108,18 @@ def test_the_compute_dtype_of_a_performance_script_names_the_mode() -> None:
     assert (config.mode, config.fp8_recipe, config.grad_reduce_in_fp32) == ("bf16", "mxfp8", True)
 
 
+@pytest.mark.parametrize(
+    ("program", "decided_by"),
+    [
+        ("deepspeed main.py", "main.py, which reads these arguments,"),
+        ("swift sft", "ms-swift, which chooses by torch_dtype,"),
+    ],
+)
+def test_the_program_that_reads_a_trainers_arguments_is_named(program: str, decided_by: str) -> None:
+    imported = only(f"{program} --output_dir out --per_device_train_batch_size 8").imported
+    assert (imported.decided_by, imported.mode_is_stated) == (decided_by, False)
+
+
 # -- what the run itself printed ---------------------------------------------------------------------------------------
 
 

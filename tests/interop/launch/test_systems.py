@@ -53,6 +53,12 @@ READ = {
         "fsdp_policy",
         {"bf16": True},
     ),
+    "diffusers, a trainer's words": (
+        "torchrun train.py --dataset_name x --output_dir out --gradient_checkpointing --mixed_precision=bf16",
+        "accelerate",
+        "amp_o1",
+        {"autocast_dtype": "bf16"},
+    ),
     "diffusers": (
         'accelerate launch dreambooth.py --instance_prompt "a b" --mixed_precision="fp16"',
         "accelerate",
