@@ -56,6 +56,8 @@ STARTERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed)$|^torch\.distribu
 HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
 TRAINERS = frozenset({"axolotl", "llamafactory-cli", "fairseq-train", "fairseq-hydra-train"})
 """Programs that train and are started by a name of their own."""
+SWIFT = frozenset({"sft", "pt", "rlhf"})
+"""Commands of ms-swift's that train."""
 PATH = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d|^[^-]*/", re.IGNORECASE)
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 TORCHTITAN = re.compile(
@@ -197,6 +199,7 @@ def found_launch(words: list[str], environment: Mapping[str, str]) -> tuple[list
             continue
         name = PurePosixPath(word).name
         own = name in TRAINERS or (name == "run_train.sh" and _is_torchtitan(words[place + 1 :], environment))
+        own = own or (name == "swift" and bool(SWIFT & {*words[place + 1 : place + 2]}))
         if own or word.endswith(".py") or (word.endswith(".py'") and is_run):
             return words[:place], word, words[place + 1 :]
         if word == "-m" and is_run and place + 1 < len(words):

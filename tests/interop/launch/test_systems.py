@@ -53,6 +53,12 @@ READ = {
         "fsdp_policy",
         {"bf16": True},
     ),
+    "ms-swift": (
+        "swift rlhf --bf16 true --external_plugins plugin.py --per_device_train_batch_size 1 --output_dir out",
+        "huggingface",
+        "amp_o1",
+        {"autocast_dtype": "bf16"},
+    ),
     "diffusers, a trainer's words": (
         "torchrun train.py --dataset_name x --output_dir out --gradient_checkpointing --mixed_precision=bf16",
         "accelerate",
