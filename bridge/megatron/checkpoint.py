@@ -48,6 +48,16 @@ SHARDING: dict[str, Any] = {
 """How Megatron shards the optimizer's state."""
 _SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
 
+_SCHEDULE = {
+    "max_lr": ("optimizer.lr", False),
+    "min_lr": ("optimizer.min_lr", False),
+    "lr_warmup_steps": ("train.lr_warmup_iters", True),
+    "lr_decay_steps": ("train.lr_decay_iters", True),
+    "lr_decay_style": ("train.lr_decay_style", False),
+    "end_wd": ("optimizer.weight_decay", False),
+}
+"""Attribute of Megatron's scheduler -> the run's key, and whether it counts samples, where the key counts steps."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
@@ -252,6 +262,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
     trainer.optimizer.load_state_dict(loaded["optimizer"])
     unshare_steps(trainer.optimizer)
     requantise_stored_weights(trainer.optimizer)
+    _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
     trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     if same_layout:
         states = loaded["rng_state"][0]
@@ -283,6 +294,24 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
     if missing:
         logger.info("The checkpoint has no delayed scales: they begin at 1, as in a fresh run.")
     return missing
+
+
+def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+    """Log where the checkpoint's schedule, which the run goes on with, is not the one of this run's config."""
+    for name, (key, in_samples) in _SCHEDULE.items():
+        before, now = stored[name], getattr(trainer.scheduler, name)
+        if before == now:
+            continue
+        if in_samples:
+            before, now = (samples / trainer.global_batch_size for samples in (before, now))
+        before, now = (f"{value:g}" if isinstance(value, float) else value for value in (before, now))
+        logger.warning(
+            "%s: the learning-rate schedule of the checkpoint is kept, where it is %s, got %s. Give a run that will be "
+            "resumed the value of all its steps from the start.",
+            key,
+            before,
+            now,
+        )
 
 
 def _require_same(stored: Mapping[str, Any], present: Mapping[str, Any], source: Path) -> None:

@@ -74,6 +74,20 @@ def test_missing_checkpoint_is_an_error(tmp_path):
     )
 
 
+def test_another_schedule_than_the_checkpoints_is_warned_of(checkpoint, tmp_path, caplog):
+    pretrain(tiny(load=str(checkpoint), train={"train_iters": 8}, optimizer={"lr": 3e-3}), run_dir=tmp_path)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"{key}: the learning-rate schedule of the checkpoint is kept, where it is {before}, got {now}. Give a run "
+        "that will be resumed the value of all its steps from the start."
+        for key, before, now in (("optimizer.lr", 0.002, 0.003), ("train.lr_decay_iters", 6, 8))
+    ]
+
+
+def test_the_same_schedule_is_not_warned_of(checkpoint, tmp_path, caplog):
+    pretrain(tiny(load=str(checkpoint)), run_dir=tmp_path)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
