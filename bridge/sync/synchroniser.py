@@ -9,19 +9,23 @@ from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
+from bridge.precision.config import FIELD_DEFAULTS
 from bridge.sync.agreement import scheme_of
 from bridge.sync.apply import apply
 from bridge.sync.context import is_refused, sync_findings
 from bridge.sync.owner import Owner, seen_through
 from bridge.sync.plan import plan
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
-from bridge.sync.routes import OWNERS
+from bridge.sync.routes import OWNERS, ROUTES
 from bridge.sync.trial import try_on_copies
 
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
 
 __all__ = ["megatron_version", "refuse_wrong_objects", "role_of", "run"]
+
+ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
+"""Every name under which an owner may hold a field of a precision."""
 
 KEEP = " or 'keep'"
 
@@ -49,7 +53,10 @@ def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, stric
 
 
 def refuse_wrong_objects(owners: list[Owner]) -> None:
-    """Refuse to have no owner, and what cannot be one: a class, plain data, another role's config, one in two roles."""
+    """Refuse to have no owner, and what cannot be one.
+
+    That is a class, plain data, another role's config, one object in two roles, and one without any field to write.
+    """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
         raise PrecisionTypeError.of("model", rule, None, "Give the model's config, say.")
@@ -58,12 +65,16 @@ def refuse_wrong_objects(owners: list[Owner]) -> None:
         target, role = owner.target, role_of(owner.target)
         kind = f"must be a config object in that role, got {target!r:.80}"
         if isinstance(target, type | str | dict | list | tuple | int | float):
-            raise PrecisionTypeError(f"{owner.role}: {kind}. Give an instance of {OWNERS[owner.role]}.")
+            cls = OWNERS.get(owner.role, "one of Megatron's config classes")
+            raise PrecisionTypeError(f"{owner.role}: {kind}. Give an instance of {cls}.")
         if role not in ("config", owner.role):
             raise PrecisionTypeError(f"{owner.role}: {kind}. Give it as {role}.")
         if id(target) in seen:
             what = f"is the same object as {seen[id(target)]}, and the two hold different things"
             raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
+        if owner.role != "train" and not any(owner.has(name) for name in ATTRIBUTES):
+            rule, remedy = "has no field of a precision", "Give the object that Megatron reads."
+            raise PrecisionTypeError.of(owner.role, rule, target, remedy)
         seen[id(target)] = owner.role
 
 

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, SyncCheckError
+from bridge.errors import Finding, PrecisionTypeError, SyncCheckError
 from bridge.preflight.run_check import resolve_precision, target_of
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.context import sync_findings
@@ -152,6 +152,7 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
 
     Raises:
         UnknownRecipeError: No such recipe.
+        PrecisionTypeError: No container, one without model, optimizer and DDP config, or owners that are none.
         PrecisionConfigError: The precision can never be right.
         SyncError: It cannot be written into these configs, or without one model and optimizer disagree. Nothing was
             changed.
@@ -164,6 +165,8 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
 
 def write_precision(config: ConfigContainer) -> SyncReport | None:
     """Do what `runtime_config_update` does without logging the overrides, for a caller that logs the report."""
+    if not hasattr(config, "mixed_precision"):
+        raise PrecisionTypeError.of("config", "must be a ConfigContainer", config, "Give the run's container.")
     if config.mixed_precision is None:
         _require_agreement(config)
         _share_sharding(config)
@@ -174,7 +177,9 @@ def write_precision(config: ConfigContainer) -> SyncReport | None:
         config.mixed_precision, choice = resolve_precision(config.mixed_precision, config.model, target)
         config.precision_choice = choice.to_dict() if choice is not None else None
     precision = get_mixed_precision_config(config.mixed_precision)
-    given = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp, "train": config.train}
+    given: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
+    if any(owner is not None for owner in given.values()):
+        given["train"] = config.train  # alone it holds nothing of a precision
     report = precision.write(given, strict=True)
     config.mixed_precision = precision
     _finalize(config)

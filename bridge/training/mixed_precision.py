@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import MIXED_PRECISION_RECIPES, REGISTRY, get_mixed_precision_config, register
 from bridge.sync.owner import Owner
-from bridge.sync.synchroniser import role_of, run
+from bridge.sync.synchroniser import refuse_wrong_objects, role_of, run
 
 if TYPE_CHECKING:
     from bridge.registry.peer import PeerConfig
@@ -77,11 +77,13 @@ def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisio
 
     Raises:
         PrecisionConfigError: The precision can never be right.
+        PrecisionTypeError: `config` is no config object, or has no field of a precision.
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
     precision = get_mixed_precision_config(mixed_precision_config)
     precision.finalize()
     owner = Owner(role_of(config), config)
+    refuse_wrong_objects([owner])
     run(precision, [owner], on_conflict="override", strict=False).log(log)
     return config
 

@@ -566,3 +566,10 @@ def test_a_random_config_is_either_named_faulty_or_passes_megatrons_validation(
         return
     validate(owners)
     assert synchronize(config, **owners).changes == ()
+
+
+def test_an_owner_without_any_field_of_a_precision_is_refused(megatron_owners) -> None:
+    with pytest.raises(PrecisionTypeError, match=r"^model: has no field of a precision, got <object object at .*>\. "):
+        synchronize("bf16_mixed", **(megatron_owners() | {"model": object()}))
+    with pytest.raises(PrecisionTypeError, match=r"^ddp: has no field of a precision, got namespace\(other=1\)\. "):
+        synchronize("bf16_mixed", ddp=SimpleNamespace(other=1))

@@ -11,7 +11,7 @@ import torch
 
 import bridge.training.config as training_config
 import bridge.training.mixed_precision as compatible
-from bridge.errors import SyncCheckError, UnknownRecipeError
+from bridge.errors import PrecisionTypeError, SyncCheckError, UnknownRecipeError
 from bridge.training.config import (
     ConfigContainer,
     DistributedDataParallelConfig,
@@ -31,7 +31,7 @@ from bridge.training.mixed_precision import (
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_documented_half_precision_examples() -> None:
+def test_the_documented_half_precision_examples(megatron_owners) -> None:
     config = ConfigContainer(mixed_precision="bf16_mixed")
     assert config.mixed_precision == "bf16_mixed"
     custom = MixedPrecisionConfig(
@@ -41,7 +41,7 @@ def test_the_documented_half_precision_examples() -> None:
         autocast_enabled=False,
         grad_reduce_in_fp32=True,
     )
-    config = ConfigContainer(mixed_precision=custom)
+    config = ConfigContainer(mixed_precision=custom, **megatron_owners())
     runtime_config_update(config)
     assert config.mixed_precision is custom
 
@@ -219,3 +219,15 @@ def test_asking_for_the_modules_names_imports_neither_torch_nor_megatron() -> No
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+def test_an_object_that_holds_no_precision_is_refused() -> None:
+    config = get_mixed_precision_config("bf16_mixed")
+    with pytest.raises(PrecisionTypeError, match=r"^config: must be a config object in that role, got 3\. "):
+        update_config_with_precision_overrides(config, 3)
+    with pytest.raises(PrecisionTypeError, match=r"^config: has no field of a precision, got namespace\(other=1\)\. "):
+        update_config_with_precision_overrides(config, SimpleNamespace(other=1))
+    with pytest.raises(PrecisionTypeError, match=r"^config: must be a ConfigContainer, got 3\. "):
+        runtime_config_update(3)
+    with pytest.raises(PrecisionTypeError, match=r"^model: a sync writes into at least one of model, optimizer, ddp"):
+        runtime_config_update(ConfigContainer(mixed_precision="bf16_mixed"))
