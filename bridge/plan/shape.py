@@ -191,6 +191,13 @@ class _Reader:
             near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
             rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
             self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
+        elif heads and channels % 2 and not has_latent and self._rotates_whole_heads():
+            rule = "must be even under rotary position embeddings"
+            if has_channels:
+                self._refuse("kv_channels", rule, channels, "Use an even number")
+            else:
+                rule = f"must make heads of an even size under rotary position embeddings, and {heads} make {channels}"
+                self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
         return ModelShape(
             num_layers=layers,
             hidden_size=hidden,
@@ -215,6 +222,10 @@ class _Reader:
             latent=self._latent() if has_latent else None,
             state_space=self._state_space(hidden) if "mamba" in kinds else None,
         )
+
+    def _rotates_whole_heads(self) -> bool:
+        is_rotary = self.text("position_embedding_type", "") == "rope"  # stated: Megatron's default is another
+        return is_rotary and read_field(self.model, "rotary_percent", 1.0) == 1.0
 
     def whole(self, name: str, default: int, *, least: int = 1) -> int:
         value = read_field(self.model, name, default)

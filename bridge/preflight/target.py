@@ -44,7 +44,7 @@ def parse_target(text: str) -> Target:
             this machine; words after it override what was found.
 
     Raises:
-        RunConfigError: A word that is neither; the nearest are named.
+        RunConfigError: A word that is neither, with the nearest; two GPUs, or two versions of one product.
     """
     words = [word for word in re.split(r"[,\s]+", text.strip().strip("[]").lower()) if word]
     if not words:
@@ -53,8 +53,15 @@ def parse_target(text: str) -> Target:
     if words[0] == "auto":
         target = detect_target()
         words = words[1:]
+    given: dict[str, str] = {}
     for word in words:
-        target = replace(target, **_meaning(word))
+        fields = _meaning(word)
+        twice = next((name for name in fields if name in given), None)
+        if twice is not None:
+            one = f"one version of {TITLES[twice]}" if twice in PRODUCTS else "one GPU"
+            raise RunConfigError.of("target", f"must name {one}", f"{given[twice]},{word}", "Drop one of the two.")
+        given.update(dict.fromkeys(fields, word))
+        target = replace(target, **fields)
     return target
 
 
@@ -103,7 +110,7 @@ def _gpu_called(device: str) -> Gpu | None:
 def _meaning(word: str) -> dict[str, Any]:
     """Return the fields of `Target` that one word sets."""
     if word in ("te-none", "tenone", "no-te"):
-        return {"has_te": False, "te": None}
+        return {"te": None, "has_te": False}
     product = re.fullmatch(r"(mcore|te|cuda|cudnn|torch)[-=]?v?(\d[\d.]*\w*)", word)
     if product is not None:
         version = parse_version(product[2])
@@ -133,6 +140,8 @@ def _gpu(word: str) -> dict[str, Any]:
         raise RunConfigError.of("target", _RULE, word, did_you_mean([near]), [near])
     if name in names and number.isdecimal() and int(number) > 0:
         return {"gpu": names[name], "count": int(number)}
+    if word in PRODUCTS:
+        raise RunConfigError.of("target", _RULE, word, f"Give its version too, as in {EXAMPLE}.")
     near = re.sub(r"x\d+$", "", squeezed) if number.isdecimal() else squeezed
     matches = close_matches(near, names) or close_matches(re.sub(r"[\d.]+$", "", near), PRODUCTS)
     remedy = did_you_mean(matches) or f"GPUs: {', '.join(GPUS)}; products: {', '.join(PRODUCTS)}."

@@ -205,6 +205,16 @@ def test_a_named_pipe_is_refused_instead_of_read_for_ever(tmp_path):
             "model.hidden_size: must be a multiple of the 3 attention heads while model.kv_channels is not set, "
             "got 256 (model/gpt_5m.yaml). Use 2 heads, or state model.kv_channels.",
         ),
+        (
+            "hidden_size=200",
+            "model.hidden_size: must make heads of an even size under rotary position embeddings, and 8 make 25, "
+            "got 200 (command line). Use a multiple of 16.",
+        ),
+        (
+            "kv_channels=25",
+            "model.kv_channels: must be even under rotary position embeddings, got 25 (command line). "
+            "Use an even number.",
+        ),
     ],
 )
 def test_sizes_that_no_model_has_are_one_sentence_each(word, sentence):

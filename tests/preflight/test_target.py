@@ -66,6 +66,17 @@ def test_a_compute_capability_stands_for_a_gpu_that_has_no_row() -> None:
         ),
         ("cuda99", "target: there is no such version of CUDA, got 'cuda99'. Versions are from 10 and before 16."),
         ("cuda129", "target: there is no such version of CUDA, got 'cuda129'. Versions are from 10 and before 16."),
+        (
+            "te",
+            "target: must be a GPU such as h100x8 or a version such as te2.8, got 'te'. "
+            "Give its version too, as in h100x8,te2.8,cuda12.9,mcore0.16.",
+        ),
+        ("h100,a100", "target: must name one GPU, got 'h100,a100'. Drop one of the two."),
+        ("h100x8,te2.8,h100x16", "target: must name one GPU, got 'h100x8,h100x16'. Drop one of the two."),
+        (
+            "te2.8,te-none",
+            "target: must name one version of Transformer Engine, got 'te2.8,te-none'. Drop one of the two.",
+        ),
         ("", "target: must name a GPU or a version, got ''. Write h100x8,te2.8,cuda12.9,mcore0.16, say."),
     ],
 )
