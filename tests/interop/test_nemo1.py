@@ -63,6 +63,12 @@ def test_other_precisions_raise_as_in_nemo(said: Any) -> None:
         read(said)
 
 
+def test_a_second_precision_is_reported_unless_it_agrees() -> None:
+    for second, expected in ((16, ["dead knob"]), ("bf16-mixed", []), ("${trainer.precision}", [])):
+        payload = {"trainer": {"precision": "bf16"}, "model": {"precision": second, "megatron_amp_O2": True}}
+        assert reasons(nemo1.import_(payload), "model.precision") == expected
+
+
 def test_bf16_true_is_lightnings_in_a_speech_model() -> None:
     payload = {"trainer": {"precision": "bf16-true"}, "model": {"perception": {}}, "data": {"train_ds": {}}}
     imported = nemo1.import_(payload)

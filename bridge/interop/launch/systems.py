@@ -268,17 +268,21 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     if not own and not forced:
         return None
     file = line.words.options.get("config_name")
+    shown = f"{re.sub(r'[.]ya?ml$', '', file)}.yaml" if isinstance(file, str) else None
+    where = shown or "the configuration file of the program"
     if not any(key.endswith("precision") for key in overrides) and "nemo_version" not in line.context:
-        where = f"{file}.yaml" if isinstance(file, str) else "the configuration file of the program"
         return CommandLine(system="nemo1", evidence=_evidence(own, "an override of NeMo's"), elsewhere=where)
     payload = nested({key: typed(value) for key, value in overrides.items()})
     beside = line.beside(read=overrides)
-    shown = f"{file}.yaml" if isinstance(file, str) else None
     detail = "the overrides go over this file, and what it says beyond them is not read"
     remedy = "Convert the composed configuration, or pass nemo_version for the defaults that NeMo ships."
-    base = lost("--config-name" if shown else "the configuration file of the program", shown, detail, remedy)
+    base = lost("--config-name" if shown else where, shown, detail, remedy)
     return CommandLine(
-        system="nemo1", evidence=_evidence(own, "an override of NeMo's"), payload=payload, beside=(base, *beside)
+        system="nemo1",
+        evidence=_evidence(own, "an override of NeMo's"),
+        payload=payload,
+        context={"base": where},
+        beside=(base, *beside),
     )
 
 

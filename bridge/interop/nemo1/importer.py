@@ -39,15 +39,18 @@ PRECISIONS = {
 }
 """Source: NeMo 2.0 nemo/utils/utils.py, `utils_funcs.torch_dtype_from_precision`; anything else raises there."""
 
+NAMES = ("trainer.precision", "model.precision", "precision")
+"""Settings that state the precision, the one that decides first."""
 READ = ("transformer_engine", "megatron_amp_O2", "precision", "fsdp_grad_reduce_dtype")
 
 
-def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport:
+def import_(payload: object, *, nemo_version: str | None = None, base: str | None = None) -> ImportReport:
     """Return what a NeMo 1.x configuration asks for.
 
     Args:
         payload: The composed configuration, or its `model` section.
         nemo_version: The release whose shipped file this one overrides; None: the file is complete.
+        base: Of overrides: the file that they go over and that is not read, as a noun.
     """
     if not isinstance(payload, Mapping):
         raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")
@@ -56,8 +59,9 @@ def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport
     if not file.is_megatron or _is_lightnings(file):
         imported = trained_by_lightning(file, builder)
         return replace(imported, unmapped=(*imported.unmapped, *_assumed(file)))
-    dtype = _precision(file, builder)
-    o2 = _weights(file, dtype, builder)
+    base = None if file.shipped else base
+    dtype = _precision(file, builder, base)
+    o2 = _weights(file, dtype, builder, base)
     on = low_precision(file, builder)
     _loss_scale(file, dtype, builder)
     _reduction(file, dtype, builder, o2=o2)
@@ -86,17 +90,17 @@ def _assumed(file: File) -> list[Unmapped]:
     ]
 
 
-def _precision(file: File, builder: ImportBuilder) -> str:
+def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
     """Return fp16, bf16 or fp32."""
-    for where in ("trainer.precision", "model.precision", "precision"):
+    for where in NAMES:
         value = file.get(where)
         if value is not None:
             break
     else:
         where = "trainer.precision"
         value = file.shipped["precision"] if file.shipped else "32"
-        if not file.shipped and "trainer" not in file.payload:
-            builder.leave_mode("the section trainer of another file")
+        if base is not None or (not file.shipped and "trainer" not in file.payload):
+            builder.leave_mode(base or "the section trainer of another file")
             return "fp32"
         detail = f"{builder.system} takes {value} where the trainer says nothing"
         dtype = PRECISIONS[value]
@@ -107,19 +111,30 @@ def _precision(file: File, builder: ImportBuilder) -> str:
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
         raise PayloadError(f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r:.60}. {remedy}")
     builder.map(where)
+    for other in NAMES[NAMES.index(where) + 1 :]:
+        second = file.references.raw(other)
+        if second is None or "${" in str(second):  # a reference leads to the one that decides
+            continue
+        if PRECISIONS.get(str(second).removesuffix(".0")) == PRECISIONS[said]:
+            builder.map(other)
+        else:
+            builder.report(other, second, "dead knob", f"{where} ({value}) decides", "Drop it.")
     return PRECISIONS[said]
 
 
-def _weights(file: File, dtype: str, builder: ImportBuilder) -> bool:
+def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -> bool:
     """State the mode; return whether it is O2."""
     o2 = file.setting("megatron_amp_O2")
+    if base is not None and o2 is None and dtype != "fp32":
+        builder.leave_mode(f"megatron_amp_O2 in {base}, which is not read,", default=dtype)
+        return False
     if o2 is None and dtype != "fp32":
         o2 = bool(file.shipped and file.shipped["megatron_amp_O2"])
         builder.implied("model.megatron_amp_O2", o2)
     elif o2 is not None:
         o2 = switch(o2, "model.megatron_amp_O2")
         builder.map("model.megatron_amp_O2")
-    where = next((name for name in ("trainer.precision", "model.precision", "precision") if name in builder.mapped), "")
+    where = next((name for name in NAMES if name in builder.mapped), "")
     fields: dict[str, Any]
     if dtype == "fp32":
         if o2:

@@ -140,6 +140,7 @@ ELSEWHERE = {
     "python train.py --deepspeed ds.json --lr 1": "ds.json",
     NEMO: "configuration file of the program",
     f"{NEMO} --config-name=gpt_175b": "gpt_175b.yaml",
+    f"{NEMO} --config-name=gpt_5b.yaml": "from gpt_5b.yaml, which",
     "torchrun -m torchtitan.train --job.config_file llama.toml": "llama.toml",
     "axolotl preprocess a.yml\naxolotl train b.yml": "b.yml",
     "accelerate launch -m axolotl.cli.train c.yml": "c.yml",
@@ -332,6 +333,16 @@ def test_a_flag_that_nobody_wrote_is_not_named() -> None:
     run = only(f"{NEMO} trainer.precision=bf16")
     assert "the configuration file of the program" in lost(run)
     assert "--config-name" not in lost(run)
+
+
+def test_the_file_under_the_overrides_decides_between_o1_and_o2() -> None:
+    line = f"{NEMO} --config-name=gpt_5b.yaml trainer.precision=bf16 model.micro_batch_size=1"
+    imported = only(line).imported
+    assert imported.decided_by == "megatron_amp_O2 in gpt_5b.yaml, which is not read,"
+    assert lost(only(line))["--config-name"] == "gpt_5b.yaml"
+    assert imported.assume_default().config.mode == "bf16"
+    for o2, semantics in (("True", "megatron_o2"), ("False", "amp_o1")):
+        assert only(f"{line} model.megatron_amp_O2={o2}").imported.semantics == semantics
 
 
 def test_megatron_lm_under_the_launcher_is_handed_on() -> None:
