@@ -181,7 +181,9 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
     if run.imported.decided_by is not None:
         where = ", ".join(filter(None, (run.document.path, run.imported.label)))
         rule = f"the precision must be stated; {run.imported.decided_by} decides it"
-        log = ", the log of a run with the arguments it printed" if run.document.kind == "shell" else ""
+        log = ""
+        if run.document.kind == "shell":
+            log = ", variables of the run with --context variables=..., the log of a run with the arguments it printed"
         remedy = f"Give that{log}, or take {run.imported.default_mode} with --assume-defaults"
         raise PayloadError(f"{where}: {rule}. {remedy}.")
     if to == OURS:

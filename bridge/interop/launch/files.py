@@ -125,6 +125,11 @@ class Sources:
             self._texts[rest] = _text(Path(self.path).parent / rest)
         return self._texts[rest]
 
+    @property
+    def inner(self) -> tuple[Script, ...]:
+        """The strings and files that were parsed."""
+        return tuple(self._scripts.values())
+
     def parsed(self, text: str) -> Script:
         """Return the tree of a string or file that is a script; every reading asks for the same ones."""
         if text not in self._scripts:

@@ -23,6 +23,7 @@ __all__ = [
     "MODES",
     "QUIET",
     "SHELLS",
+    "UNREADABLE",
     "Launch",
     "found_launch",
     "holds_arguments",
@@ -50,6 +51,8 @@ QUIET = frozenset(
 """Programs that start no training, whatever their arguments look like."""
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 RUNNERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|bpython|pypy\d?|nsys|ncu|mpirun|mpiexec|srun)$")
+UNREADABLE = "cannot be read here"
+"""What the note of a line that the grammar does not know says of it."""
 PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
 STARTERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed)$|^torch\.distributed\.(run|launch)$")
 """What starts the program that follows it, under any name."""
@@ -105,6 +108,8 @@ class Launch:
     """Branches that the file does not decide, and the way taken."""
     notes: tuple[str, ...] = ()
     """What was not read: a sourced file, a heredoc that is a configuration."""
+    unread: str = ""
+    """Where text that was not executed states a precision, as a noun."""
     unmapped: tuple[Unmapped, ...] = ()
     """What the shell itself drops or adds: flags behind a broken continuation, arguments from a pipe."""
     defaulted: Mapping[str, str] = field(default_factory=dict)

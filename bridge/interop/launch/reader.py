@@ -16,11 +16,12 @@ from bridge.interop.launch.launches import (
     COMMAND_WORDS,
     QUIET,
     SHELLS,
+    UNREADABLE,
     Launch,
     found_launch,
     nested_script,
 )
-from bridge.interop.launch.relevance import PRECISION_WORDS
+from bridge.interop.launch.relevance import MODES, PRECISION_WORDS, STATING
 from bridge.interop.launch.syntax import COMMANDS, statements
 from bridge.interop.launch.values import Values, is_unknown, name_of
 
@@ -112,6 +113,8 @@ class Reader:
         self.steps = self.depth = self.sourced = 0
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
+        self.executed: set[int] = set()
+        """Identifiers of the commands that were read."""
         self.last: tuple[int, int] | None = None
         """The end of the command that started something just before, and which launch it was."""
         self.stray: list[str] = []
@@ -125,16 +128,33 @@ class Reader:
                 self.block([body])
         if not self.found.launches and error:
             remedy = "Correct the script there."
-            raise PayloadError(f"{self.path}, line {error}: must be bash that can be parsed, and is not. {remedy}")
+            raise PayloadError(f"{self.path}, line {error}: must be bash that can be read here, and is not. {remedy}")
         if not self.found.launches:
             self.found.launches.append(self.held())
         if error:
-            self.found.notes[f"line {error}, which is no bash"] = None
+            self.found.notes[f"line {error}, which {UNREADABLE}"] = None
+        unread = self.unread()
         self.found.launches = [
-            replace(launch, notes=tuple(dict.fromkeys((*self.found.notes, *launch.notes))))
+            replace(launch, notes=tuple(dict.fromkeys((*self.found.notes, *launch.notes))), unread=unread)
             for launch in self.found.launches
         ]
         return self.found
+
+    def unread(self) -> str:
+        """Return where text that this reading does not execute states a precision, as a noun; empty: nowhere.
+
+        Text of a file that is sourced, or of a string that is a script, counts too; a mode comes before other flags.
+        """
+        found = [
+            (flag not in MODES, place > 0, line, flag, is_branch)
+            for place, script in enumerate((self.script, *self.sources.inner))
+            for line, flag, is_branch in script.unexecuted(STATING, self.executed)
+        ]
+        if not found:
+            return ""
+        _, is_inner, line, flag, is_branch = min(found)
+        where = f"{'the branch at ' if is_branch else ''}line {line}{' of what it reads' if is_inner else ''}"
+        return f"{where}, which holds {flag},"
 
     def block(self, nodes: Iterable[Node]) -> None:
         """Read commands until one ends the script or the function."""
@@ -362,6 +382,7 @@ class Reader:
 
     def command(self, node: Node) -> bool | None:
         """Read a simple command, a declaration or assignments; return whether it succeeds where that is known."""
+        self.executed.add(node.id)
         command, values = self.script.command(node), self.values
         words = values.all_words(command.words)
         last, self.last = self.last, None

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "MODES",
     "PRECISION_WORDS",
+    "STATING",
     "bears",
     "is_variable",
     "known",
@@ -34,6 +36,10 @@ OTHER_OPTIONS = re.compile(
 )
 """Options that the systems beside Megatron-LM read with those."""
 OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
+STATING = re.compile(
+    r"(?<![\w-])--(?:bf16|fp16|(?:fp8|fp4)[\w-]*|precision|(?:mixed[-_]|compute[-_]|torch[-_])?(?:precision|dtype))(?![\w-])"
+)
+"""A flag that states a precision."""
 MODES = ("--bf16", "--fp16")
 """Switches in Megatron-LM, and followed by a value elsewhere."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from bridge.errors import PayloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from tree_sitter import Node, Parser
 
@@ -60,6 +60,7 @@ WORDS = frozenset(
 )
 BLANKS = re.compile(rb"(?:\s|\\\n)*")
 LATE = frozenset({"command_substitution", "process_substitution", "arithmetic_expansion"})
+BRANCHES = frozenset({"if_statement", "case_item", "list"})
 COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
 REDIRECTS = frozenset({"file_redirect", "herestring_redirect"})
 NESTING = frozenset({"redirected_statement", "list", "pipeline", "negated_command"})
@@ -226,6 +227,28 @@ class Script:
     def text(self, node: Node) -> str:
         """Return a node as written."""
         return self.source[node.start_byte : node.end_byte].decode()
+
+    def unexecuted(self, pattern: re.Pattern[str], executed: Collection[int]) -> Iterator[tuple[int, str, bool]]:
+        """Return line, text and whether a branch holds it of what matches in no executed command, comment or message.
+
+        The alternative of `${X:+...}` is not executed either.
+        """
+        for found in re.finditer(pattern.pattern.encode(), self.source):
+            node = self.root.descendant_for_byte_range(found.start(), found.end())
+            line, is_branch, is_alternative = 0, False, False
+            while node is not None:
+                line = line or self.source.count(b"\n", 0, found.start()) + 1
+                is_alternative |= node.type == "expansion" and any(one.type in (":+", "+") for one in node.children)
+                is_executed = node.id in executed and not is_alternative
+                if is_executed or node.type == "comment" or self._is_message(node):
+                    break
+                is_branch |= node.type in BRANCHES
+                node = node.parent
+            else:
+                yield line, found[0].decode(), is_branch
+
+    def _is_message(self, node: Node) -> bool:
+        return node.type == "command" and self.command(node).name in ("echo", "printf")
 
     def shown(self, nodes: list[Node]) -> str:
         """Return a condition on one line, as a report shows it."""

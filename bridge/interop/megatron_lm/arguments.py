@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.launches import Launch, holds_arguments, trainings
+from bridge.interop.launch.launches import UNREADABLE, Launch, holds_arguments, trainings
 from bridge.interop.launch.relevance import may_hold_options
 from bridge.interop.launch.values import is_unknown
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
@@ -69,6 +69,8 @@ class Arguments:
     environment: Mapping[str, str] = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unread: str = ""
+    """Where text of the script that was not executed states a precision, as a noun."""
     unmapped: list[Unmapped] = field(default_factory=list)
     """Records of the words themselves: words that the shell drops, and files that hold further arguments."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
@@ -139,6 +141,7 @@ def runs_of(payload: object) -> list[Arguments]:
 def _of_launch(launch: Launch) -> Arguments:
     found = _of_words(list(launch.arguments), launch.unknowns.shown)
     found.environment, found.decisions, found.notes = launch.environment, launch.decisions, launch.notes
+    found.unread = launch.unread
     found.defaulted, found.label, found.program = launch.defaulted, launch.label, launch.program
     found.files, found.shown, found.is_started = launch.files, launch.unknowns.shown, bool(launch.line)
     found.unmapped += launch.unmapped
@@ -158,12 +161,15 @@ def _decider(run: Arguments) -> str:
     sourced = [note.removeprefix("source ") for note in run.notes if note.startswith("source ")]
     if sourced:
         return f"{sourced[0]}, which the script sources,"
+    if run.unread:
+        return run.unread
     if run.undecided:
         return f"{run.undecided[0]}, which only the run knows,"
     if run.elsewhere:
         return run.elsewhere[0]
-    if run.notes:
-        return run.notes[0]
+    others = [note for note in run.notes if not note.endswith(UNREADABLE)]
+    if others:
+        return others[0]
     unknown = next((one.name for key, one in run.settings.items() if not _is_known(key)), "")
     if unknown:
         return f"{unknown}, which is no flag of Megatron-LM's,"

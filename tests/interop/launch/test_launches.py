@@ -199,13 +199,13 @@ def test_a_hostile_script_is_done_in_less_than_two_seconds(script: str) -> None:
 def test_a_broken_script_that_starts_nothing_is_one_sentence(script: str, line: int) -> None:
     with pytest.raises(PayloadError) as caught:
         launches(script, "s.sh")
-    rule = "must be bash that can be parsed, and is not"
+    rule = "must be bash that can be read here, and is not"
     assert re.fullmatch(rf"s\.sh, line [{line}{line + 1}]: {rule}\. .*", str(caught.value))
 
 
 def test_a_script_that_is_broken_somewhere_says_so() -> None:
     (launch,) = launches("torchrun t.py --bf16\nif true; then\n ls")
-    assert launch.notes == ("line 2, which is no bash",)
+    assert launch.notes == ("line 2, which cannot be read here",)
 
 
 # -- which branch was taken -------------------------------------------------------------------------------------------

@@ -50,6 +50,48 @@ def test_elsewhere_the_mode_is_not_stated_and_what_decides_is_named(text: str, d
     assert run.imported.assume_default().config.mode == "fp32"
 
 
+DEEP = 'case "$D" in gpu) if [ "$H" = h100 ]; then if [ -n "$F" ]; then A="--bf16 --fp8-format hybrid"; fi; fi;; esac'
+MANY = "\n".join(f'[ "$P{place}" = m ] && A="$A --fp8-margin {place}"' for place in range(80))
+CANNOT_BE_READ = ': "${E:=$(( (24576 + ${G} - 1) / ${G} ))}"'
+
+
+@pytest.mark.parametrize(
+    ("text", "decided_by"),
+    [
+        (DEEP, "the branch at line 2, which holds --bf16,"),
+        (f'{MANY}\n[ "$F" = fp8 ] && A="$A --bf16"', "the branch at line 82, which holds --bf16,"),
+        ('if nvidia-smi | grep -q H100; then\nA+=" --bf16"; fi', "the branch at line 3, which holds --bf16,"),
+        ('read P; [ "$P" = bf16 ] && A="--fp16"', "the branch at line 2, which holds --fp16,"),
+        (
+            "while [ $# -gt 0 ]; do case $1 in\n--p) A=--bf16;; esac; shift; done",
+            "the branch at line 3, which holds --bf16,",
+        ),
+        ('A="${P:+--bf16}"', "line 2, which holds --bf16,"),
+        ("f() { A=--bf16; }", "line 2, which holds --bf16,"),
+    ],
+)
+def test_text_that_is_not_executed_and_states_a_precision_leaves_the_mode_open(text: str, decided_by: str) -> None:
+    first, *others = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n{WHOLE} $A\n", "run.sh"))
+    assert first.imported.decided_by == decided_by
+    assert all(run.imported.config.mode in ("bf16", "fp16") or run.imported.decided_by for run in others)
+    with pytest.raises(PayloadError, match=f"{decided_by} decides it"):
+        convert(first, "megatron-lm")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# --bf16",
+        "if [ -z $A ]; then echo use --bf16; fi",
+        "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8 --bf16",
+        CANNOT_BE_READ,
+    ],
+)
+def test_a_comment_a_message_another_launch_and_an_unread_line_leave_no_mode_open(text: str) -> None:
+    runs = runs_of(Document.of_text(f"#!/bin/bash\n{text}\n{WHOLE}\n", "run.sh"))
+    assert (runs[-1].imported.config.mode, runs[-1].imported.decided_by) == ("fp32", None)
+
+
 @pytest.mark.parametrize(
     "text",
     [
