@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import BridgeError
+from bridge.interop.detect import detect
 from bridge.interop.document import Document
 from bridge.interop.torchtitan import importer as torchtitan
 from bridge.registry.registry import REGISTRY
@@ -160,6 +161,9 @@ def test_nonsense_is_one_sentence(payload: Any) -> None:
 
 
 def test_a_broken_toml_is_one_sentence() -> None:
+    twice = Document.of_text("[training]\nsteps = 1\nsteps = 2\n", "x.toml")
+    with pytest.raises(BridgeError, match=r"x\.toml: must be TOML; .* \(at line 3, "):
+        detect(twice)
     document = Document.of_text("[training\n", "x.toml", kind="text")
     assert torchtitan.SYSTEM.read is not None
     with pytest.raises(BridgeError, match=r"x\.toml: must be TOML"):

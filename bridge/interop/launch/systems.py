@@ -18,6 +18,7 @@ from bridge.interop.launch.launches import MEGATRON_ARGUMENTS, MODES, holds_argu
 from bridge.interop.launch.values import is_unknown
 from bridge.interop.launch.words import CommandWords, nested, typed
 from bridge.interop.megatron_deepspeed import is_read
+from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
 
-MEGATRON_PROGRAMS = re.compile(r"(?:^|/)pretrain_\w+\.py$|Megatron-LM")
 NEMO = (
     "exp_manager.",
     "model.megatron_",
@@ -203,7 +203,7 @@ def is_megatron(launch: Launch) -> bool:
 
     One flag that others have too says nothing; `--bf16` and `--fp16` without a value are as Megatron-LM takes them.
     """
-    if MEGATRON_PROGRAMS.search(launch.program):
+    if PROGRAMS.search(launch.program) or "Megatron-LM" in launch.program:
         return True
     own = len(MEGATRON_ARGUMENTS & launch.flags)
     return own > 1 or bool(launch.flags & MODES) or (not launch.line and own > 0)

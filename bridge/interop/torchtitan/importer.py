@@ -9,6 +9,7 @@ Parameters are FP32 shards that are gathered in BF16, unless `training.dtype` ma
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,6 +51,9 @@ TOML_CONVERTERS = (
     "mx",
 )
 """Names for `model.converters` in torchtitan 0.2, the last two in 0.1."""
+
+SECTION = re.compile(r"^\[(?:job|training|quantize)\b", re.MULTILINE)
+"""A table of TOML that torchtitan reads."""
 
 
 def import_(payload: object, *, sharded: object = True) -> ImportReport:
@@ -323,6 +327,8 @@ def _recognise(document: Any) -> Recognised | None:
     try:
         content = _read(document)
     except PayloadError:
+        if SECTION.search(document.text) is not None:
+            raise
         return None
     if str(document.path).endswith(".toml") and ("training" in content and ("job" in content or "quantize" in content)):
         return Recognised(

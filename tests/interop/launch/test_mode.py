@@ -97,6 +97,7 @@ def test_a_comment_a_message_another_launch_and_an_unread_line_leave_no_mode_ope
     [
         "# Megatron-LM\npython prepare.py --num-layers 2",
         "cd Megatron-LM\npytest tests/unit_tests",
+        "python pretrain_nemorun.py --max-steps 10",
         "python tools/checkpoint/convert.py --model-type GPT --target-tensor-parallel-size 2",
     ],
 )
