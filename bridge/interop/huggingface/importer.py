@@ -211,7 +211,8 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded, pr
             builder.fields["grad_reduce_in_fp32"] = False
     elif sharding == "deepspeed" and not isinstance(top.values.get("deepspeed"), Mapping):
         fields, semantics = {}, "unstated"
-        builder.leave_mode("DeepSpeed's own configuration")
+        own = "DeepSpeed's own configuration"
+        builder.leave_mode(own if names or program is None else f"{program} or {own}")
     elif kept and not (model.adapter and compute != "fp32"):
         fields, semantics = {str(half): True, "params_dtype": half}, "true"
         builder.fields["grad_reduce_in_fp32"] = False

@@ -156,6 +156,10 @@ def test_the_compute_dtype_of_a_performance_script_names_the_mode() -> None:
     [
         ("deepspeed main.py", "main.py, which reads these arguments,"),
         ("swift sft", "ms-swift, which chooses by torch_dtype,"),
+        (
+            "swift sft --torch_dtype bfloat16 --deepspeed zero2",
+            "ms-swift, which chooses by torch_dtype, or DeepSpeed's own configuration",
+        ),
     ],
 )
 def test_the_program_that_reads_a_trainers_arguments_is_named(program: str, decided_by: str) -> None:
