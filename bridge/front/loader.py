@@ -181,6 +181,7 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
         run = run_of(run, missing=False)
     from bridge.megatron.gpt import ACTIVATIONS, GPTConfig  # heavy
     from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
+    from bridge.training.values import early_faults
 
     owners = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
     functions = {"activation_func": ACTIVATIONS}
@@ -193,13 +194,17 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
         if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
             # Megatron refuses to build its config without one
             model["pipeline_dtype"] = torch_dtype(run.precision.to_dict().get("pipeline_dtype", run.precision.mode))
-    return ConfigContainer(
+    made = ConfigContainer(
         **{name: _made(name, cls, arguments[name]) for name, cls in owners.items()},
         **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
         **run.run_keys,
         mixed_precision=run.precision,
         precision_choice=run.choice.to_dict() if run.choice is not None else None,
     )
+    for fault in early_faults(made, run.origin_of):
+        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy)
+    run.problems.raise_any()
+    return made
 
 
 def decoded_sections(

@@ -22,7 +22,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from bridge.errors import CheckpointError
+from bridge.errors import CheckpointError, Finding
 from bridge.megatron.emulation.model import delayed_updates, requantise_stored_weights, unrecorded
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from bridge.megatron.step import Trainer
 
-__all__ = ["LATEST", "Position", "latest_iteration", "load_checkpoint", "require_free", "save_checkpoint"]
+__all__ = ["LATEST", "Position", "latest_iteration", "load_checkpoint", "load_fault", "require_free", "save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +80,14 @@ def latest_iteration(folder: Path) -> int | None:
             f"checkpoint.load: {pointer} must hold a number, got {text!r}. Write the iteration there."
         )
     return int(text)
+
+
+def load_fault(folder: Path) -> Finding | None:
+    """Return the fault of a folder without a checkpoint, or None."""
+    if latest_iteration(folder) is not None:
+        return None
+    remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
+    return Finding(path="checkpoint.load", rule=f"no {LATEST} there", value=str(folder), remedy=remedy)
 
 
 def _folder_of(folder: Path, iteration: int) -> Path:
@@ -231,10 +239,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
     """
     iteration = latest_iteration(folder)
     if iteration is None:
-        raise CheckpointError(
-            f"checkpoint.load: no {LATEST} there, got {str(folder)!r}. Give the folder that an earlier run saved to, "
-            "or leave it at None to start fresh."
-        )
+        raise CheckpointError(str(load_fault(folder)))
     source = _folder_of(folder, iteration)
     try:
         common = dist_checkpointing.load_common_state_dict(str(source))

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 
-from bridge.errors import DataError
+from bridge.errors import DataError, Finding
 
-__all__ = ["BYTES_VOCAB_SIZE", "Corpus", "open_corpus"]
+__all__ = ["BYTES_VOCAB_SIZE", "Corpus", "open_corpus", "path_fault"]
 
 BYTES_VOCAB_SIZE = 256
 """One id per byte value."""
@@ -83,27 +83,36 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     return Corpus(prefix=str(target), vocab_size=BYTES_VOCAB_SIZE, name=name, index_dir=cache / "indices")
 
 
+def path_fault(path: str) -> Finding | None:
+    """Return the fault of a path that names neither a text file nor both files of a ``.bin``/``.idx`` pair, or None."""
+    prefix, there = _pair(path)
+    rule = "no such file, and no .bin/.idx pair of that prefix"
+    remedy = "Give a text file or the prefix of a Megatron data set."
+    if any(there.values()):
+        present, absent = sorted(there, key=there.__getitem__, reverse=True)
+        rule, remedy = f"{prefix}{present} is there but {prefix}{absent} is not", "A Megatron data set is both files."
+    is_text = not any(there.values()) and Path(path).suffix not in there and Path(path).expanduser().is_file()
+    if is_text or all(there.values()):
+        return None
+    return Finding(path="data.path", rule=rule, value=path, remedy=remedy)
+
+
+def _pair(path: str) -> tuple[Path, dict[str, bool]]:
+    """Return the prefix that `path` may stand for, and suffix -> whether there is such a file."""
+    given = Path(path).expanduser()
+    prefix = given.with_suffix("") if given.suffix in (".bin", ".idx") else given
+    return prefix, {suffix: Path(f"{prefix}{suffix}").is_file() for suffix in (".bin", ".idx")}
+
+
 def _existing_prefix(path: str | None) -> Path | None:
     """Return the prefix of the ``.bin``/``.idx`` pair that `path` names, or None if it names text."""
     if path is None:
         return None
-    given = Path(path).expanduser()
-    prefix = given.with_suffix("") if given.suffix in (".bin", ".idx") else given
-    there = {suffix: Path(f"{prefix}{suffix}").is_file() for suffix in (".bin", ".idx")}
-    if all(there.values()):
-        return prefix
-    if any(there.values()):
-        present, absent = sorted(there, key=there.__getitem__, reverse=True)
-        raise DataError(
-            f"data.path: {prefix}{present} is there but {prefix}{absent} is not, got {path!r}. A Megatron data set is "
-            "both files."
-        )
-    if given.suffix in (".bin", ".idx") or not given.is_file():
-        raise DataError(
-            f"data.path: no such file, and no .bin/.idx pair of that prefix, got {path!r}. Give a text file or the "
-            "prefix of a Megatron data set."
-        )
-    return None
+    fault = path_fault(path)
+    if fault is not None:
+        raise DataError(str(fault))
+    prefix, there = _pair(path)
+    return prefix if all(there.values()) else None
 
 
 def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:

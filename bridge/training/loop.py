@@ -24,8 +24,9 @@ from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
-from bridge.training.run import Run, build_run, precision_label, require_sane_values, require_sections
+from bridge.training.run import Run, build_run, precision_label, require_sections
 from bridge.training.stop import stop_on_signal
+from bridge.training.values import require_sane_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,6 +19,7 @@ from bridge.megatron.step import StepResult, Trainer
 from bridge.megatron.telemetry import Telemetry
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.training.metrics import TrainRecord, ValidationRecord
+from bridge.training.values import batch_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from bridge.megatron.process import Process
     from bridge.training.config import ConfigContainer
 
-__all__ = ["Run", "build_run", "precision_label", "require_sane_values", "require_sections"]
+__all__ = ["Run", "build_run", "precision_label", "require_sections"]
 
 
 @dataclass(kw_only=True)
@@ -148,54 +149,11 @@ def require_sections(config: ConfigContainer) -> None:
         )
 
 
-LEAST = (
-    ("train", "train_iters", 1),
-    ("train", "micro_batch_size", 1),
-    ("train", "global_batch_size", 1),
-    ("train", "eval_interval", 0),
-    ("train", "eval_iters", 0),
-    ("train", "lr_warmup_iters", 0),
-    ("train", "seed", 0),
-    ("data", "seed", 0),
-    ("data", "num_workers", 0),
-    ("logging", "log_interval", 1),
-    ("logging", "quantisation_interval", 0),
-    ("checkpoint", "save_interval", 1),
-    ("model", "num_layers", 1),
-    ("model", "hidden_size", 1),
-    ("model", "seq_length", 1),
-    ("optimizer", "lr", 0),
-    ("optimizer", "weight_decay", 0),
-)
-"""Section, field and the least it can be; None is left to the field's own meaning."""
-
-
-def require_sane_values(config: ConfigContainer) -> None:
-    """Refuse numbers that no run can begin with, all of them at once."""
-    wrong = []
-    for section, field_name, least in LEAST:
-        value: Any = getattr(getattr(config, section), field_name, None)
-        if value is not None and not value >= least:  # NaN is not either
-            wrong.append(f"{section}.{field_name}: must be at least {least}, got {value!r}. Use {least} or more.")
-    if config.train.lr_warmup_iters > (config.train.lr_decay_iters or config.train.train_iters):
-        wrong.append(
-            f"train.lr_warmup_iters: must not be longer than the schedule of "
-            f"{config.train.lr_decay_iters or config.train.train_iters} steps, got {config.train.lr_warmup_iters}. "
-            "Shorten it."
-        )
-    if wrong:
-        raise RunConfigError("\n".join(wrong))
-
-
 def _require_whole_batches(config: ConfigContainer, process: Process) -> None:
     """Refuse a global batch that is not a whole number of micro-batches on every rank."""
-    train = config.train
-    samples = train.micro_batch_size * process.data_parallel_size
-    if train.global_batch_size < 1 or train.global_batch_size % samples:
-        raise RunConfigError(
-            f"train.global_batch_size: must be a multiple of micro_batch_size {train.micro_batch_size} x "
-            f"{process.data_parallel_size} data-parallel ranks, got {train.global_batch_size}. Use {samples}, say."
-        )
+    fault = batch_fault(config.train, ranks=process.data_parallel_size)
+    if fault is not None:
+        raise RunConfigError(str(fault))
 
 
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend | None = None) -> Run:

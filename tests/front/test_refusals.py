@@ -139,6 +139,33 @@ def test_a_list_of_numbers_is_no_option(refused) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("train.train_iters=0", "train.train_iters: must be at least 1, got 0 (command line). Use 1 or more."),
+        (
+            "train.micro_batch_size=3",
+            "train.global_batch_size: must be a multiple of micro_batch_size 3 (command line), got 8 "
+            "(train/smoke.yaml). Use 3, say.",
+        ),
+        (
+            "data.path=/nonexist",
+            "data.path: no such file, and no .bin/.idx pair of that prefix, got '/nonexist' (command line). "
+            "Give a text file or the prefix of a Megatron data set.",
+        ),
+        (
+            "checkpoint.load=/nonexist",
+            "checkpoint.load: no latest_checkpointed_iteration.txt there, got '/nonexist' (command line). "
+            "Give the folder that an earlier run saved to, or leave it at None to start fresh.",
+        ),
+        ("optimizer.lr=inf", "optimizer.lr: must be finite, got inf (command line). Use a number."),
+        ("optimizer.clip_grad=nan", "optimizer.clip_grad: must be at least 0, got nan (command line). Use 0 or more."),
+    ],
+)
+def test_a_value_that_no_run_can_begin_with_leaves_no_run_folder(refused, word: str, message: str) -> None:
+    assert refused(*TINY, word) == message
+
+
 def test_a_wrong_target_leaves_no_run_folder(refused) -> None:
     assert refused(*TINY, "target=h20x8").startswith("target: must be a GPU such as h100x8 or a version such as te2.8")
 
