@@ -25,6 +25,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -61,6 +62,9 @@ log = logging.getLogger(__name__)
 
 RecipeFunction = Callable[[], MixedPrecisionConfig]
 F = TypeVar("F", bound=RecipeFunction)
+
+_being_made: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
+"""Names of the recipes whose functions are running, the outermost first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +252,21 @@ class Registry:
 
         Raises:
             UnknownRecipeError: No such recipe.
-            RecipeSourceError: The recipe's function returned something else than a config.
+            RecipeSourceError: The recipe's function returned something else than a config, or asks for its own recipe.
         """
         recipe = self.recipe(name)
-        config = recipe.function()
+        outer = _being_made.get()
+        if recipe.name in outer:
+            through = ", ".join(map(repr, outer[outer.index(recipe.name) + 1 :]))
+            raise RecipeSourceError(
+                f"Recipe {recipe.name!r} ({recipe.place}): asks for itself{through and f' through {through}'}. "
+                "Build it on another recipe, or return a MixedPrecisionConfig."
+            )
+        token = _being_made.set((*outer, recipe.name))
+        try:
+            config = recipe.function()
+        finally:
+            _being_made.reset(token)
         if not isinstance(config, MixedPrecisionConfig):
             raise RecipeSourceError(
                 f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, got {config!r}. "

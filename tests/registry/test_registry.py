@@ -321,3 +321,23 @@ def test_a_recipe_that_hands_out_one_object_still_makes_fresh_ones(registry: Reg
     registry.register(name="shared")(lambda: shared)
     registry.get("shared").fp8 = "e4m3"
     assert registry.get("shared").fp8 is None
+
+
+def test_a_recipe_that_asks_for_itself_is_refused(registry: Registry) -> None:
+    @registry.register
+    def one() -> MixedPrecisionConfig:
+        return registry.get("two")
+
+    @registry.register
+    def two() -> MixedPrecisionConfig:
+        return registry.get("one")
+
+    @registry.register
+    def alone() -> MixedPrecisionConfig:
+        return registry.get("alone")
+
+    with pytest.raises(RecipeSourceError, match=r"^Recipe 'alone' \(.*\): asks for itself\. Build it on another"):
+        registry.get("alone")
+    for _ in range(2):  # the refusal leaves nothing behind
+        with pytest.raises(RecipeSourceError, match=r"^Recipe 'one' \(.*\): asks for itself through 'two'\. "):
+            registry.get("one")
