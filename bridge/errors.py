@@ -183,6 +183,10 @@ class RecipeSourceError(BridgeError):
     """A module, file or plugin of recipes that cannot be loaded or used."""
 
 
+class UnknownPolicyError(_SettingError, ValueError):
+    """A policy for conflicts that `synchronize` does not have. `matches` holds the nearest."""
+
+
 class SyncError(_FindingsError, ValueError):
     """The synchroniser refuses. All owners are as they were."""
 

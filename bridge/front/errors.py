@@ -7,6 +7,7 @@ key into another.
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import yaml
@@ -15,7 +16,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
-from bridge.front.sections import PRECISION
+from bridge.front.problems import COMMAND_LINE
+from bridge.front.sections import KEYS, PRECISION
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -86,7 +88,18 @@ def translated(
     """
     if isinstance(error, BridgeError):
         return error
+    most = sys.get_int_max_str_digits()
+    for word in overrides if type(error) is ValueError and most else ():
+        key, _, value = word.partition("=")
+        if re.search(rf"\d{{{most + 1}}}", value):
+            rule, remedy = f"must have at most {most} digits", "Write a shorter number."
+            return RunConfigError(f"{key}: {rule}, got {value!r:.80} ({COMMAND_LINE}). {remedy}", path=key, rule=rule)
     if isinstance(error, OverrideParseException):
+        word = str(error.override)
+        known = "=" not in word and word.partition(".")[0] in KEYS
+        if known or word in REGISTRY:
+            assignment = f"{word}=VALUE" if known else f"{PRECISION}={word}"
+            return RunConfigError(f"{word!r} is no override (command line). Write {assignment}.")
         return RunConfigError(
             f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value with special "
             "characters: 'KEY=\"a=b\"'."

@@ -25,7 +25,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, RunConfigError
 from bridge.front.compose import JOB, VERSION_BASE, Search, as_hydra_reads, composed, prepared, register, retraced
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.loader import config_folder, container, decoded_sections, run_of
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from bridge.front.compose import Composition
+    from bridge.front.loader import RunValues
     from bridge.training.config import ConfigContainer
 
-__all__ = ["Job", "main"]
+__all__ = ["Job", "is_first_process", "main"]
 
 Job = Callable[["ConfigContainer", Path], None]
 """A script's work on a run and its folder."""
@@ -130,7 +131,7 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> 
 
 def _run_once(job: Job, composition: Composition, search: Search, overrides: list[str], name: str) -> None:
     """Build the container, then have Hydra make the run folder and the log, and run the job in it."""
-    made = container(run_of(composition, name=search.config_name, missing=False))
+    made = _container(run_of(composition, name=search.config_name, missing=False))
     refused: list[BridgeError] = []
     with _started(composition, name) as app:
         app.run(search.config_name, _task(job, made, refused), overrides)
@@ -154,7 +155,7 @@ def _task(
         run_dir = Path(settings.runtime.output_dir)
         try:
             with _own_environment():
-                run = made or container(run_of(retraced(config, settings), missing=False))
+                run = made or _container(run_of(retraced(config, settings), missing=False))
                 job(run, Path(run.logging.run_dir or run_dir))
         except Exception as error:
             if not isinstance(error, BridgeError):
@@ -167,6 +168,24 @@ def _task(
             raise
 
     return task
+
+
+def is_first_process() -> bool:
+    """Return whether this process is the one that writes about the run."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _container(values: RunValues) -> ConfigContainer:
+    """Return the container of a run, whose own folder is made where one is named."""
+    run = container(values)
+    folder = run.logging.run_dir
+    if folder is not None and is_first_process():
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
+            raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.") from error
+    return run
 
 
 def _check(composition: Composition) -> None:

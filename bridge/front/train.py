@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import json
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import yaml
 
 from bridge.errors import CheckError
 from bridge.front.loader import config_folder
-from bridge.front.main import main
+from bridge.front.main import is_first_process, main
 from bridge.precision.dtypes import dtype_token
 from bridge.preflight.run_check import check_run
 from bridge.report.findings import findings_dict, verdict_line
@@ -90,11 +89,6 @@ def require_checked(config: ConfigContainer, run_dir: Path) -> set[tuple[str, st
             [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
         )
     return {(finding.id, finding.path) for finding in report.of("warning")}
-
-
-def is_first_process() -> bool:
-    """Return whether this process is the one that writes about the run."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) -> None:

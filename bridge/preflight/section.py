@@ -49,8 +49,8 @@ class Section:
     """Whether there is such a section at all."""
     malformed: list[Malformed] = field(default_factory=list)
     """Values of a wrong type."""
-    unknown: tuple[str, ...] = ()
-    """Keys of a mapping that no version of Megatron has."""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a mapping that no version of Megatron has -> their values."""
 
 
 def read_section(role: str, owner: object) -> Section:
@@ -64,24 +64,24 @@ def read_section(role: str, owner: object) -> Section:
     if owner is None:
         return Section(values=values, is_given=False)
     rows = _ROWS[role]
-    unknown: list[str] = []
+    unknown: dict[str, Any] = {}
     malformed: list[Malformed] = []
     is_mapping = isinstance(owner, Mapping)
     given: Mapping[str, Any] = owner if is_mapping else _attributes(role, owner)  # type: ignore[assignment]
     for name, value in given.items():
         found = rows.get(name)
         if found is None:
-            unknown.append(name)
+            unknown[name] = value
         elif type(value) in found[0]:
             values[name] = value
         else:
             _put(values, found[1], value, role, malformed)
     known = NAMES.get(role) if is_mapping else None
-    misspelt = () if known is None else tuple(str(name) for name in unknown if name not in known)
+    misspelt = {} if known is None else {str(name): unknown[name] for name in unknown if name not in known}
     return Section(values=values, is_given=True, malformed=malformed, unknown=misspelt)
 
 
-def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list[Malformed], tuple[str, ...]]:
+def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list[Malformed], dict[str, Any]]:
     """Return the config that a mapping of stated fields describes, what is of a wrong type in it, and what is no field.
 
     Args:
@@ -89,20 +89,20 @@ def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list
     """
     stated: dict[str, Any] = {}
     malformed: list[Malformed] = []
-    unknown: list[str] = []
+    unknown: dict[str, Any] = {}
     for key, value in given.items():
         name = str(key)
         if name.startswith("_"):  # Megatron Bridge's _target_ and _call_
             continue
         if name not in _PRECISION:
-            unknown.append(name)
+            unknown[name] = value
             continue
         dtype = isinstance(value, Mapping) and "_target_" in value  # by its import path
         try:
             stated |= MixedPrecisionConfig.from_dict({name: value["_target_"] if dtype else value}).to_dict()
         except PrecisionTypeError as error:
             malformed.append(Malformed(path=error.path, value=value, why=error.rule))
-    return MixedPrecisionConfig.from_dict(stated), malformed, tuple(unknown)
+    return MixedPrecisionConfig.from_dict(stated), malformed, unknown
 
 
 def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Malformed]) -> None:

@@ -156,10 +156,10 @@ def _write(config: MixedPrecisionConfig, values: Mapping[str, dict[str, Any]], t
     return rows
 
 
-def _precision(given: Any) -> tuple[MixedPrecisionConfig | None, list[Malformed], tuple[str, ...]]:
+def _precision(given: Any) -> tuple[MixedPrecisionConfig | None, list[Malformed], dict[str, Any]]:
     """Return the config, what is of a wrong type in it, and keys that are no field."""
     if given is None or isinstance(given, MixedPrecisionConfig):
-        return given, [], ()
+        return given, [], {}
     if isinstance(given, Mapping):
         return read_precision(given)
-    return get_mixed_precision_config(given), [], ()
+    return get_mixed_precision_config(given), [], {}

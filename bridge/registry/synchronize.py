@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import UnknownPolicyError, close_matches, did_you_mean
 from bridge.registry.registry import get_mixed_precision_config
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ def synchronize(
         PrecisionConfigError: The config can never be right.
         SyncConflictError: A conflict under `on_conflict="error"`.
         SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
-        ValueError: An unknown `on_conflict`.
+        UnknownPolicyError: An unknown `on_conflict`.
     """
     if on_conflict not in POLICIES:
-        raise ValueError(f"on_conflict: must be one of {', '.join(POLICIES)}, got {on_conflict!r}.")
+        matches = ["error"] if on_conflict == "raise" else close_matches(str(on_conflict), POLICIES)
+        rule = f"must be one of {', '.join(POLICIES)}"
+        raise UnknownPolicyError.of("on_conflict", rule, on_conflict, did_you_mean(matches), matches)
     given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
     report = get_mixed_precision_config(precision).write(given, on_conflict=on_conflict, strict=strict)
     report.log_overrides(log)

@@ -80,8 +80,8 @@ class RuleContext:
     """The configs as they were read."""
     malformed: Sequence[Any]
     """Values of a wrong type."""
-    unknown: Sequence[str]
-    """Keys of the precision that are no field."""
+    unknown: Mapping[str, Any]
+    """Keys of the precision that are no field -> their values."""
     checkpoint: Mapping[str, Any] | None
     """The precision fingerprint of the checkpoint that the run resumes from."""
     tp: int

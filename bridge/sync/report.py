@@ -82,8 +82,10 @@ class SyncRow:
         return self.by != "mode" and self.field not in (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
 
     def __str__(self) -> str:
-        change = f"{plain(self.old)!r} -> {plain(self.new)!r}"
-        return f"{self.owner}.{self.attribute}: {change} ({self.verdict}, {self.by}: {self.why})"
+        old, new = f"{plain(self.old)!r}", f"{plain(self.new)!r}"
+        change = new if old == new else f"{old} -> {new}"
+        reason = self.why if self.by == self.why else f"{self.by}: {self.why}"
+        return f"{self.owner}.{self.attribute}: {change} ({self.verdict}, {reason})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +128,10 @@ class SyncReport:
         }
 
     def __str__(self) -> str:
-        """Return the changed fields and the findings, one per line."""
+        """Return the changed fields, those that were kept, and the findings, one per line."""
+        listed = [row for row in self.rows if row.changes or row.verdict == "keep"]
         findings = [f"{finding.severity}: {finding}" for finding in self.findings]
-        return "\n".join([self.summary(), *(f"  {row}" for row in self.changes), *findings])
+        return "\n".join([self.summary(), *(f"  {row}" for row in listed), *findings])
 
     def lines(self, known: Collection[tuple[str, str]] = ()) -> list[tuple[int, str]]:
         """Return (logging level, sentence) pairs: one INFO line that sums up, a warning per override, the findings.

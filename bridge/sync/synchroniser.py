@@ -113,7 +113,10 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
 
 
 def _decision(row: SyncRow) -> str:
-    return f"the recipe ({row.why})" if row.by == "mode" else row.by
+    """Return who decided, as a noun."""
+    if row.by == "mode":
+        return f"the recipe ({row.why})"
+    return "the config that states it" if row.by == "stated" else row.by
 
 
 def _process_rows(config: PrecisionConfig) -> list[SyncRow]:

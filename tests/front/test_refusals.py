@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ TINY = ("model=gpt_tiny", "train=smoke")
             ["train.seed=[1"],
             "'train.seed=[1' is no override (command line). "
             "Write KEY=VALUE, and quote a value with special characters: 'KEY=\"a=b\"'.",
+        ),
+        (["mixed_precision"], "'mixed_precision' is no override (command line). Write mixed_precision=VALUE."),
+        (["fp8_current"], "'fp8_current' is no override (command line). Write mixed_precision=fp8_current."),
+        (
+            ["train.seed=" + "9" * 6000],
+            f"train.seed: must have at most {sys.get_int_max_str_digits()} digits, got '{'9' * 79} (command line). "
+            "Write a shorter number.",
         ),
         (
             ["mixed_precision=bf16_mixed,fp16_mixed"],
@@ -105,7 +113,7 @@ TINY = ("model=gpt_tiny", "train=smoke")
             "--config-dir: there is no such folder, got 'nowhere'. Give an existing one.",
         ),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: value[0][:40] if isinstance(value, list) else "",
 )
 def test_a_mistake_is_answered_with_what_to_do(refused, words: list[str], message: str) -> None:
     flags, overrides = [words, []] if words[0].startswith("--") else [[], words]
@@ -168,6 +176,12 @@ def test_a_value_that_no_run_can_begin_with_leaves_no_run_folder(refused, word: 
 
 def test_a_wrong_target_leaves_no_run_folder(refused) -> None:
     assert refused(*TINY, "target=h20x8").startswith("target: must be a GPU such as h100x8 or a version such as te2.8")
+
+
+def test_a_run_folder_that_cannot_be_made_leaves_no_other(refused) -> None:
+    assert refused(*TINY, "logging.run_dir=/dev/null/run") == (
+        "logging.run_dir: cannot be made (not a directory), got '/dev/null/run'. Give another folder."
+    )
 
 
 def test_an_unknown_rule_in_silence_leaves_no_run_folder(refused) -> None:

@@ -19,7 +19,13 @@ from bridge import (
     runtime_config_update,
     synchronize,
 )
-from bridge.errors import PrecisionConfigError, PrecisionTypeError, SyncCheckError, SyncConflictError
+from bridge.errors import (
+    PrecisionConfigError,
+    PrecisionTypeError,
+    SyncCheckError,
+    SyncConflictError,
+    UnknownPolicyError,
+)
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.registry.registry import REGISTRY
@@ -326,6 +332,21 @@ def test_conflicts_can_be_kept_but_not_the_mode(megatron_owners) -> None:
 def test_an_unknown_policy_is_refused(megatron_owners) -> None:
     with pytest.raises(ValueError, match="on_conflict: must be one of override, error, keep, got 'ask'"):
         synchronize("bf16_mixed", **megatron_owners(), on_conflict="ask")
+    with pytest.raises(UnknownPolicyError, match=r"got 'raise'\. Did you mean 'error'\?$") as caught:
+        synchronize("bf16_mixed", **megatron_owners(), on_conflict="raise")
+    assert caught.value.matches == ("error",)
+
+
+def test_a_conflict_and_a_row_name_the_config_that_states_the_value(megatron_owners) -> None:
+    owners = megatron_owners()
+    owners["ddp"].grad_reduce_in_fp32 = True
+    config = MixedPrecisionConfig(bf16=True, grad_reduce_in_fp32=False)
+    with pytest.raises(SyncConflictError, match="differs from False of the config that states it, got True"):
+        synchronize(config, **owners, on_conflict="error")
+    kept = str(synchronize(config, **owners, on_conflict="keep"))
+    assert "  ddp.grad_reduce_in_fp32: True (keep, ddp: its own value; the recipe says False)\n" in f"{kept}\n"
+    row = synchronize(config, **owners).row("ddp.grad_reduce_in_fp32")
+    assert str(row) == "ddp.grad_reduce_in_fp32: True -> False (override, stated)"
 
 
 def test_what_megatron_derives_is_right_after_the_sync(megatron_owners, monkeypatch) -> None:

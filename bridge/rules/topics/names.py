@@ -67,14 +67,14 @@ def _below_least(s: RuleContext) -> list[dict[str, Any]]:
 
 def _misspelt(s: RuleContext) -> list[dict[str, Any]]:
     found = []
-    for name in s.unknown:  # every field of the precision is known
+    for name, value in s.unknown.items():  # every field of the precision is known
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
-        found.append({"path": f"mixed_precision.{name}", "value": name, "hint": hint})
+        found.append({"path": f"mixed_precision.{name}", "value": value, "hint": hint})
     for role in NAMES:
-        for name in s.sections[role].unknown:
+        for name, value in s.sections[role].unknown.items():
             nearest = nearest_fields(role, name)
             if nearest:
-                found.append({"path": f"{role}.{name}", "value": name, "hint": did_you_mean(nearest)})
+                found.append({"path": f"{role}.{name}", "value": value, "hint": did_you_mean(nearest)})
     return found
 
 
