@@ -50,6 +50,8 @@ QUIET = frozenset(
 )
 """Programs that start no training, whatever their arguments look like."""
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+RAY = ["ray", "job", "submit"]
+"""The command behind its `--` is started."""
 RUNNERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|bpython|pypy\d?|nsys|ncu|mpirun|mpiexec|srun)$")
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
@@ -61,6 +63,7 @@ TRAINERS = frozenset({"axolotl", "llamafactory-cli", "fairseq-train", "fairseq-h
 """Programs that train and are started by a name of their own."""
 SWIFT = frozenset({"sft", "pt", "rlhf"})
 """Commands of ms-swift's that train."""
+VALUED = re.compile(r"--[^=]+")
 PATH = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d|^[^-]*/", re.IGNORECASE)
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 TORCHTITAN = re.compile(
@@ -196,8 +199,10 @@ def _may_set_precision(launch: Launch) -> bool:
 
 def found_launch(words: list[str], environment: Mapping[str, str]) -> tuple[list[str], str, list[str]] | None:
     """Return runner, program and arguments where a command starts a training program, else None."""
-    if not words or words[0] in QUIET or words[0].startswith("-"):
+    if not words or (words[0] in QUIET and words[:3] != RAY) or words[0].startswith("-"):
         return None
+    if words[:3] == RAY and "--" in words:
+        return found_launch(words[words.index("--") + 1 :], environment)
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
         if word.startswith("-") and word != "-m":
@@ -205,6 +210,9 @@ def found_launch(words: list[str], environment: Mapping[str, str]) -> tuple[list
         name = PurePosixPath(word).name
         own = name in TRAINERS or (name == "run_train.sh" and _is_torchtitan(words[place + 1 :], environment))
         own = own or (name == "swift" and bool(SWIFT & {*words[place + 1 : place + 2]}))
+        is_value = not is_run and place > 1 and VALUED.fullmatch(words[place - 1]) and not is_unknown(words[0])
+        if is_value and word.endswith(".py") and any(map(bears, words[1:])):
+            return [], words[0], words[1:]
         if own or word.endswith(".py") or (word.endswith(".py'") and is_run):
             return words[:place], word, words[place + 1 :]
         if word == "-m" and is_run and place + 1 < len(words):

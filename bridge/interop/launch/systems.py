@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bridge.interop.launch.launches import Launch
 
-__all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
+__all__ = ["READERS", "CommandLine", "helper", "is_megatron", "left_out", "may_be_a_helper", "read"]
 
 NEMO = (
     "exp_manager.",
@@ -206,7 +206,25 @@ def is_megatron(launch: Launch) -> bool:
     if PROGRAMS.search(launch.program) or "Megatron-LM" in launch.program:
         return True
     own = len(MEGATRON_ARGUMENTS & launch.flags)
-    return own > 1 or bool(launch.flags & MODES) or (not launch.line and own > 0)
+    return own > 1 or _has_switch(launch) or (not launch.line and own > 0)
+
+
+def may_be_a_helper(launch: Launch) -> bool:
+    """Return whether nothing but a mode makes a launch Megatron-LM's: one that checks or converts, say."""
+    is_known = PROGRAMS.search(launch.program) or "Megatron-LM" in launch.program or MEGATRON_ARGUMENTS & launch.flags
+    return is_megatron(launch) and not is_known
+
+
+def _has_switch(launch: Launch) -> bool:
+    """Return whether a launch has a mode without the value that other programs take."""
+    words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
+    return any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
+
+
+def helper(launch: Launch) -> Unmapped:
+    """Return the record of a launch that is no training next to a trainer that takes its precision from elsewhere."""
+    detail = "nothing but its precision is known of it, and another launch of the script starts a known trainer"
+    return lost(launch.label, None, detail, "Check it by hand.")
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:

@@ -127,6 +127,24 @@ def test_a_recipe_decides_unless_the_registry_knows_its_name() -> None:
     assert (run.system.name, run.imported.config.mode) == ("megatron-bridge", "bf16")
 
 
+def test_a_helper_does_not_stand_for_a_trainer_whose_precision_is_elsewhere() -> None:
+    helper = "python parity_check.py --tp 2 --bf16"
+    assert only(helper).imported.config.mode == "bf16"
+    with pytest.raises(PayloadError, match="takes its precision from the recipe llama3_8b_pretrain_config"):
+        only(f"{helper}\npython run_recipe.py --recipe llama3_8b_pretrain_config")
+
+
+@pytest.mark.parametrize("words", ["mytrainer --bf16 True --hook x.py", "mytrainer --hook x.py --bf16 True"])
+def test_a_program_is_no_value_of_an_option(words: str) -> None:
+    with pytest.raises(PayloadError, match="mytrainer: no system here knows the program's arguments"):
+        only(words)
+
+
+def test_the_command_of_a_job_that_ray_submits_is_a_launch() -> None:
+    run = only("ray job submit --address=a -- python3 train.py --bf16 --fp8-format hybrid")
+    assert (run.imported.label, run.imported.config.fp8) == ("line 2, train.py", "hybrid")
+
+
 @pytest.mark.parametrize(
     ("words", "decided_by"),
     [
