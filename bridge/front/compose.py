@@ -60,6 +60,7 @@ __all__ = [
     "Search",
     "as_hydra_reads",
     "composed",
+    "own_environment",
     "prepared",
     "recipe_sources",
     "register",
@@ -71,6 +72,18 @@ VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
 JOB = "train"
 """The job's name where no script is run: `${hydra:job.name}`."""
+
+
+@contextmanager
+def own_environment() -> Iterator[None]:
+    """Undo on leaving what the block does to the environment: the next job of a sweep does not see it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for key in [key for key in os.environ if key not in before]:
+            del os.environ[key]
+        os.environ.update(before)
 
 
 def register(recipes_from: tuple[str, ...] = ()) -> None:
@@ -230,6 +243,11 @@ class Loader(ConfigLoaderImpl):
         whole = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         self.last = (asked, whole)
         return whole
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """Compose a job of a sweep; the variables that its recipe sets are set again within the job, by `retraced`."""
+        with own_environment():
+            return super().load_sweep_config(master_config, sweep_overrides)
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         self.trace(defaults, repo)

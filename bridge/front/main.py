@@ -26,7 +26,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.front.compose import JOB, VERSION_BASE, Search, as_hydra_reads, composed, prepared, register, retraced
+from bridge.front.compose import (
+    JOB,
+    VERSION_BASE,
+    Search,
+    as_hydra_reads,
+    composed,
+    own_environment,
+    prepared,
+    register,
+    retraced,
+)
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.loader import config_folder, container, decoded_sections, run_of
 from bridge.front.sections import SECTIONS
@@ -119,7 +129,7 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> 
                 app.show_cfg(search.config_name, overrides, arguments.cfg, arguments.package, arguments.resolve)
     elif arguments.multirun or _is_multirun(search, overrides):
         overrides = [*overrides, "hydra.mode=MULTIRUN"]
-        with composed(search, overrides, sweep=True, job_name=name) as composition:
+        with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
             _check(composition)
         with _started(composition, name) as app:
             app.multirun(search.config_name, _task(job), overrides)
@@ -154,7 +164,7 @@ def _task(
         settings: Any = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
         try:
-            with _own_environment():
+            with own_environment():
                 run = made or _container(run_of(retraced(config, settings), missing=False))
                 job(run, Path(run.logging.run_dir or run_dir))
         except Exception as error:
@@ -213,15 +223,3 @@ def _started(composition: Composition, name: str) -> Iterator[Hydra]:
         yield app
     finally:
         GlobalHydra.instance().clear()
-
-
-@contextmanager
-def _own_environment() -> Iterator[None]:
-    """Give a job an environment of its own: the next job of a sweep does not see what it sets."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for key in [key for key in os.environ if key not in before]:
-            del os.environ[key]
-        os.environ.update(before)

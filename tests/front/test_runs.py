@@ -74,6 +74,31 @@ def test_a_job_of_a_sweep_does_not_see_the_environment_of_the_one_before(train, 
     assert [path.read_text() for path in tmp_path.glob("multirun/*/*/*/seen")] == ["unset", "unset"]
 
 
+def test_a_job_of_a_sweep_sees_the_environment_of_its_own_recipe_alone(train, tmp_path: Path) -> None:
+    (tmp_path / "env_recipe.py").write_text(
+        "import os\n"
+        "from bridge import MixedPrecisionConfig, register\n\n"
+        "@register\n"
+        "def env_bf16() -> MixedPrecisionConfig:\n"
+        "    os.environ['NVTE_FUSED_ATTN'] = 'of env_bf16'\n"
+        "    return MixedPrecisionConfig(bf16=True)\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "from bridge.front import main\n\n"
+        "def job(config, run_dir):\n"
+        "    (run_dir / 'seen').write_text(os.environ.get('NVTE_FUSED_ATTN', 'unset'))\n\n"
+        f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"
+    )
+    words = ("recipes_from=env_recipe.py", "mixed_precision=env_bf16,bf16_mixed")
+    done = train("--multirun", *words, *TINY, script=str(tmp_path / "script.py"))
+    assert done.returncode == 0, done.stderr
+    seen = {path.parent.name: path.read_text() for path in tmp_path.glob("multirun/*/*/*/seen")}
+    assert sorted(seen.values()) == ["of env_bf16", "unset"]
+    assert all(("env_bf16" in name) == (text != "unset") for name, text in seen.items())
+
+
 def test_without_a_recipe_the_owners_keep_their_own_settings(train, tmp_path: Path) -> None:
     done = train(
         *TINY, "mixed_precision=null", "model.bf16=true", "optimizer.bf16=true", "ddp.grad_reduce_in_fp32=true"
