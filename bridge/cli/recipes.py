@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_command, print_json, text_of
-from bridge.errors import UnknownRecipeError, close_matches, did_you_mean
+from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
 from bridge.precision.field_docs import field_docs
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -30,26 +30,51 @@ def add_parsers(commands: Any) -> None:
     diff = add_command(commands, "diff", _diff, "show the fields in which two recipes differ")
     diff.add_argument("a", help="recipe")
     diff.add_argument("b", help="recipe")
-    for parser in (show, diff):
+    for parser in (recipes, show, diff):
         parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
 
 
 def _recipes(chosen: argparse.Namespace) -> None:
     """Print the list; the registry logs each source that it could not load."""
-    found = REGISTRY.recipes()
-    tags = sorted({tag for recipe in found for tag in recipe.tags})
+    keys = ("name", "summary", "tags", "aliases", "place")
+    found = [{key: getattr(recipe, key) for key in keys} for recipe in REGISTRY.recipes()]
+    found += _of_folder(chosen.config_dir)
+    tags = sorted({tag for recipe in found for tag in recipe["tags"]})
     if chosen.tag is not None and chosen.tag not in tags:
         hint = did_you_mean(close_matches(chosen.tag, tags)) or f"Tags: {', '.join(tags)}."
         raise UnknownRecipeError(f"--tag: no recipe has the tag {chosen.tag!r}. {hint}")
-    listed = [recipe for recipe in found if chosen.tag is None or chosen.tag in recipe.tags]
+    listed = [recipe for recipe in found if chosen.tag is None or chosen.tag in recipe["tags"]]
     if chosen.json:
-        keys = ("name", "summary", "tags", "aliases", "place")
-        print_json([{key: getattr(recipe, key) for key in keys} for recipe in listed])
+        print_json(listed)
         return
-    width = max((len(recipe.name) for recipe in listed), default=0)
+    width = max((len(recipe["name"]) for recipe in listed), default=0)
     for recipe in listed:
-        aliases = f" (also {', '.join(recipe.aliases)})" if recipe.aliases else ""
-        print(f"{recipe.name:<{width}}  {recipe.summary}{aliases}")
+        aliases = f" (also {', '.join(recipe['aliases'])})" if recipe["aliases"] else ""
+        print(f"{recipe['name']:<{width}}  {recipe['summary']}{aliases}")
+
+
+def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
+    """Return the YAML recipes of a team's folder as rows of the list; the summary is the file's first comment."""
+    if config_dir is None:
+        return []
+    if not Path(config_dir).is_dir():
+        raise RunConfigError.of("--config-dir", "there is no such folder", config_dir, "Give an existing one.")
+    return [
+        {
+            "name": path.stem,
+            "summary": _comment(path).partition("\n")[0] or "No comment.",
+            "tags": (),
+            "aliases": (),
+            "place": str(path),
+        }
+        for path in sorted((Path(config_dir) / "mixed_precision").glob("*.yaml"))
+    ]
+
+
+def _comment(path: Path) -> str:
+    """Return the comment that a YAML file begins with."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +97,7 @@ class _Named:
             run = load_run([f"mixed_precision={name}"], shipped_folder(), config_dir=config_dir, strict=False)
             path = Path(config_dir) / "mixed_precision" / f"{name}.yaml"
             if run.precision is not None and path.is_file():
-                lines = path.read_text(encoding="utf-8").splitlines()
-                comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
-                return cls(name=name, config=run.precision, place=str(path), description="\n".join(comment))
+                return cls(name=name, config=run.precision, place=str(path), description=_comment(path))
         recipe = REGISTRY.recipe(name)
         return cls(
             name=recipe.name,

@@ -56,6 +56,15 @@ def test_diff_tells_the_differing_fields() -> None:
     assert told["fields"][0] == {"field": "fp32", "a": False, "b": True, "a_stated": False, "b_stated": True}
 
 
+def test_recipes_lists_the_yaml_recipes_of_a_teams_folder(tmp_path: Path) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    (tmp_path / "mixed_precision" / "mine.yaml").write_text("# BF16 of ours.\ndefaults: [bf16_mixed, _self_]\n")
+    lines = run("recipes", "--config-dir", str(tmp_path)).stdout.splitlines()
+    assert lines[-1].split(maxsplit=1) == ["mine", "BF16 of ours."]
+    assert len(lines) == len(run("recipes").stdout.splitlines()) + 1
+    assert run("recipes", "--config-dir", "nowhere").returncode == 2
+
+
 def test_yaml_recipes_of_a_teams_folder_are_known_by_name(tmp_path: Path) -> None:
     (tmp_path / "mixed_precision").mkdir()
     (tmp_path / "mixed_precision" / "team_yaml.yaml").write_text(
