@@ -347,8 +347,8 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
 
 
 def canonical(name: str) -> str:
-    """Return the one spelling of a recipe's name: underscores for hyphens."""
-    return name.strip().replace("-", "_")
+    """Return the one spelling of a recipe's name: lower case, underscores for hyphens."""
+    return name.strip().lower().replace("-", "_")
 
 
 def _words(words: Any) -> tuple[str, ...]:

@@ -341,3 +341,7 @@ def test_a_recipe_that_asks_for_itself_is_refused(registry: Registry) -> None:
     for _ in range(2):  # the refusal leaves nothing behind
         with pytest.raises(RecipeSourceError, match=r"^Recipe 'one' \(.*\): asks for itself through 'two'\. "):
             registry.get("one")
+
+
+def test_a_name_is_found_in_capitals_too():
+    assert get_mixed_precision_config("BF16-MIXED").recipe == "bf16_mixed"
