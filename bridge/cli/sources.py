@@ -58,9 +58,9 @@ def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
         for head, same in _grouped(members, _head).items():
             told = [_told(source, named=len(same) == 1) for source in same]
             yield from _under(head, width, _capped(told, SHOWN, everything))
-    if found.beside:
-        yield "beside these, without a say in what a whole run trains in:"
-        groups = _grouped(found.beside, lambda source: f"{source.system}\n{source.says}").values()
+    if found.partial:
+        yield "these do not decide the precision of a whole run:"
+        groups = _grouped(found.partial, lambda source: f"{source.system}\n{source.says}").values()
         pairs = [(same[0].system, _together(same, everything=everything)) for same in groups]
         width = max(len(head) for head, _ in pairs)
         for head, lines in _grouped(pairs, lambda pair: pair[0]).items():
@@ -90,7 +90,7 @@ def _capped(lines: list[str], most: int, everything: bool) -> list[str]:
 
 
 def _under(head: str, width: int, lines: list[str]) -> Iterator[str]:
-    """Lay lines out in a column beside their head."""
+    """Lay lines out in a column next to their head."""
     for place, line in enumerate(lines):
         start = f"  {'' if place else head:<{width}}  "
         yield from _wrapped(start + line, " " * (width + 6))

@@ -329,7 +329,7 @@ def composed(
         whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
         if sweep:
             whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
-        problems = Problems(Origins())  # of what Hydra would instantiate from its own node, beside its plugins
+        problems = Problems(Origins())  # of what Hydra would instantiate from its own node, in addition to its plugins
         problems.refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks")
         problems.raise_any()
         _resolve_run_folder(whole, sweep=sweep)

@@ -132,7 +132,7 @@ def _of_script(
             given = {**line.context, **_for_system(one, context)}
             with _named(document, launch.label):
                 imported = one.import_(line.payload, **given)
-            imported = replace(imported, unmapped=(*imported.unmapped, *line.beside), label=launch.label)
+            imported = replace(imported, unmapped=(*imported.unmapped, *line.unread), label=launch.label)
             run = Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
             found.append(run)
     if left and not found:

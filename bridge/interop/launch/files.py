@@ -116,7 +116,7 @@ class Sources:
         self._texts: dict[str, str | None] = {}
         self._scripts: dict[str, Script] = {}
 
-    def beside(self, name: str) -> str | None:
+    def neighbour(self, name: str) -> str | None:
         """Return the text of a file next to the script, None where there is none."""
         rest = MARK.split(name)[-1].lstrip("/") if MARK.search(name) else name
         if not rest or rest.startswith(("/", "~")) or "\0" in rest:

@@ -513,8 +513,8 @@ class Reader:
             self.script, self.line = before
 
     def source(self, words: list[str], line: int) -> None:
-        """Read a file that stands beside the script in the same environment; note any other."""
-        text = self.sources.beside(words[1]) if len(words) > 1 and self.sourced < MAX_SOURCED else None
+        """Read a file that stands in the folder of the script in the same environment; note any other."""
+        text = self.sources.neighbour(words[1]) if len(words) > 1 and self.sourced < MAX_SOURCED else None
         self.sourced += text is not None
         if text is None or not self.parsed(text, line):
             self.found.notes[f"source {self.unknowns.shown(' '.join(words[1:2]))}"] = None

@@ -34,7 +34,7 @@ OTHER_OPTIONS = re.compile(
     r"--(?:optim|fsdp\w*|deepspeed|use[-_](?:fsdp|deepspeed|cpu)|no[-_]cuda|load[-_]in[-_][48]bit|bits|torch[-_]compile\w*"
     r"|finetuning[-_]type|mx\..+)(?:=.*)?|.*(?:\bmodel\.converters|amp_O2|\btrainer\.(?:strategy|plugins))(?:\b.*)?"
 )
-"""Options that the systems beside Megatron-LM read with those."""
+"""Options that systems other than Megatron-LM read with those."""
 OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
 STATING = re.compile(
     r"(?<![\w-])--(?:bf16|fp16|(?:fp8|fp4)[\w-]*|precision|(?:mixed[-_]|compute[-_]|torch[-_])?(?:precision|dtype))(?![\w-])"

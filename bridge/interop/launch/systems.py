@@ -97,7 +97,7 @@ class CommandLine:
     payload: object = None
     context: Mapping[str, object] = field(default_factory=dict)
     """What the line says of the things that a file of the system cannot say."""
-    beside: tuple[Unmapped, ...] = ()
+    unread: tuple[Unmapped, ...] = ()
     """What the line leaves open, and the files it names."""
     elsewhere: str = ""
     """The file, or the system, that decides; there is no payload then."""
@@ -128,7 +128,7 @@ class Line:
             or "per_device_train_batch_size" in given
         )
 
-    def beside(
+    def unread(
         self, used: Collection[str] = (), *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
     ) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
@@ -185,7 +185,7 @@ def read(launch: Launch, context: Mapping[str, object], chosen: str | None = Non
     Args:
         launch: The launch.
         context: What no file can say; the systems' own keys.
-        chosen: The system somebody insists on.
+        chosen: The system that was asked for.
     """
     line = Line(launch, context)
     if chosen is not None:
@@ -256,8 +256,8 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     if named and not own and not forced and recipe not in REGISTRY:
         evidence = f"has `--recipe {recipe}`, as Megatron Bridge's scripts take it"
         return CommandLine(system="megatron-bridge", evidence=evidence, elsewhere=f"the recipe {recipe}")
-    beside = {key: typed(value) for key, value in line.words.overrides.items() if key.split(".")[0] in OWNERS}
-    if not (own or named) and not (forced and beside):
+    unread = {key: typed(value) for key, value in line.words.overrides.items() if key.split(".")[0] in OWNERS}
+    if not (own or named) and not (forced and unread):
         return None
     evidence = "has the override `mixed_precision`, which Megatron Bridge's scripts and ours take"
     if named and not own:
@@ -273,10 +273,10 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
         scheme = REGISTRY.get(compute).to_dict() if compute is not None else {}
         fields = {key: value for key, value in scheme.items() if key in SCHEME} | fields
     payload: dict[str, Any] = {"mixed_precision": fields or name} if fields or name else {}
-    payload |= nested(beside)
-    read = (*own, "mixed_precision", "compute_dtype", *beside)
+    payload |= nested(unread)
+    read = (*own, "mixed_precision", "compute_dtype", *unread)
     return CommandLine(
-        system="megatron-bridge", evidence=evidence, payload=payload, context=context, beside=line.beside(read=read)
+        system="megatron-bridge", evidence=evidence, payload=payload, context=context, unread=line.unread(read=read)
     )
 
 
@@ -291,7 +291,7 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     if not any(key.endswith("precision") for key in overrides) and "nemo_version" not in line.context:
         return CommandLine(system="nemo1", evidence=_evidence(own, "an override of NeMo's"), elsewhere=where)
     payload = nested({key: typed(value) for key, value in overrides.items()})
-    beside = line.beside(read=overrides)
+    unread = line.unread(read=overrides)
     detail = "the overrides go over this file, and what it says beyond them is not read"
     remedy = "Convert the composed configuration, or pass nemo_version for the defaults that NeMo ships."
     base = lost("--config-name" if shown else where, shown, detail, remedy)
@@ -300,7 +300,7 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
         evidence=_evidence(own, "an override of NeMo's"),
         payload=payload,
         context={"base": where},
-        beside=(base, *beside),
+        unread=(base, *unread),
     )
 
 
@@ -319,7 +319,7 @@ def _lightning(line: Line, forced: bool) -> CommandLine | None:
     if not (forced or late or "precision" in said or "plugins" in said):
         return None
     evidence = _evidence([key for key in own if "precision" in key] or own or late, "an argument of Lightning's")
-    return CommandLine(system="lightning", evidence=evidence, payload=nested(said), beside=line.beside(read=own))
+    return CommandLine(system="lightning", evidence=evidence, payload=nested(said), unread=line.unread(read=own))
 
 
 def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
@@ -337,7 +337,7 @@ def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
     converters = said.get("model", {}).get("converters")
     if isinstance(converters, str):
         said["model"]["converters"] = [name for name in re.split(r"[,\s]+", converters) if name]
-    return CommandLine(system="torchtitan", evidence=evidence, payload=said, beside=line.beside(read=own))
+    return CommandLine(system="torchtitan", evidence=evidence, payload=said, unread=line.unread(read=own))
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
@@ -364,15 +364,15 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     launched = {name: True for name in sharding if line.accelerate and line.accelerate.options.get(name) is True}
     if launched:
         payload["accelerate_launch_args"] = launched
-    beside = line.beside(used, files=("deepspeed_config", "config_file"))
+    unread = line.unread(used, files=("deepspeed_config", "config_file"))
     said_by = "flags" if switched or environment is None else "variables" if used else "launcher"
     return CommandLine(
-        system="huggingface", evidence=evidence, payload=payload, context=context, beside=beside, said_by=said_by
+        system="huggingface", evidence=evidence, payload=payload, context=context, unread=unread, said_by=said_by
     )
 
 
 def _is_switched(line: Line) -> bool:
-    """Return whether a program under `accelerate launch` has a switch of the Trainer's, and an argument beside it."""
+    """Return whether a program under `accelerate launch` has a switch of the Trainer's, and another argument of it."""
     given = line.words.options
     switched = "bf16" in given or "fp16" in given
     return line.accelerate is not None and switched and ("output_dir" in given or "model_name_or_path" in given)
@@ -429,8 +429,8 @@ def _accelerate(line: Line, forced: bool) -> CommandLine | None:
             payload["deepspeed_config"] = {"deepspeed_config_file": options["deepspeed_config_file"]}
     if options.get("use_megatron_lm"):
         payload["distributed_type"] = "MEGATRON_LM"
-    beside = line.beside(variables, read=("mixed_precision",))
-    return CommandLine(system="accelerate", evidence=evidence, payload=payload, beside=beside, said_by=said_by)
+    unread = line.unread(variables, read=("mixed_precision",))
+    return CommandLine(system="accelerate", evidence=evidence, payload=payload, unread=unread, said_by=said_by)
 
 
 def _trainer_file(line: Line) -> CommandLine | None:
@@ -462,9 +462,9 @@ def _written_by_the_script(line: Line, name: str, evidence: str) -> CommandLine 
     found = settings_of(file, name) if file is not None else None
     if found is None or file is None or any(map(is_read, found[1])):
         return None
-    beside = [loss for loss in line.beside(files=()) if loss.field != file.note]
+    unread = [loss for loss in line.unread(files=()) if loss.field != file.note]
     evidence = f"{evidence}, and the script writes that file on line {file.line}"
-    return CommandLine(system="deepspeed", evidence=evidence, payload=found[0], beside=tuple(beside))
+    return CommandLine(system="deepspeed", evidence=evidence, payload=found[0], unread=tuple(unread))
 
 
 def _foreign(line: Line) -> CommandLine | None:

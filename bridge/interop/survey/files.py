@@ -39,7 +39,7 @@ MAX_LEVELS = 12
 HEAD_BYTES = 1024
 """As much of a file that is too large as is looked at."""
 NAMES = re.compile(r"deepspeed|accelerate|fsdp|megatron|(?:^|[_/-])ds[_-]|zero[123]", re.IGNORECASE)
-"""What the name of a configuration that bears on precision looks like, beside the words of precision themselves."""
+"""Names of configurations that bear on precision, in addition to the words of precision themselves."""
 COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 
 

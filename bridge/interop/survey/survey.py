@@ -54,7 +54,7 @@ class Survey:
         return tuple(sorted(said, key=lambda source: kinds.index(source.kind)))
 
     @property
-    def beside(self) -> tuple[Source, ...]:
+    def partial(self) -> tuple[Source, ...]:
         """The sources that do not: switches, regions, single modules, and what is left to others."""
         ranked = self.ranked
         return tuple(source for source in self.sources if source not in ranked)

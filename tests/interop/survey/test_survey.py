@@ -156,14 +156,14 @@ def test_each_launch_of_a_script_is_of_its_own_system(tmp_path: Path) -> None:
 def test_a_deepspeed_file_that_leaves_it_to_the_trainer_does_not_win(tmp_path: Path, text: str, says: str) -> None:
     found = surveyed(tmp_path, ds_json=text, train_yaml=TRAINER)
     assert found.winner.path == "train.yaml"
-    assert [source.says for source in found.beside] == [says]
+    assert [source.says for source in found.partial] == [says]
 
 
 def test_training_arguments_without_a_switch_leave_it_to_the_environment(tmp_path: Path) -> None:
     text = TRAINER.replace("true", "false")
     found = surveyed(tmp_path, train_yaml=text, accelerate_yaml=ACCELERATE)
     assert found.winner.path == "accelerate.yaml"
-    assert "ACCELERATE_MIXED_PRECISION decides" in found.beside[0].says
+    assert "ACCELERATE_MIXED_PRECISION decides" in found.partial[0].says
 
 
 def test_an_accelerate_file_that_names_a_deepspeed_file_leaves_it_to_that(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_an_accelerate_file_that_names_a_deepspeed_file_leaves_it_to_that(tmp_pa
     text += "deepspeed_config:\n  deepspeed_config_file: conf/ds.json\n"
     found = surveyed(tmp_path, accelerate_yaml=text, conf__ds_json=DEEPSPEED)
     assert [(source.kind, source.precision) for source in found.ranked] == [("deepspeed", "bf16")]
-    assert found.beside[0].says == "DeepSpeed's own configuration decides"
+    assert found.partial[0].says == "DeepSpeed's own configuration decides"
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n"
-    (source,) = surveyed(tmp_path, accelerate_yaml=text).beside
+    (source,) = surveyed(tmp_path, accelerate_yaml=text).partial
     assert source.says.startswith("the program that is launched (")
 
 
@@ -309,7 +309,7 @@ def test_the_command_prints_a_verdict(project: Path, capsys) -> None:
         "  fp16 (accelerate)                   configs/accelerate.yaml",
         ".env file:",
         "  bf16 + fp8 tensorwise (accelerate)  .env: ACCELERATE_MIXED_PRECISION=fp8",
-        "beside these, without a say in what a whole run trains in:",
+        "these do not decide the precision of a whole run:",
         "  torch              .env: NVIDIA_TF32_OVERRIDE=0",
         "  te-precision-file  te.yaml: *output_layer* -> high precision; * -> nvfp4",
         "",
