@@ -68,7 +68,7 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     legend.get_title().set_fontsize(7)
     low, linears = plan.linears()
     figure.suptitle(f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4", x=0.01, ha="left", fontsize=10)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 Column = tuple[str, str]
