@@ -23,7 +23,7 @@ from bridge.interop.megatron_lm.effects import LATE, SAY_IT
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
 from bridge.interop.megatron_lm.printed import START, printed_arguments
-from bridge.interop.megatron_recognition import recognise
+from bridge.interop.megatron_lm.recognition import recognise
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
