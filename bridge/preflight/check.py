@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.rules.ask import ask, by_gate
-from bridge.rules.rule import SEVERITIES
+from bridge.rules.rule import SEVERITIES, ask, by_gate
 from bridge.rules.rulebook import RULES
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionConfigError
 from bridge.precision.config import PrecisionConfig
-from bridge.rules.ask import ask, by_gate
 from bridge.rules.context import RuleContext
+from bridge.rules.rule import ask, by_gate
 from bridge.rules.rulebook import RULES
 from bridge.sync.owner import Owner
 from bridge.sync.synchroniser import refuse_wrong_objects, run

@@ -18,7 +18,10 @@ from bridge.errors import Finding
 from bridge.rules.versions import VersionRange
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from bridge.rules.context import RuleContext
+    from bridge.rules.versions import Version
 
 __all__ = [
     "EVIDENCE",
@@ -28,11 +31,15 @@ __all__ = [
     "PARSER",
     "SEVERITIES",
     "SYNC",
+    "Gates",
     "Predicate",
     "Rule",
     "RuleFinding",
+    "ask",
+    "by_gate",
     "each",
     "environment_rule",
+    "findings_of",
     "fires",
     "inert_rule",
     "mcore",
@@ -80,22 +87,19 @@ SYNC = {
 class Rule:
     """One row."""
 
-    id: str
-    """PB and three digits; the first says the topic."""
-    title: str
-    """The fault in a few words."""
-    path: str
-    """The setting it is about: a field of the precision, or section.field."""
+    heading: str
+    """Its id (PB and three digits; the first says the topic) and the fault in a few words: "PB101: ..."."""
     predicate: Predicate
     """When it speaks."""
-    message: str
-    """The rule as a clause without a full stop."""
+    error: str = ""
+    """The setting (a field of the precision, or section.field), a colon, and the rule as a clause without a full stop.
+    The severity is the name of the field that holds it: one of these three."""
+    warning: str = ""
+    info: str = ""
     remedies: tuple[str, ...]
     """The remedies, each an imperative clause without a full stop."""
     source: str
     """File and version, or thread and date."""
-    severity: str = "error"
-    """error, warning or info."""
     evidence: str = "verified"
     """A key of `EVIDENCE`."""
     needs: str = "shape"
@@ -109,13 +113,42 @@ class Rule:
     explanation: str = ""
     """The effect and its cause, for `explain` and the reference page."""
 
+    @property
+    def id(self) -> str:
+        """PB and three digits."""
+        return self.heading[:5]
+
+    @property
+    def title(self) -> str:
+        """The fault in a few words."""
+        return self.heading[7:]
+
+    @property
+    def severity(self) -> str:
+        """error, warning or info."""
+        return next(name for name in SEVERITIES if getattr(self, name))
+
+    @property
+    def message(self) -> str:
+        """The rule as a clause."""
+        return self._sentence.partition(": ")[2]
+
+    @property
+    def path(self) -> str:
+        """The setting that the rule is about."""
+        return self._sentence.partition(": ")[0]
+
+    @property
+    def _sentence(self) -> str:
+        return self.error or self.warning or self.info
+
 
 # A row names its need by its constructor: `Rule` itself is for one that needs the shape.
 precision_rule = partial(Rule, needs="precision")
 owners_rule = partial(Rule, needs="owners")
 target_rule = partial(Rule, needs="target")
 environment_rule = partial(Rule, needs="environment")
-inert_rule = partial(owners_rule, severity="warning", message="has no effect: {why}", sync="reported", gate="precision")
+inert_rule = partial(owners_rule, sync="reported", gate="precision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,3 +198,90 @@ def fires(found: Any) -> tuple[Mapping[str, Any], ...]:
     if isinstance(found, Mapping):
         return (found,)
     return tuple(found) if isinstance(found, list | tuple) else ({},)
+
+
+MILDER = {"error": "warning", "warning": "info", "info": "info"}
+Gates = tuple[tuple[str | None, tuple[Rule, ...]], ...]
+
+
+def by_gate(rules: Iterable[Rule]) -> Gates:
+    """Return the rules in groups of one gate, so that a group is passed over at once."""
+    rules = tuple(rules)
+    gates = dict.fromkeys(rule.gate for rule in rules)
+    return tuple((gate, tuple(rule for rule in rules if rule.gate == gate)) for gate in gates)
+
+
+def ask(gates: Gates, context: RuleContext) -> list[RuleFinding]:
+    """Return what the rules find in `context`, in the order of the rules."""
+    found: list[RuleFinding] = []
+    for gate, rules in gates:
+        if gate is not None and not getattr(context, gate):
+            continue
+        for rule in rules:
+            try:
+                answer = rule.predicate(context)
+                if answer:
+                    found.extend(findings_of(rule, context, answer))
+            except Exception as error:  # noqa: BLE001  one rule that stumbles must not hide what the others say
+                found.append(_stumbled(rule, context, error))
+    return found
+
+
+def findings_of(rule: Rule, context: RuleContext, answer: Any) -> list[RuleFinding]:
+    """Return the findings that a predicate's answer makes, none where the versions rule it out."""
+    depends = []
+    for versions in rule.versions:
+        held: Version | None = getattr(context.target, versions.product)
+        holds = versions.holds(held)
+        if holds is False:
+            return []
+        if holds is None:
+            depends.append(str(versions))
+    return [_finding(rule, context, values, " and ".join(depends) or None) for values in fires(answer)]
+
+
+def _finding(rule: Rule, context: RuleContext, values: Mapping[str, Any], depends: str | None) -> RuleFinding:
+    path = context.path(values.get("path", rule.path))
+    words = {**values, "path": path}
+    severity = values.get("severity", rule.severity)
+    remedies = tuple(filter(None, (one.format(s=context, **words) for one in rule.remedies)))
+    clause = rule.message.format(s=context, **words)
+    if depends is not None:
+        clause += f" (holds for {depends}; the target does not say which it is)"
+    if rule.evidence == "weak":
+        clause += " (weak evidence)"
+    return RuleFinding(
+        id=rule.id,
+        title=rule.title,
+        path=path,
+        rule=clause,
+        value=values.get("value", context.value(path)),
+        where=values.get("where", context.where(path)),
+        remedy=_remedy(remedies),
+        severity=severity if depends is None else MILDER[severity],
+        source=rule.source,
+        evidence=rule.evidence,
+        remedies=remedies,
+        depends_on=depends,
+    )
+
+
+def _remedy(remedies: tuple[str, ...]) -> str:
+    """Return the remedies as one sentence: "Do this.", or "Do this; or do that; or ..."."""
+    sentence = "; or ".join(remedies)
+    return f"{sentence[:1].upper()}{sentence[1:]}{'' if sentence.endswith('?') else '.'}"
+
+
+def _stumbled(rule: Rule, context: RuleContext, error: Exception) -> RuleFinding:
+    path = context.path(rule.path)
+    return RuleFinding(
+        id=rule.id,
+        title=rule.title,
+        path=path,
+        rule=f"could not be judged ({type(error).__name__}: {error})",
+        value=context.value(path),
+        remedy="Please report this: a rule has to cope with any value.",
+        severity="warning",
+        source=rule.source,
+        evidence=rule.evidence,
+    )

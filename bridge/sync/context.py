@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.dtypes import dtype_token, is_torch_dtype
-from bridge.rules.ask import ask, by_gate
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
+from bridge.rules.rule import ask, by_gate
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
 from bridge.rules.versions import installed

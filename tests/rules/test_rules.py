@@ -12,9 +12,8 @@ import yaml
 
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
-from bridge.rules.ask import ask, by_gate, findings_of
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC
+from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, ask, by_gate, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from tests.rules.cases import CASES
 from tests.rules.situations import setup_of
@@ -45,7 +44,7 @@ def test_a_rule_says_this_word_for_word(name: str) -> None:
 @pytest.mark.parametrize("name", IDS)
 def test_a_negated_predicate_does_not_pass_these_tests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = BY_ID[name]
-    mutant = dataclasses.replace(rule, predicate=lambda setup: not rule.predicate(setup), message="mutant")
+    mutant = dataclasses.replace(rule, predicate=lambda setup: not rule.predicate(setup))
     rules = tuple(mutant if one is rule else one for one in RULES)
     monkeypatch.setattr(check_module, "_GATES", by_gate(rules))
     breaks, passes = (setup_of(case) for case in CASES[name])
@@ -57,7 +56,10 @@ def test_every_rule_is_a_whole_row() -> None:
     plain = Setup("bf16_mixed")
     for rule in RULES:
         assert re.fullmatch(r"PB\d{3}", rule.id)
-        assert rule.severity in SEVERITIES
+        assert sum(bool(getattr(rule, severity)) for severity in SEVERITIES) == 1, rule.id
+        assert re.fullmatch(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)?", rule.path), rule.id
+        assert rule.message, rule.id
+        assert rule.heading == f"{rule.id}: {rule.title}"
         assert rule.evidence in EVIDENCE
         assert rule.needs in NEEDS
         assert rule.sync is None or (rule.sync in SYNC and rule.needs in ("precision", "owners")), rule.id

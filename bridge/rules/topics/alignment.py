@@ -123,68 +123,53 @@ _low = partial(target_rule, gate="is_low")
 
 RULES = (
     _low(
-        id="PB501",
-        title="tokens of a rank that the GEMMs do not take",
-        path="train.micro_batch_size",
+        heading="PB501: tokens of a rank that the GEMMs do not take",
         predicate=_refused_tokens,
-        message="the tokens of a rank (seq_length x micro_batch_size over context and sequence parallel ranks) are "
-        "{tokens}, and must be a multiple of {multiple} under {s.scheme}",
+        error="train.micro_batch_size: the tokens of a rank (seq_length x micro_batch_size over context and sequence "
+        "parallel ranks) are {tokens}, and must be a multiple of {multiple} under {s.scheme}",
         remedies=("pad to {nearest} tokens", "choose another sequence length, micro-batch or layout"),
         source="Transformer Engine 2.20 pytorch/utils.py, common/gemm/cublaslt_gemm.cu; modelscope/ms-swift issue "
         "9722, 2026-07-10",
     ),
     _low(
-        id="PB502",
-        title="width that the GEMMs do not take",
-        path="model.hidden_size",
+        heading="PB502: width that the GEMMs do not take",
         predicate=_refused_widths,
-        message="its part on one rank ({size}{how}) must be a multiple of {multiple} under {s.scheme}",
+        error="model.hidden_size: its part on one rank ({size}{how}) must be a multiple of {multiple} under {s.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
         source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issue "
         "1422, 2025-01-25",
     ),
     target_rule(
-        id="PB503",
-        severity="warning",
-        title="size that is no multiple of a block",
-        path="model.hidden_size",
+        heading="PB503: size that is no multiple of a block",
         predicate=_odd_blocks,
-        message="its part on one rank ({size}{how}) is no multiple of 128, the side of a block: ragged blocks run, "
-        "gathering quantised tensors does not",
+        warning="model.hidden_size: its part on one rank ({size}{how}) is no multiple of 128, the side of a block: "
+        "ragged blocks run, gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
         evidence="reported",
         gate="is_blockwise",
     ),
     _low(
-        id="PB504",
-        severity="warning",
-        title="padding of packed sequences",
-        path="data.pad_multiple",
+        heading="PB504: padding of packed sequences",
         predicate=_packing,
-        message="must be a multiple of {needed}: {sequence} per sequence for its context and tensor parallel parts, "
-        "{slab} per packed slab for {s.scheme}",
+        warning="data.pad_multiple: must be a multiple of {needed}: {sequence} per sequence for its context and tensor "
+        "parallel parts, {slab} per packed slab for {s.scheme}",
         remedies=("pad to {needed}",),
         source="NVIDIA-NeMo/RL issues 1569 (2025-11-25), 1884 (2026-02-05) and 2182 (2026-03-31)",
         evidence="reported",
     ),
     target_rule(
-        id="PB505",
-        title="Mamba projection that FP8 does not take",
-        path="model.mamba_num_heads",
+        heading="PB505: Mamba projection that FP8 does not take",
         predicate=_mamba_width,
-        message="the input projection is {width} wide, and must be a multiple of 16 under FP8",
+        error="model.mamba_num_heads: the input projection is {width} wide, and must be a multiple of 16 under FP8",
         remedies=("change mamba_num_heads, mamba_num_groups or mamba_state_dim",),
         source="megatron-core 0.16.1 ssm/mamba_mixer.py: an assertion",
         gate="fp8",
     ),
     _low(
-        id="PB506",
-        severity="info",
-        title="GEMMs too small to gain",
-        path="model.hidden_size",
+        heading="PB506: GEMMs too small to gain",
         predicate=_small,
-        message="FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
+        info="model.hidden_size: FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
         remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),
         source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "
         "issue 1647, 2023-06-27",

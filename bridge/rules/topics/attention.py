@@ -26,11 +26,10 @@ def _no_backend(s: RuleContext) -> Any:
 
 RULES = (
     target_rule(
-        id="PB441",
-        title="no FP8 attention for current scaling",
-        path="fp8_dot_product_attention",
+        heading="PB441: no FP8 attention for current scaling",
         predicate=_no_backend,
-        message="FP8 attention under current scaling needs {what}: there is no backend at the first forward pass",
+        error="fp8_dot_product_attention: FP8 attention under current scaling needs {what}: there is no backend at the "
+        "first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
         source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
         "attention/dot_product_attention/utils.py",
@@ -38,38 +37,31 @@ RULES = (
         gate="is_tensorwise",
     ),
     owners_rule(
-        id="PB442",
-        severity="warning",
-        title="FP8 attention that does not reach MXFP8",
-        path="fp8_dot_product_attention",
+        heading="PB442: FP8 attention that does not reach MXFP8",
         sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention,
-        message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
+        warning="fp8_dot_product_attention: has no effect: megatron-core hands it to Transformer Engine under mxfp8 "
+        "from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
         gate="is_mxfp8",
         versions=(mcore(until="0.18"),),
     ),
     owners_rule(
-        id="PB443",
-        severity="warning",
-        title="FP8 attention that does not reach NVFP4",
-        path="fp8_dot_product_attention",
+        heading="PB443: FP8 attention that does not reach NVFP4",
         sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention and s.scheme == "nvfp4",
-        message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
+        warning="fp8_dot_product_attention: has no effect: megatron-core hands it to Transformer Engine under nvfp4 "
+        "from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
         gate="fp4",
         versions=(mcore(until="0.17"),),
     ),
     Rule(
-        id="PB444",
-        severity="warning",
-        title="softmax dtype overruled",
-        path="model.attention_softmax_in_fp32",
+        heading="PB444: softmax dtype overruled",
         predicate=lambda s: s.model.apply_query_key_layer_scaling and not s.model.attention_softmax_in_fp32,
-        message="apply_query_key_layer_scaling sets it to True",
+        warning="model.attention_softmax_in_fp32: apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
         source=MODEL_CHECK,
     ),

@@ -45,11 +45,9 @@ def _changed(s: RuleContext) -> list[dict[str, Any]]:
 
 RULES = (
     Rule(
-        id="PB541",
-        title="resuming in another precision",
-        path="model.fp8",
+        heading="PB541: resuming in another precision",
         predicate=_changed,
-        message="the checkpoint was written with {before!r}",
+        error="model.fp8: the checkpoint was written with {before!r}",
         remedies=(
             "resume with the precision it was written in",
             "silence this with the reason, if the change is meant",
@@ -62,57 +60,48 @@ RULES = (
         "coming from one it starts with scale 1. Stored FP8 weights are read as what they were written in.",
     ),
     environment_rule(
-        id="PB542",
-        severity="warning",
-        title="delayed scaling's state is pickled",
-        path="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
+        heading="PB542: delayed scaling's state is pickled",
         predicate=lambda s: (
             s.is_delayed
             and s.has_environment
             and s.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1"
             and {"value": s.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE")}
         ),
-        message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
+        warning="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE: Transformer Engine reads delayed scaling's state "
+        "from a checkpoint with this set to 1 only",
         remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
         source="Transformer Engine 2.20 pytorch/module/base.py, _extra_state.py",
         gate="is_resumed",
         versions=(te(since="2.20"),),
     ),
     Rule(
-        id="PB543",
-        severity="warning",
-        title="checkpoint dequantised slice by slice",
-        path="train.stream_ckpt_dequant",
+        heading="PB543: checkpoint dequantised slice by slice",
         predicate=lambda s: s.train.stream_ckpt_dequant,
-        message="weights under current scaling are scaled anew per slice, which corrupts what is loaded",
+        warning="train.stream_ckpt_dequant: weights under current scaling are scaled anew per slice, which corrupts "
+        "what is loaded",
         remedies=("set it to False, as Megatron-LM's argument parser does",),
         source=PARSER,
         gate="is_tensorwise",
         versions=(mcore(since="0.19", until="0.20"),),
     ),
     Rule(
-        id="PB544",
-        severity="warning",
-        title="adapter rank that FP8 GEMMs do not take",
-        path="peft.rank",
+        heading="PB544: adapter rank that FP8 GEMMs do not take",
         predicate=lambda s: s.is_low and s.rank is not None and s.rank % 16 and {"value": s.rank},
-        message="must be a multiple of 16 for FP8 and FP4 GEMMs",
+        warning="peft.rank: must be a multiple of 16 for FP8 and FP4 GEMMs",
         remedies=("use 16 or 32", "keep the adapters in {s.mode}"),
         source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; modelscope/ms-swift issue 5063, "
         "2025-07-22",
         gate="has_peft",
     ),
     Rule(
-        id="PB545",
-        severity="warning",
-        title="frozen weights stored in low precision",
-        path="fp8_param_gather",
+        heading="PB545: frozen weights stored in low precision",
         predicate=lambda s: [
             {"path": f"{family}_param_gather", "value": True}
             for family in ("fp8", "fp4")
             if getattr(s, f"gathers_{family}")
         ],
-        message="frozen base weights have no master weights to be cast from, and crashes were reported",
+        warning="fp8_param_gather: frozen base weights have no master weights to be cast from, and crashes were "
+        "reported",
         remedies=("set it to False",),
         source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",
         evidence="reported",

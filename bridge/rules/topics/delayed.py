@@ -8,13 +8,10 @@ __all__ = ["RULES"]
 
 RULES = (
     Rule(
-        id="PB221",
-        severity="warning",
-        title="amax reduction over pipeline or expert ranks",
-        path="fp8_recipe",
+        heading="PB221: amax reduction over pipeline or expert ranks",
         predicate=lambda s: s.pp > 1 or s.ep > 1,
-        message="amax histories are reduced over groups of ranks, and every FP8 module has to run on all of them in "
-        "the first step (PP {s.pp}, EP {s.ep}); hangs were reported",
+        warning="fp8_recipe: amax histories are reduced over groups of ranks, and every FP8 module has to run on all "
+        "of them in the first step (PP {s.pp}, EP {s.ep}); hangs were reported",
         remedies=(
             "use fp8_recipe='tensorwise', which keeps no history",
             "make sure that no expert or stage stays idle",
@@ -24,23 +21,17 @@ RULES = (
         gate="is_delayed",
     ),
     precision_rule(
-        id="PB222",
-        severity="info",
-        title="largest of one amax",
-        path="fp8_amax_history_len",
+        heading="PB222: largest of one amax",
         predicate=lambda s: s.model.fp8_amax_history_len == 1 and s.model.fp8_amax_compute_algo == "max",
-        message="the largest of a history of one step is the most recent",
+        info="fp8_amax_history_len: the largest of a history of one step is the most recent",
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
         source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
         gate="is_delayed",
     ),
     owners_rule(
-        id="PB223",
-        severity="info",
-        title="first step without a scale",
-        path="model.fp8_param",
+        heading="PB223: first step without a scale",
         predicate=lambda s: s.model.fp8_param,
-        message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
+        info="model.fp8_param: delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
         gate="is_delayed",

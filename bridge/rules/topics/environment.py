@@ -62,79 +62,68 @@ _variable = partial(environment_rule, gate="has_environment")
 
 RULES = (
     environment_rule(
-        id="PB521",
-        title="FP32 block scales on Blackwell",
-        path="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
+        heading="PB521: FP32 block scales on Blackwell",
         predicate=lambda s: _is_refused(s) and {"value": s.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"]},
-        message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
+        error="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES: blockwise scaling runs as MXFP8 there, which takes "
+        "power-of-two scales only",
         remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
         gate="is_blockwise",
     ),
     _variable(
-        id="PB522",
-        title="query-key scaling set in one place only",
-        path="model.apply_query_key_layer_scaling",
+        heading="PB522: query-key scaling set in one place only",
         predicate=lambda s: (
             s.model.transformer_impl == "transformer_engine"
             and not s.is_emulated
             and s.model.apply_query_key_layer_scaling != _is_on(s, "NVTE_APPLY_QK_LAYER_SCALING")
         ),
-        message="must agree with the environment variable NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
+        error="model.apply_query_key_layer_scaling: must agree with the environment variable "
+        "NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
         remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
         source="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
     ),
     _variable(
-        id="PB523",
-        title="determinism set in one place only",
-        path="model.deterministic_mode",
+        heading="PB523: determinism set in one place only",
         predicate=lambda s: (
             s.model.deterministic_mode
             and not s.is_emulated
             and s.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
         ),
-        message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
+        error="model.deterministic_mode: needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
         remedies=("set the variable", "set deterministic_mode=False"),
         source="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
     ),
     _variable(
-        id="PB524",
-        severity="warning",
-        title="another source says another precision",
-        path="environment.ACCELERATE_MIXED_PRECISION",
+        heading="PB524: another source says another precision",
         predicate=_another_source,
-        message="says another precision than this run's {s.mode}; Megatron does not read it, other libraries do",
+        warning="environment.ACCELERATE_MIXED_PRECISION: says another precision than this run's {s.mode}; Megatron "
+        "does not read it, other libraries do",
         remedies=("unset it", "make it agree"),
         source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
         evidence="reported",
     ),
     _variable(
-        id="PB525",
-        severity="warning",
-        title="FP8 attention overruled by a variable",
-        path="environment.NVTE_DPA_FP8_RECIPE",
+        heading="PB525: FP8 attention overruled by a variable",
         predicate=_attention_overruled,
-        message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
+        warning="environment.NVTE_DPA_FP8_RECIPE: replaces the attention's scheme, and F16 turns FP8 attention off, "
+        "whatever the config says",
         remedies=("unset it",),
         source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
     ),
     environment_rule(
-        id="PB526",
-        title="backward override under delayed scaling",
-        path="environment.NVTE_BACKWARD_OVERRIDE",
+        heading="PB526: backward override under delayed scaling",
         predicate=lambda s: _is_on(s, "NVTE_BACKWARD_OVERRIDE") and {"value": s.environment["NVTE_BACKWARD_OVERRIDE"]},
-        message="must be unset under delayed scaling, whose recipe class refuses any value",
+        error="environment.NVTE_BACKWARD_OVERRIDE: must be unset under delayed scaling, whose recipe class refuses any "
+        "value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
         gate="is_delayed",
     ),
     environment_rule(
-        id="PB527",
-        severity="warning",
-        title="a variable changes the numbers",
-        path="environment.NVTE_BACKWARD_OVERRIDE",
+        heading="PB527: a variable changes the numbers",
         predicate=lambda s: [] if s.is_delayed else _changed_numbers(s),
-        message="gives {s.scheme} scaling other numbers than the config shows, on every rank that has it set",
+        warning="environment.NVTE_BACKWARD_OVERRIDE: gives {s.scheme} scaling other numbers than the config shows, on "
+        "every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
         source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
         gate="is_low",

@@ -49,46 +49,36 @@ def _window(s: RuleContext) -> bool:
 
 RULES = (
     precision_rule(
-        id="PB141",
-        title="loss scale is no usable number",
-        path="loss_scale",
+        heading="PB141: loss scale is no usable number",
         predicate=_no_number,
-        message="must be {what}",
+        error="loss_scale: must be {what}",
         remedies=("{hint}",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
     ),
     precision_rule(
-        id="PB142",
-        title="loss scale begins below its floor",
-        path="initial_loss_scale",
+        heading="PB142: loss scale begins below its floor",
         predicate=_starts_below_floor,
-        message="must not be below min_loss_scale, which is {s.optimizer.min_loss_scale!r}",
+        error="initial_loss_scale: must not be below min_loss_scale, which is {s.optimizer.min_loss_scale!r}",
         remedies=("raise it", "lower min_loss_scale"),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler",
     ),
     precision_rule(
-        id="PB143",
-        title="loss-scale window is no whole number",
-        path="loss_scale_window",
+        heading="PB143: loss-scale window is no whole number",
         predicate=_window,
-        message="must be a whole number of steps, at least 1: the scaler compares it with a step count by ==, and a "
-        "fraction never grows",
+        error="loss_scale_window: must be a whole number of steps, at least 1: the scaler compares it with a step "
+        "count by ==, and a fraction never grows",
         remedies=("use 1000, Megatron's default",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler.update",
     ),
     inert_rule(
-        id="PB144",
-        title="loss-scale schedule without effect",
-        path="initial_loss_scale",
+        heading="PB144: loss-scale schedule without effect",
+        warning="initial_loss_scale: has no effect: {why}",
         predicate=lambda s: s.inert_and_stated(SCALER_SCHEDULE),
         remedies=("drop it", "choose an fp16 recipe without loss_scale"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
     ),
     owners_rule(
-        id="PB145",
-        severity="warning",
-        title="loss scale without effect",
-        path="loss_scale",
+        heading="PB145: loss scale without effect",
         sync="reported",
         predicate=lambda s: (
             s.has_optimizer
@@ -96,54 +86,46 @@ RULES = (
             and s.optimizer.use_distributed_optimizer is False
             and not s.is_sharded
         ),
-        message="has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
+        warning="loss_scale: has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
         gate="is_fp32",
     ),
     Rule(
-        id="PB146",
-        title="NaN check ends the run at the first overflow",
-        path="ddp.check_for_nan_in_grad",
+        heading="PB146: NaN check ends the run at the first overflow",
         predicate=lambda s: each(
             ("ddp.check_for_nan_in_grad", s.ddp.check_for_nan_in_grad),
             ("train.check_for_nan_in_loss", s.sections["train"].is_given and s.train.check_for_nan_in_loss),
         ),
-        message="a dynamic loss scale overflows by design, from 2**32 down, and this check is fatal",
+        error="ddp.check_for_nan_in_grad: a dynamic loss scale overflows by design, from 2**32 down, and this check is "
+        "fatal",
         remedies=("set it to False, as Megatron-LM's argument parser does", "choose a recipe, which does"),
         source=f"{PARSER}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
         gate="has_dynamic_scale",
     ),
     owners_rule(
-        id="PB147",
-        title="no FP16 for this optimizer",
-        path="optimizer.optimizer",
+        heading="PB147: no FP16 for this optimizer",
         predicate=lambda s: s.has_optimizer and s.optimizer.optimizer not in ("adam", "sgd"),
-        message="emerging optimizers cannot train in FP16",
+        error="optimizer.optimizer: emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
         source="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
         gate="is_fp16",
     ),
     owners_rule(
-        id="PB148",
-        severity="warning",
-        title="loss scale reaches only part of the optimizer",
-        path="loss_scale",
+        heading="PB148: loss scale reaches only part of the optimizer",
         predicate=lambda s: (
             s.is_bf16 and s.optimizer.loss_scale and s.has_optimizer and s.optimizer.optimizer not in ("adam", "sgd")
         ),
-        message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
+        warning="loss_scale: the emerging optimizer's part has no scaler while its Adam companion has, so they unscale "
+        "differently",
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),
     Rule(
-        id="PB149",
-        severity="info",
-        title="one loss scale per optimizer",
-        path="optimizer.optimizer",
+        heading="PB149: one loss scale per optimizer",
         predicate=lambda s: s.is_moe and s.has_optimizer,
-        message="dense and expert parameters have optimizers of their own, each with its own dynamic loss scale, and "
-        "only the first scales the loss",
+        info="optimizer.optimizer: dense and expert parameters have optimizers of their own, each with its own dynamic "
+        "loss scale, and only the first scales the loss",
         remedies=("watch the two scales", "choose a bf16 recipe, which has none"),
         source="Megatron-LM main of 2026-08-22 optimizer/optimizer.py ChainedOptimizer",
         gate="has_dynamic_scale",

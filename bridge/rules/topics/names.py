@@ -110,11 +110,9 @@ _recipe = partial(precision_rule, gate="precision")
 
 RULES = (
     Rule(
-        id="PB121",
-        title="value of a wrong type",
-        path="model",
+        heading="PB121: value of a wrong type",
         predicate=lambda s: [{"path": one.path, "value": one.value, "why": one.why} for one in s.malformed],
-        message="{why}",
+        error="model: {why}",
         remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
         source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
         evidence="reported",
@@ -123,21 +121,16 @@ RULES = (
         '"false" is a non-empty, hence true, string. A value that can only mean one thing is taken; the rest is named.',
     ),
     Rule(
-        id="PB122",
-        title="misspelt field",
-        path="model",
+        heading="PB122: misspelt field",
         predicate=_misspelt,
-        message="there is no such field: an unknown key is dropped, or lands where nothing reads it",
+        error="model: there is no such field: an unknown key is dropped, or lands where nothing reads it",
         remedies=("{hint}",),
         source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); NVIDIA-NeMo/Megatron-Bridge issue "
         "2957, 2026-03-23",
         evidence="reported",
     ),
     owners_rule(
-        id="PB123",
-        severity="warning",
-        title="recipe replaces an owner's value",
-        path="model",
+        heading="PB123: recipe replaces an owner's value",
         predicate=lambda s: [
             {
                 "path": f"{row.owner}.{row.attribute}",
@@ -149,7 +142,7 @@ RULES = (
             for row in s.rows
             if row.verdict == "override" and row.replaces_own
         ],
-        message="the recipe states {new!r} and wins over the owner's own value",
+        warning="model: the recipe states {new!r} and wins over the owner's own value",
         remedies=(
             "state mixed_precision.{field}={value} to keep it",
             "drop it to go with the recipe",
@@ -159,45 +152,35 @@ RULES = (
         gate="precision",
     ),
     owners_rule(
-        id="PB124",
-        title="two owners disagree",
-        path="model.bf16",
+        heading="PB124: two owners disagree",
         sync="refused",
         predicate=_disagreeing,
-        message="must equal {other}, which is {theirs!r}: it is one setting in two places",
+        error="model.bf16: must equal {other}, which is {theirs!r}: it is one setting in two places",
         remedies=("give both the same value", "let a recipe state it, which writes both"),
         source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own copy; NVIDIA-NeMo/RL "
         "issue 3281, 2026-07-18",
     ),
     _recipe(
-        id="PB125",
-        severity="warning",
-        title="recipe's name says something else",
-        path="fp8_recipe",
+        heading="PB125: recipe's name says something else",
         predicate=_misnamed,
-        message="the recipe is called {name}, which promises {promised}, and its values are {actual}",
+        warning="fp8_recipe: the recipe is called {name}, which promises {promised}, and its values are {actual}",
         remedies=("choose the recipe whose name says it", "give the changed recipe a name of its own"),
         source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22 "
         "(nanov2_bf16_with_fp8_current_scaling_mixed is blockwise)",
     ),
     owners_rule(
-        id="PB126",
-        severity="warning",
-        title="off written as something else than None",
-        path="model.fp8",
+        heading="PB126: off written as something else than None",
         predicate=lambda s: [
             {"path": f"model.{name}", "value": getattr(s.model, name)}
             for name in ("fp8", "fp4")
             if getattr(s.model, name) is not None and not getattr(s.model, name)
         ],
-        message="must be None where it is off: CUDA graphs and inference ask whether it is None",
+        warning="model.fp8: must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
         source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
     ),
     owners_rule(
-        id="PB127",
-        title="size below one",
-        path="model.tensor_model_parallel_size",
+        heading="PB127: size below one",
         predicate=lambda s: [
             {"path": f"model.{name}", "value": getattr(s.model, name)}
             for name in (
@@ -208,38 +191,31 @@ RULES = (
             )
             if (getattr(s.model, name) or 0) < 1
         ],
-        message="must be at least 1",
+        error="model.tensor_model_parallel_size: must be at least 1",
         remedies=("use 1 for no parallelism of that kind",),
         source="megatron-core 0.16.1 parallel_state.py",
     ),
     precision_rule(
-        id="PB128",
-        title="count below its least value",
-        path="fp8_margin",
+        heading="PB128: count below its least value",
         predicate=_below_least,
-        message="must be at least {least}",
+        error="fp8_margin: must be at least {least}",
         remedies=("use {least} or more",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
     ),
     owners_rule(
-        id="PB129",
-        severity="warning",
-        title="no home in this Megatron",
-        path="fp4_param_gather",
+        heading="PB129: no home in this Megatron",
         sync="reported",
         predicate=_without_home,
-        message="{home} does not exist before megatron-core {since}, so it is not set there",
+        warning="fp4_param_gather: {home} does not exist before megatron-core {since}, so it is not set there",
         remedies=("use megatron-core {since}", "drop it"),
         source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
     ),
     _recipe(
-        id="PB130",
-        severity="info",
-        title="switch off with the one it needs",
-        path="reuse_grad_buf_for_mxfp8_param_ag",
+        heading="PB130: switch off with the one it needs",
         sync="reported",
         predicate=lambda s: [{"path": name, "by": by} for name, by in s.put_aside.items()],
-        message="is off, because a later statement turned off what it needs; {by} had turned it on",
+        info="reuse_grad_buf_for_mxfp8_param_ag: is off, because a later statement turned off what it needs; {by} had "
+        "turned it on",
         remedies=("state False, which says the same", "leave it"),
         source="this project: bridge.precision.statements",
     ),

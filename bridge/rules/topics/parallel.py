@@ -69,57 +69,47 @@ def _indivisible(s: RuleContext) -> list[dict[str, Any]]:
 
 RULES = (
     target_rule(
-        id="PB401",
-        severity="warning",
-        title="blockwise scaling under sequence parallelism",
-        path="fp8_recipe",
+        heading="PB401: blockwise scaling under sequence parallelism",
         predicate=_blockwise_gather,
-        message="gathering blockwise tensors over TP {s.tp} with sequence parallelism was reported to fail (all-gather "
-        "requires a quantizable tensor)",
+        warning="fp8_recipe: gathering blockwise tensors over TP {s.tp} with sequence parallelism was reported to fail "
+        "(all-gather requires a quantizable tensor)",
         remedies=("{align}", "use TP 1", "use fp8_recipe='tensorwise'"),
         source="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
         evidence="reported",
         gate="is_blockwise",
     ),
     Rule(
-        id="PB402",
-        severity="warning",
-        title="tensor-parallel overlap that is turned off",
-        path="model.tp_comm_overlap",
+        heading="PB402: tensor-parallel overlap that is turned off",
         predicate=lambda s: s.model.tp_comm_overlap and not s.sp,
-        message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
+        warning="model.tp_comm_overlap: needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
+        "Bridge sets it to False",
         remedies=("set sequence_parallel=True", "set it to False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
     target_rule(
-        id="PB403",
-        severity="warning",
-        title="tensor-parallel overlap under MXFP8",
-        path="model.tp_comm_overlap",
+        heading="PB403: tensor-parallel overlap under MXFP8",
         predicate=_odd_for_user_buffers,
-        message="MXFP8 user buffers were made for widths that are multiples of 128",
+        warning="model.tp_comm_overlap: MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
         source="NVIDIA/TransformerEngine pull request 1711",
         evidence="reported",
         gate="is_mxfp8",
     ),
     Rule(
-        id="PB404",
-        title="sharded weights and FP4 without FP4 weights",
-        path="fp4_param_gather",
+        heading="PB404: sharded weights and FP4 without FP4 weights",
         predicate=lambda s: _shards_weights(s) and not s.gathers_fp4,
-        message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
+        error="fp4_param_gather: weights sharded for tensor parallelism are gathered in FP4, so they have to be stored "
+        "in it",
         remedies=("set fp4_param_gather=True", "set the number of weight shards to 1"),
         source=PARSER,
         gate="fp4",
         versions=(mcore(since="0.19"),),
     ),
     Rule(
-        id="PB405",
-        title="sharded weights and MXFP8 without MXFP8 weights",
-        path="fp8_param_gather",
+        heading="PB405: sharded weights and MXFP8 without MXFP8 weights",
         predicate=lambda s: _shards_weights(s) and not (s.gathers_fp8 and s.reuses_buffer),
-        message="weights sharded for tensor parallelism keep no {s.mode} copy: stored otherwise they are never updated",
+        error="fp8_param_gather: weights sharded for tensor parallelism keep no {s.mode} copy: stored otherwise they "
+        "are never updated",
         remedies=(
             "set fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True",
             "set the number of weight shards to 1",
@@ -129,22 +119,18 @@ RULES = (
         versions=(mcore(since="0.19"),),
     ),
     target_rule(
-        id="PB406",
-        title="not a whole number of model replicas",
-        path="target.count",
+        heading="PB406: not a whole number of model replicas",
         predicate=_broken_replicas,
-        message="the GPUs of the run must be a multiple of {what}",
+        error="target.count: the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
         source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
         gate="has_model",
     ),
     Rule(
-        id="PB407",
-        title="two interleaved stages without overlapped messages",
-        path="model.overlap_p2p_comm",
+        heading="PB407: two interleaved stages without overlapped messages",
         predicate=lambda s: s.model.virtual_pipeline_model_parallel_size and s.pp == 2 and not s.model.overlap_p2p_comm,
-        message="two interleaved pipeline stages send activations and gradients between the same two ranks in one "
-        "batch, where they are taken for each other: the run goes on, and does not learn",
+        error="model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between the same "
+        "two ranks in one batch, where they are taken for each other: the run goes on, and does not learn",
         remedies=(
             "set overlap_p2p_comm=True and batch_p2p_comm=False",
             "use more than two stages",
@@ -154,11 +140,9 @@ RULES = (
         gate="has_model",
     ),
     Rule(
-        id="PB408",
-        title="size that does not divide by its ranks",
-        path="model.num_attention_heads",
+        heading="PB408: size that does not divide by its ranks",
         predicate=_indivisible,
-        message="does not divide by {by}: each rank has to get the same part",
+        error="model.num_attention_heads: does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
         source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; pipeline_parallel/schedules.py",
     ),

@@ -29,99 +29,85 @@ _fp8_run = partial(target_rule, gate="fp8")
 
 RULES = (
     Rule(
-        id="PB461",
-        title="recomputed norm or activation under delayed scaling",
-        path="model.recompute_modules",
+        heading="PB461: recomputed norm or activation under delayed scaling",
         predicate=_discards_outputs,
-        message="moe_act and layernorm cannot be recomputed under delayed scaling",
+        error="model.recompute_modules: moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
         source=MODEL_CHECK,
         gate="is_delayed",
     ),
     _fp8_run(
-        id="PB462",
-        title="recomputed norm or activation needs Transformer Engine 2.6",
-        path="model.recompute_modules",
+        heading="PB462: recomputed norm or activation needs Transformer Engine 2.6",
         predicate=lambda s: _discards_outputs(s) and not s.is_emulated,
-        message="moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 on",
+        error="model.recompute_modules: moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 "
+        "on",
         remedies=("use Transformer Engine 2.6", "take them out"),
         source=MODEL_CHECK,
         versions=(te(until="2.6"),),
     ),
     Rule(
-        id="PB463",
-        title="delayed scaling under torch.compile",
-        path="train.torch_compile",
+        heading="PB463: delayed scaling under torch.compile",
         predicate=lambda s: each(
             ("train.torch_compile", s.train.torch_compile), ("model.torch_compile", s.model.torch_compile)
         ),
-        message="Transformer Engine refuses delayed scaling inside a compiled graph",
+        error="train.torch_compile: Transformer Engine refuses delayed scaling inside a compiled graph",
         remedies=("use fp8_recipe='tensorwise'", "do not compile"),
         source="Transformer Engine 2.20 pytorch/quantization.py check_recipe_support; NVIDIA/TransformerEngine issue "
         "2759",
         gate="is_delayed",
     ),
     _fp8_run(
-        id="PB464",
-        severity="warning",
-        title="CUDA graphs together with FP8",
-        path="model.cuda_graph_impl",
+        heading="PB464: CUDA graphs together with FP8",
         predicate=lambda s: _captures(s) and not s.is_emulated,
-        message="captured FP8 layers gave NaN or stale weights in several reports",
+        warning="model.cuda_graph_impl: captured FP8 layers gave NaN or stale weights in several reports",
         remedies=("compare the first steps with a run without graphs", "use Transformer Engine 2.8"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
         evidence="weak",
         versions=(te(until="2.8"),),
     ),
     Rule(
-        id="PB465",
-        title="NaN check inside a captured step",
-        path="train.check_for_nan_in_loss",
+        heading="PB465: NaN check inside a captured step",
         predicate=lambda s: (
             _captures_whole_step(s)
             and (s.train.check_for_nan_in_loss if s.sections["train"].is_given else s.ddp.check_for_nan_in_grad)
         ),
-        message="a step captured as one CUDA graph cannot stop for a NaN check",
+        error="train.check_for_nan_in_loss: a step captured as one CUDA graph cannot stop for a NaN check",
         remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
         gate="has_model",
     ),
     Rule(
-        id="PB466",
-        title="inference graphs of blocks in FP8",
-        path="model.inference_cuda_graph_scope",
+        heading="PB466: inference graphs of blocks in FP8",
         predicate=lambda s: (
             str(s.model.inference_cuda_graph_scope).rpartition(".")[2] == "block"
             and not (s.model.transformer_impl == "inference_optimized" and s.is_mxfp8)
         ),
-        message="FP8 blocks are captured for inference with transformer_impl=inference_optimized and mxfp8 only",
+        error="model.inference_cuda_graph_scope: FP8 blocks are captured for inference with "
+        "transformer_impl=inference_optimized and mxfp8 only",
         remedies=("use another scope", "use both"),
         source=PARSER,
         gate="fp8",
         versions=(mcore(since="0.18"),),
     ),
     Rule(
-        id="PB467",
-        severity="warning",
-        title="inference-optimised MXFP8 needs FlashInfer",
-        path="model.transformer_impl",
+        heading="PB467: inference-optimised MXFP8 needs FlashInfer",
         predicate=lambda s: s.model.transformer_impl == "inference_optimized",
-        message="inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this check does not know of",
+        warning="model.transformer_impl: inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this "
+        "check does not know of",
         remedies=("make sure that FlashInfer is 0.6.4 or later", "use transformer_impl='transformer_engine'"),
         source=PARSER,
         gate="is_mxfp8",
     ),
     Rule(
-        id="PB468",
-        title="shared experts recomputed inside local graphs",
-        path="model.recompute_modules",
+        heading="PB468: shared experts recomputed inside local graphs",
         predicate=lambda s: (
             "shared_experts" in s.recomputed
             and s.model.cuda_graph_impl == "local"
             and (s.model.gtp_weight_remat_size or 1) > 1
         ),
-        message="shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with sharded weights",
+        error="model.recompute_modules: shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with "
+        "sharded weights",
         remedies=("take it out", "set cuda_graph_impl=none"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__: an assertion",
         gate="is_low",

@@ -12,10 +12,7 @@ _ddp = partial(owners_rule, gate="has_ddp")
 
 RULES = (
     owners_rule(
-        id="PB361",
-        severity="warning",
-        title="BF16 gradients by default",
-        path="ddp.grad_reduce_in_fp32",
+        heading="PB361: BF16 gradients by default",
         predicate=lambda s: (
             s.has_ddp
             and s.precision is None
@@ -23,51 +20,43 @@ RULES = (
             and not s.has_megatron_fsdp
             and s.optimizer.main_grads_dtype == "fp32"
         ),
-        message="is Megatron's class default, while Megatron-LM's argument parser turns it on for BF16: gradients are "
-        "accumulated over micro-batches and ranks in BF16",
+        warning="ddp.grad_reduce_in_fp32: is Megatron's class default, while Megatron-LM's argument parser turns it on "
+        "for BF16: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=("set it to True", "choose a recipe: the bf16 ones state True", "silence this if BF16 is meant"),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
         gate="is_bf16",
     ),
     Rule(
-        id="PB362",
-        severity="info",
-        title="half-precision reduction",
-        path="grad_reduce_in_fp32",
+        heading="PB362: half-precision reduction",
         predicate=lambda s: s.stated.get("grad_reduce_in_fp32") is False and s.has_ddp and not s.has_megatron_fsdp,
-        message="gradients go {s.flow}",
+        info="grad_reduce_in_fp32: gradients go {s.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
         source="megatron-core 0.16.1 distributed/distributed_data_parallel.py",
         gate="is_bf16",
     ),
     owners_rule(
-        id="PB363",
-        severity="warning",
-        title="main gradient dtype without a reader",
-        path="optimizer.main_grads_dtype",
+        heading="PB363: main gradient dtype without a reader",
         predicate=lambda s: s.optimizer.main_grads_dtype not in ("fp32", None) and s.ddp.grad_reduce_in_fp32,
-        message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
+        warning="optimizer.main_grads_dtype: contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients "
+        "are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2: asserted there, ignored by configs built in "
         "Python",
         gate="has_precision_aware",
     ),
     _ddp(
-        id="PB364",
-        severity="warning",
-        title="FP32 accumulation in the reduce-scatter turned off",
-        path="ddp.reduce_scatter_with_fp32_accumulation",
+        heading="PB364: FP32 accumulation in the reduce-scatter turned off",
         predicate=lambda s: s.ddp.reduce_scatter_with_fp32_accumulation and s.ddp.grad_reduce_in_fp32,
-        message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
+        warning="ddp.reduce_scatter_with_fp32_accumulation: Megatron-LM sets it to False together with "
+        "grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
     ),
     _ddp(
-        id="PB365",
-        title="local FP32 accumulation together with FP32 reduction",
-        path="ddp.param_name_patterns_for_fp32_local_accumulation",
+        heading="PB365: local FP32 accumulation together with FP32 reduction",
         predicate=lambda s: s.ddp.param_name_patterns_for_fp32_local_accumulation and s.ddp.grad_reduce_in_fp32,
-        message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
+        error="ddp.param_name_patterns_for_fp32_local_accumulation: chooses parameters to accumulate in FP32 where "
+        "grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
         source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
         versions=(mcore(since="0.17"),),
