@@ -80,8 +80,7 @@ def sync(repeats: int = 300) -> list[dict[str, Any]]:
     from megatron.core.transformer import TransformerConfig
 
     from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
-    from bridge.registry.registry import get_mixed_precision_config
-    from bridge.registry.synchronize import synchronize
+    from bridge.registry.registry import get_mixed_precision_config, synchronize
 
     records = []
     for name in ("bf16_mixed", "bf16_with_fp8_current_scaling_mixed"):

@@ -21,9 +21,9 @@ from bridge.errors import BridgeWarning
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, Recipe, Registry
-from bridge.rules.gpus import GPUS
 from bridge.rules.rule import EVIDENCE, NEEDS, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
+from bridge.rules.target import GPUS
 from bridge.rules.versions import dotted
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"

@@ -45,7 +45,7 @@ def add_parsers(commands: Any) -> None:
 
 def _check(chosen: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
-    from bridge.preflight.run_check import check_run
+    from bridge.preflight.check import check_run
 
     silenced = dict(_reason(word) for word in chosen.silence)
     values = read_run(chosen, strict=False)
@@ -87,7 +87,7 @@ def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
     from importlib.metadata import version
 
     from bridge.front.loader import config_folder
-    from bridge.report.sarif import sarif
+    from bridge.report.findings import sarif
 
     file = Path(chosen.config) if chosen.config else config_folder(chosen.config_path) / f"{chosen.config_name}.yaml"
     with contextlib.suppress(ValueError):

@@ -132,7 +132,7 @@ def _memory(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print_json({**report.to_dict(), "activations_by_recompute": activations})
         return
-    from bridge.report.memory_table import memory_table
+    from bridge.report.plan_table import memory_table
     from bridge.report.table import show  # rich is heavy
 
     show(memory_table(report, activations))
@@ -147,7 +147,7 @@ def _align(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print_json(report.to_dict())
         return
-    from bridge.report.align_table import align_table
+    from bridge.report.plan_table import align_table
     from bridge.report.table import show  # rich is heavy
 
     show(align_table(report))

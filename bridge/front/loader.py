@@ -24,9 +24,8 @@ from bridge.front.problems import Layer, Origins, Problems, leaves
 from bridge.front.sections import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS
 from bridge.plan.shape import impossible_sizes
 from bridge.precision.dtypes import torch_dtype
-from bridge.preflight.check import refuse_unknown
-from bridge.preflight.run_check import resolve_precision, target_of
-from bridge.preflight.section import read_section
+from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
+from bridge.preflight.setup import read_section
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
@@ -38,15 +37,7 @@ if TYPE_CHECKING:
 
     from bridge.preflight.auto import Choice
 
-__all__ = [
-    "RunValues",
-    "config_folder",
-    "container",
-    "decoded_sections",
-    "load_run",
-    "run_of",
-    "shipped_folder",
-]
+__all__ = ["RunValues", "config_folder", "container", "decoded_sections", "load_run", "run_of", "shipped_folder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +172,7 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
         run = run_of(run, missing=False)
     from bridge.megatron.gpt import ACTIVATIONS, GPTConfig  # heavy
     from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
-    from bridge.training.values import early_faults
+    from bridge.training.run import early_faults
 
     owners = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
     functions = {"activation_func": ACTIVATIONS}

@@ -15,7 +15,7 @@ from bridge.errors import CheckError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
 from bridge.precision.dtypes import dtype_token
-from bridge.preflight.run_check import check_run
+from bridge.preflight.check import check_run
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
 from bridge.training.config import write_precision

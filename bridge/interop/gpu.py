@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.rules.gpus import GPUS
+from bridge.rules.target import GPUS
 
 __all__ = ["CAPABILITIES", "capability"]
 

@@ -11,9 +11,9 @@ from unittest.mock import patch
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConfigError, close_matches, did_you_mean
+from bridge.megatron.emulation.delayed import checkpoint
 from bridge.megatron.emulation.gather import separate_gathers
 from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
-from bridge.megatron.emulation.recompute import checkpoint
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.te.environment import Environment, environment_findings, set_lines
 from bridge.megatron.te.machine import missing_for_te

@@ -13,7 +13,7 @@ from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.fields import DEFAULTS, FIELDS
-from bridge.sync.mapping import MappingOwner
+from bridge.sync.owner import MappingOwner
 from bridge.sync.plan import plan
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from bridge.preflight.target import EXAMPLE, Target, detect_target
 from bridge.rules.versions import TITLES, at_least
 
 if TYPE_CHECKING:
-    from bridge.rules.gpus import Gpu
+    from bridge.rules.target import Gpu
 
 __all__ = ["POLICIES", "REQUESTS", "Choice", "Policy", "count_parameters", "resolve_auto"]
 

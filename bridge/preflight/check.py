@@ -2,24 +2,30 @@
 
 report = check(Setup("bf16_with_mxfp8_mixed", model=model, target=parse_target("h100x8")))
 report.exit_code(strict=False)      # 0, 1 (warnings, where they count) or 2 (errors)
+
+`check_run` makes the setup of a `ConfigContainer`, a saved ``config.yaml``, or Megatron Bridge's YAML.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.preflight.setup import ROLES, Setup
+from bridge.preflight.target import Target, parse_target
+from bridge.registry.registry import is_auto
 from bridge.rules.rule import SEVERITIES, ask, by_gate
 from bridge.rules.rulebook import RULES
+from bridge.rules.versions import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.preflight.setup import Setup
+    from bridge.preflight.auto import Choice
     from bridge.rules.rule import RuleFinding
 
-__all__ = ["Report", "check", "refuse_unknown"]
+__all__ = ["Report", "check", "check_run", "refuse_unknown", "resolve_precision", "target_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,3 +105,93 @@ def refuse_unknown(reasons: Mapping[str, str]) -> None:
             raise RunConfigError(f"silence.{name}: no rule has this id, got {name!r}. {hint}", matches)
         if not str(reason).strip():
             raise RunConfigError(f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right.")
+
+
+_ELSEWHERE = {"dataset": "data", "optimizer_config": "optimizer", "ddp_config": "ddp"}
+"""Section names of other systems -> ours."""
+
+
+_OTHER = ("mixed_precision", "precision_backend", "target", "silence")
+"""Settings of a run that are no sections."""
+
+
+def check_run(
+    run: Any,
+    *,
+    target: Target | str | None = "auto",
+    silenced: Mapping[str, str] | None = None,
+    backend: str | None = None,
+    origins: Callable[[str], str] | None = None,
+    choice: Choice | None = None,
+) -> Report:
+    """Check a run before anything of it is built.
+
+    Args:
+        run: A `ConfigContainer`, or a mapping of its sections; `target` and `silence` in a mapping count where the
+            arguments say nothing.
+        target: What `parse_target` reads, "auto" for this machine, or None for what the run says itself.
+        silenced: Id of a rule -> why it is silenced.
+        backend: te or emulated: what will run low-precision GEMMs.
+        origins: Path of a setting -> its source.
+        choice: The choice that `auto` was resolved to, where the caller resolved it.
+
+    Raises:
+        RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
+        UnknownRecipeError: No such recipe.
+    """
+    sections = {name: _section(run, name) for name in (*ROLES, *_OTHER)}
+    place = target_of(target if target is not None else sections["target"])
+    stated = sections["precision_backend"]
+    precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
+    setup = Setup(
+        precision,
+        **{role: sections[role] for role in ROLES},
+        target=place,
+        environment=os.environ if place.is_detected else None,
+        backend=backend or (stated if stated in ("te", "emulated") else None),  # "auto" is decided where it runs
+        origins=origins,
+        choice=choice or made,
+    )
+    return check(setup, {**_reasons(sections["silence"]), **(silenced or {})})
+
+
+def target_of(given: Target | str | Sequence[str] | None) -> Target:
+    """Return the target that was declared; undeclared, what is known without one: the megatron-core installed here."""
+    if given is None:
+        return Target(mcore=installed("mcore"))
+    if isinstance(given, Target):
+        return given
+    if isinstance(given, str):
+        return parse_target(given)
+    return parse_target(",".join(map(str, given)))  # target=[h100x8,te2.8], which Hydra takes without quotes
+
+
+def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
+    """Return the precision, with `auto` resolved, and the choice that was made for it.
+
+    Raises:
+        RunConfigError: `auto` without a GPU or a target.
+        BackendUnavailableError: FP8 was asked for, and none runs there.
+    """
+    if not is_auto(precision):
+        return precision, None
+    from bridge.preflight.auto import count_parameters, resolve_auto  # reads shapes, for a rare request
+
+    choice = resolve_auto(precision, target=target, parameters=count_parameters(model) if model is not None else None)
+    return choice.recipe, choice
+
+
+def _section(run: Any, name: str) -> Any:
+    """Return a section of a mapping or an object; Megatron Bridge calls some of them otherwise."""
+    names = [name, *(theirs for theirs, ours in _ELSEWHERE.items() if ours == name)]
+    if isinstance(run, Mapping):
+        return next((run[known] for known in names if run.get(known) is not None), None)
+    return next((value for known in names if (value := getattr(run, known, None)) is not None), None)
+
+
+def _reasons(given: Any) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RunConfigError(f"silence: must be a mapping of rule to reason, got {given!r}. Write PB306: why.")
+    return {str(name): str(reason) for name, reason in given.items()}

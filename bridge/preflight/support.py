@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from bridge.preflight.setup import Setup
 from bridge.preflight.target import Target
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.gpus import GPUS, Gpu
 from bridge.rules.rule import ask, by_gate
 from bridge.rules.rulebook import BY_ID
+from bridge.rules.target import GPUS, Gpu
 from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
 from bridge.rules.versions import dotted
 

@@ -16,8 +16,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.rules.gpus import CPU, GPUS, Gpu, gpu_of_capability
-from bridge.rules.target import PRODUCTS, Target
+from bridge.rules.target import CPU, GPUS, PRODUCTS, Gpu, Target, gpu_of_capability
 from bridge.rules.versions import TITLES, VersionRange, installed, parse_version
 
 __all__ = ["EXAMPLE", "Target", "detect_target", "parse_target"]

@@ -1,4 +1,7 @@
-"""Precision plan for people: equal layers and modules in one line, and columns that are equal everywhere in one."""
+"""A precision plan and what follows from it, for people: the formats per layer, the GEMMs of a rank, its memory.
+
+Equal layers, modules and stages share a line, and columns that are equal everywhere are named below the table.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,22 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from bridge.plan.alignment import SMALL, SMALL_SOURCE
+from bridge.plan.memory import KINDS
 from bridge.plan.precision_plan import COLUMNS, LOW, compact
 from bridge.plan.rows import PlanRow
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
+    from bridge.plan.alignment import AlignmentReport
+    from bridge.plan.memory import MemoryReport, RankMemory
     from bridge.plan.precision_plan import PlanDifference, PlanModule, PrecisionPlan
 
-__all__ = ["difference_table", "plan_csv", "plan_table"]
+__all__ = ["align_table", "difference_table", "memory_table", "plan_csv", "plan_table", "size"]
 
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
 COMMON = HEADINGS[5:]
@@ -138,3 +145,96 @@ def _modules(names: Sequence[str]) -> str:
 def _coloured(value: str) -> Text:
     low = bool(LOW & set(value.replace(",", " ").split()))
     return Text(value, style="green" if low else "yellow" if value.startswith(("fp32", "fp64")) else "")
+
+
+GEMM_COLUMNS: tuple[Column | str, ...] = (
+    Column(heading="layers", wraps=True),
+    "module",
+    *(Column(heading=name, number=True) for name in ("M", "N", "K")),
+    "runs in",
+    "fits",
+)
+
+
+def align_table(report: AlignmentReport) -> RenderableType:
+    """Return the report as something rich can print."""
+    wrong = {(misfit.layers, misfit.module) for misfit in report.misfits}
+    low = {(gemm.module, gemm.outputs, gemm.inputs) for gemm in report.gemms if gemm.low}
+    rows: list[tuple[str | Text, ...]] = []
+    for gemm in report.gemms:
+        if not gemm.low and (gemm.module, gemm.outputs, gemm.inputs) in low:
+            continue  # the same layer where it stays in high precision
+        tokens = f"{'~' * gemm.expert}{gemm.tokens:.0f}" if gemm.tokens else "-"
+        runs = report.scheme or "" if gemm.low else "high precision"
+        verdict = Text("yes" if gemm.low else "", style="green")
+        if (gemm.layers, gemm.module) in wrong:
+            verdict = Text("no", style="red")
+        elif gemm.small:
+            verdict = Text("yes, small", style="yellow")
+        rows.append((gemm.layers, gemm.module, tokens, str(gemm.outputs), str(gemm.inputs), runs, verdict))
+    title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs"
+    parts = [table(GEMM_COLUMNS, rows, title=title)]
+    parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
+    if report.small:
+        rule = SMALL["tensor" if report.scheme in ("tensorwise", "delayed") else "block"]
+        parts.append(Text(f"  small: {rule}; a rule of thumb ({SMALL_SOURCE})."))
+    if report.pad.per_expert > 1 and any(gemm.expert for gemm in report.gemms):
+        multiple = report.pad.per_expert
+        parts.append(Text(f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."))
+    parts.append(Text(f"  Padding: {' '.join(report.pad.derivation)}"))
+    return Group(*parts)
+
+
+UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def memory_table(report: MemoryReport, activations: Mapping[str, tuple[int, ...]]) -> RenderableType:
+    """Return the report as something rich can print.
+
+    Args:
+        report: The memory of every stage.
+        activations: Name of a kind of recomputation -> activations of each stage under it.
+    """
+    folded: dict[tuple[int, ...], list[RankMemory]] = {}
+    for rank in report.ranks:
+        folded.setdefault((*rank.bytes_of.values(), rank.total), []).append(rank)
+    stages = list(folded.values())
+    kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
+    columns: list[Column | str] = ["stage", *(Column(heading=name, number=True) for name in (*kinds, "total"))]
+    rows: list[tuple[str | Text, ...]] = []
+    for ranks in stages:
+        cells = [size(ranks[0].bytes_of[kind]) for kind in kinds]
+        label = compact([str(rank.stage) for rank in ranks])
+        rows.append((label, *cells, Text(size(ranks[0].total), style="bold")))
+    parts = [table(columns, rows, title=f"{report.label}, a rank of {report.layout}")]
+    parts += [Text(f"  {line}") for line in _lines(report)]
+    stage = report.largest.stage
+    if activations:
+        each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
+        parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
+    return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in report.notes))
+
+
+def size(count: float) -> str:
+    """Return bytes with three digits: "37.9 GiB"."""
+    for unit, name in UNITS:
+        if count >= unit:
+            value = count / unit
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {name}"
+    return f"{count:.0f} B"
+
+
+def _lines(report: MemoryReport) -> list[str]:
+    largest, load = report.largest, report.workload
+    static = sum(count for kind, count in largest.bytes_of.items() if kind != "activations")
+    lines = [
+        f"{report.parameters:,} parameters, {largest.parameters:,} on the largest rank: "
+        f"{static / max(1, largest.parameters):.2f} bytes each without activations."
+    ]
+    if load.seq_length:
+        again = f"{load.recompute} ({', '.join(load.modules)})" if load.modules else load.recompute
+        batch = f"{load.micro_batch_size} x {load.seq_length} tokens a micro-batch"
+        lines.append(f"Activations: {batch}, recompute {again}.")
+    if largest.step_bytes:
+        lines.append(f"The optimizer's step makes {size(largest.step_bytes)} of FP32 gradients, after the activations.")
+    return lines

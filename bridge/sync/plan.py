@@ -1,4 +1,10 @@
-"""The plan: for each route, what the owner holds, what the recipe says, and the verdict. Pure: nothing is written."""
+"""The plan: for each route, what the owner holds, what the recipe says, and the verdict. Pure: nothing is written.
+
+A setting that two owners hold gets one answer. Megatron Bridge's runtime resolves two settings of sharding before a
+run, not in `setup` (0.6.2, training/config.py, `_validate_and_apply_megatron_fsdp_configs` and
+`_validate_and_sync_distributed_optimizer_settings`), and so does the last plan before a run: the gradient buffer is not
+reused under Megatron-FSDP, and a switch that is on in one of optimizer and DDP is on in both.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.sync.agreement import one_answer, scheme_of
+from bridge.rules.inert import BUFFER
+from bridge.rules.pairs import PAIRS, off_switches
 from bridge.sync.owner import ABSENT, Owner, same
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
-from bridge.sync.sharding import sharding_rows, without_reuse_under_fsdp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bridge.precision.config import PrecisionConfig
 
-__all__ = ["plan"]
+__all__ = ["BUFFER", "plan", "scheme_of", "sharding_rows", "under_fsdp"]
 
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 """Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
@@ -46,9 +52,9 @@ def plan(
             is_active = on[route.family] and route.scheme in (None, scheme)
             rows.append(_row(config, owner, route, is_active=is_active, keep_own=keep_own))
         rows.extend(_nan_check(config, owner))
-    rows = one_answer(_counts_that_act(rows, owners))
+    rows = _one_answer(_counts_that_act(rows, owners))
     by_role = {owner.role: owner for owner in owners}
-    return [*without_reuse_under_fsdp(rows, by_role), *sharding_rows(by_role)] if is_last else rows
+    return [*_without_reuse_under_fsdp(rows, by_role), *sharding_rows(by_role)] if is_last else rows
 
 
 def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
@@ -199,3 +205,72 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncR
                     row, new=default, verdict="override", by="Megatron's default", why=why, replaces_own=False
                 )
     return rows
+
+
+def scheme_of(config: PrecisionConfig, owners: Iterable[Owner]) -> str | None:
+    """Return the scaling scheme the run will have: the stated one, else an owner's own, else the config's default.
+
+    Args:
+        config: The precision.
+        owners: Where it is going to be written.
+    """
+    field = "fp8_recipe" if config.fp8 else "fp4_recipe"
+    if config.scheme is not None and not config.is_stated(field):
+        for owner in owners:
+            if owner.has(field) and owner.is_own(field) and owner.own(field) is not None:
+                own = owner.own(field)
+                return str(getattr(own, "value", own))
+    return config.scheme
+
+
+def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
+    """Return the rows with one owner's own value given to the other owner of the setting, where the recipe has none.
+
+    Where both owners have a value of their own, both stay: if they differ, `disagreements` names them.
+    """
+    answered = list(rows)
+    at = {(row.owner, row.attribute): index for index, row in enumerate(rows)}
+    for pair in PAIRS:
+        for place, other in ((pair.one, pair.two), (pair.two, pair.one)):
+            if place not in at or other not in at:
+                continue
+            kept, row = rows[at[place]], rows[at[other]]
+            # A row that was set from the config's default is open.
+            is_open = row.by == "default" and row.verdict != "absent"
+            if kept.verdict != "keep" or not is_open or same(kept.new, row.new):
+                continue
+            why = f"as {place[0]}.{place[1]}, which has a value of its own that the recipe does not state"
+            verdict = "agree" if same(row.old, kept.new) else "derive"
+            answered[at[other]] = replace(row, new=kept.new, verdict=verdict, by=place[0], why=why, replaces_own=False)
+    return answered
+
+
+def under_fsdp(owners: Mapping[str, Owner]) -> bool:
+    """Return whether Megatron-FSDP shards the run."""
+    ddp = owners.get("ddp")
+    return ddp is not None and ddp.value("use_megatron_fsdp") is True
+
+
+def _without_reuse_under_fsdp(rows: list[SyncRow], owners: Mapping[str, Owner]) -> list[SyncRow]:
+    """Return the rows with the reuse of the gradient buffer off under Megatron-FSDP, which has no such buffer."""
+    if not under_fsdp(owners):
+        return rows
+    return [_off_under_fsdp(row, owners[row.owner]) if row.attribute == BUFFER and row.new else row for row in rows]
+
+
+def _off_under_fsdp(row: SyncRow, owner: Owner) -> SyncRow:
+    verdict = "agree" if row.old is False else "neutralise"
+    why = "Megatron-FSDP does not implement it"
+    return replace(row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=owner.is_own(BUFFER))
+
+
+def sharding_rows(owners: Mapping[str, Owner]) -> list[SyncRow]:
+    """Return a row for each switch that is off in one of optimizer and DDP and on in the other, or needed by FSDP."""
+    if not {"optimizer", "ddp"} <= owners.keys():
+        return []
+    return [
+        SyncRow.derived(
+            (role, name), (False, True), by="ddp" if role == "optimizer" or under_fsdp(owners) else "optimizer", why=why
+        )
+        for role, name, why in off_switches(lambda role, name: owners[role].value(name))
+    ]

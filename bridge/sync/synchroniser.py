@@ -1,8 +1,14 @@
-"""The synchroniser: plan, check on copies, apply. It takes a config; `bridge.synchronize` takes a recipe's name too."""
+"""The synchroniser: plan, check on copies and by the rules, apply all or nothing.
+
+It takes a config; `bridge.synchronize` takes a recipe's name too.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
+import warnings
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -10,19 +16,37 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
 from bridge.precision.config import FIELD_DEFAULTS
-from bridge.sync.agreement import scheme_of
-from bridge.sync.apply import apply
-from bridge.sync.context import is_refused, sync_findings
-from bridge.sync.owner import Owner, seen_through
-from bridge.sync.plan import plan
+from bridge.precision.dtypes import dtype_token, is_torch_dtype
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
+from bridge.rules.fields import DEFAULTS
+from bridge.rules.rule import ask, by_gate
+from bridge.rules.rulebook import BY_ID, RULES
+from bridge.rules.target import Target
+from bridge.rules.versions import installed
+from bridge.sync.owner import Owner, same, seen_through
+from bridge.sync.plan import plan, scheme_of
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
 from bridge.sync.routes import OWNERS, ROUTES
-from bridge.sync.trial import try_on_copies
 
 if TYPE_CHECKING:
-    from bridge.precision.config import PrecisionConfig
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["megatron_version", "refuse_wrong_objects", "role_of", "run"]
+    from bridge.precision.config import PrecisionConfig
+    from bridge.rules.rule import RuleFinding
+
+__all__ = [
+    "NO_TRANSFORMER_ENGINE",
+    "Trial",
+    "apply",
+    "is_refused",
+    "megatron_version",
+    "reason_of",
+    "refuse_wrong_objects",
+    "role_of",
+    "run",
+    "sync_findings",
+    "try_on_copies",
+]
 
 ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
 """Every name under which an owner may hold a field of a precision."""
@@ -126,3 +150,258 @@ def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
     why = "written by torch.set_float32_matmul_precision when the run starts"
     row = SyncRow.derived(("process", "float32_matmul_precision"), values, by=config.source_of("tf32"), why=why)
     return [replace(row, field="tf32")]
+
+
+NO_TRANSFORMER_ENGINE = "needs Transformer Engine, which is not installed here"
+"""The one reason that lies in this machine and not in the config."""
+
+DERIVED = (
+    "autocast_dtype",
+    "use_precision_aware_optimizer_no_fp8_or_ds_fp8",
+    "store_param_remainders",
+    "attention_softmax_in_fp32",
+    "pipeline_dtype",
+)
+"""Attributes that Megatron computes once in `__post_init__`, stale after a plain assignment."""
+
+
+class Trial:
+    """The outcome on copies: `rows` with what Megatron derived, `findings`, and the values each owner has to take."""
+
+    def __init__(self, rows: list[SyncRow]) -> None:
+        self.rows = rows
+        self.findings: list[Finding] = []
+        self.values: dict[int, dict[str, Any]] = {}
+
+
+def try_on_copies(owners: list[Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
+    """Apply `rows` to copies of the owners and let Megatron validate them.
+
+    Args:
+        owners: Where the precision is going to be written.
+        rows: The plan.
+        is_last: The run begins after this sync, so that what waits for `finalize` is judged as what is made already.
+
+    Returns:
+        The trial; findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's
+        validation refuses the owner as it was, too, or that it would refuse a model that is not complete yet.
+    """
+    trial = Trial(list(rows))
+    for owner in owners:
+        wanted = {row.attribute: row.new for row in rows if row.owner == owner.role and row.verdict != "absent"}
+        values = {name: value for name, value in wanted.items() if not same(owner.value(name), value)}
+        if owner.is_megatron:
+            twin, finding = _validated_copy(owner, wanted, is_last=is_last)
+            derived = _difference(owner, twin, wanted)
+            trial.rows = _with_derived(trial.rows, owner, derived)
+            values.update(derived)
+            if finding is not None:
+                trial.findings.append(finding)
+        trial.values[id(owner)] = values
+    return trial
+
+
+def _validated_copy(owner: Owner, values: dict[str, Any], *, is_last: bool) -> tuple[Any, Finding | None]:
+    twin = copy.copy(owner.target)
+    vars(twin).update(values)
+    error = _post_init(owner, twin)
+    if error is None:
+        return twin, None
+    untouched = copy.copy(owner.target)
+    vars(untouched).update({name: owner.own(name) for name in values})
+    before = _post_init(owner, untouched)
+    was_so = before is not None and str(before) == str(error)
+    reason = reason_of(error)
+    severity = "warning" if was_so else "error"
+    if owner.is_deferred and owner.role == "model":  # its layers and sizes may still change
+        if before is not None:
+            return twin, None
+        severity = "warning"
+    elif owner.is_deferred and is_last and reason != NO_TRANSFORMER_ENGINE:  # `finalize` is what is called next
+        severity = "error"
+    finding = Finding(
+        path=owner.role,
+        rule=f"Megatron's own validation refuses it ({reason})",
+        value=type(owner.target).__name__,
+        where="as it was before the recipe, too" if was_so else "with the recipe's values",
+        remedy="Change the setting it names, or choose another recipe.",
+        severity=severity,
+    )
+    return twin, finding
+
+
+def reason_of(error: Exception) -> str:
+    """Return what Megatron's validation says, in one line."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    # megatron-core 0.16 compares with a version that is not there.
+    is_missing = isinstance(error, TypeError) and "Version" in reason
+    return NO_TRANSFORMER_ENGINE if is_missing or "TransformerEngine, but not found" in reason else reason
+
+
+def _post_init(owner: Owner, twin: Any) -> Exception | None:
+    """Run Megatron's validation on a copy; its warnings were given when the object was made."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if owner.is_deferred:
+                owner.defining.__post_init__(twin)
+            else:
+                twin.__post_init__()
+    except Exception as error:  # noqa: BLE001  whatever Megatron raises is its answer
+        return error
+    return None
+
+
+def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return what Megatron derived on the copy: precision attributes that neither the plan nor the owner had so.
+
+    Fields of an owner that waits for `finalize` are left to that: they depend on what may still be changed.
+    """
+    return {
+        name: vars(twin)[name]
+        for name in DERIVED
+        if name in vars(twin)
+        and not (owner.is_deferred and name in owner.defaults)
+        and not (name in wanted and same(wanted[name], vars(twin)[name]))
+        and not (name not in wanted and same(getattr(owner.target, name, None), vars(twin)[name]))
+    }
+
+
+def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) -> list[SyncRow]:
+    why = "computed by Megatron's own __post_init__"
+    known = {row.attribute for row in rows if row.owner == owner.role}
+    changed = [
+        replace(row, new=derived[row.attribute], verdict="derive", by="Megatron", why=why)
+        if row.owner == owner.role and row.attribute in derived
+        else row
+        for row in rows
+    ]
+    changed.extend(
+        SyncRow.derived((owner.role, name), (owner.value(name), value), by="Megatron", why=why)
+        for name, value in derived.items()
+        if name not in known
+    )
+    return changed
+
+
+_GATES = by_gate(rule for rule in RULES if rule.sync is not None)
+
+
+class _OwnerView:
+    """The values of an owner after the plan as attributes: dtypes as tokens, enums as their values.
+
+    A field that a foreign object or an older Megatron does not have is None; an owner that is not given holds what the
+    precision reads as, and Megatron's defaults.
+    """
+
+    def __init__(self, role: str, owner: Owner | None, rows: Sequence[SyncRow], reading: Mapping[str, Any]) -> None:
+        self._role, self._owner, self._reading = role, owner, reading
+        self._planned = {row.attribute: row for row in rows if row.owner == role and row.verdict != "absent"}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = self.__dict__[name] = self._find(name)
+        return value
+
+    def _find(self, name: str) -> Any:
+        if name in self._planned:
+            return _plain(self._planned[name].new, self._role, name)
+        if self._owner is None:
+            return self._reading[name] if name in self._reading else DEFAULTS[self._role].get(name)
+        return _plain(self._owner.value(name), self._role, name) if self._owner.has(name) else None
+
+
+def _plain(value: Any, role: str, name: str) -> Any:
+    """Return a value as rules expect it; the class default for what is no plain value, as a mock's attributes are."""
+    if value is None or isinstance(value, bool | int | float | tuple | list | dict):
+        return value
+    if is_torch_dtype(value):
+        return dtype_token(value)
+    value = getattr(value, "value", value)
+    return str(value) if isinstance(value, str) else DEFAULTS[role].get(name, FIELD_DEFAULTS.get(name))
+
+
+@functools.cache
+def _installed() -> Target:
+    return Target(mcore=installed("mcore"), te=installed("te"))
+
+
+def sync_findings(
+    config: PrecisionConfig | None,
+    owners: Mapping[str, Owner],
+    rows: Sequence[SyncRow],
+    *,
+    scheme: str | None = None,
+    is_last: bool = False,
+) -> list[RuleFinding]:
+    """Return what the rules find in the owners as a plan leaves them.
+
+    Args:
+        config: The precision; None: the owners keep their own settings.
+        owners: By role, not written to yet.
+        rows: The plan.
+        scheme: The scaling scheme of the run.
+        is_last: The run begins after this sync.
+    """
+    reading = reading_of(config) if config is not None else {}
+    views = {role: _OwnerView(role, owners.get(role), rows, reading) for role in PRECISION_OWNERS}
+    given = frozenset(owners)
+    context = RuleContext(
+        config, views=views, given=given, rows=rows, scheme=scheme, target=_installed(), is_last=is_last
+    )
+    context.read_owners()
+    return ask(_GATES, context)
+
+
+def is_refused(finding: RuleFinding, *, is_last: bool) -> bool:
+    """Return whether a sync does not go on after this finding."""
+    refused = ("refused", "strict") if is_last else ("refused",)
+    return finding.severity == "error" and BY_ID[finding.id].sync in refused
+
+
+def apply(owners: list[Owner], values: dict[int, dict[str, Any]]) -> None:
+    """Write `values` (by identity of the owner) and remember them; after an error every owner is as it was.
+
+    Args:
+        owners: Where to write.
+        values: ``id(owner)`` -> attribute -> value.
+
+    Raises:
+        SyncCheckError: An owner refused a value; everything is undone.
+    """
+    before = [(owner, dict(vars(owner.target)) if hasattr(owner.target, "__dict__") else {}) for owner in owners]
+    done: list[tuple[Owner, str, Any]] = []
+    try:
+        for owner in owners:
+            own = {name: owner.own(name) for name in values[id(owner)]}
+            for name, value in values[id(owner)].items():
+                done.append((owner, name, owner.value(name)))
+                setattr(owner.target, name, value)
+            owner.remember(values[id(owner)], own)
+    except Exception as error:
+        _undo(before, done)
+        owner, name, _ = done[-1]
+        raise SyncCheckError(
+            "The recipe cannot be written into these configs; nothing was changed:",
+            [
+                Finding(
+                    path=f"{owner.role}.{name}",
+                    rule=f"cannot be set ({type(error).__name__}: {' '.join(str(error).split())})",
+                    value=values[id(owner)][name],
+                    remedy=f"Make it writable, or give another object as {owner.role}.",
+                )
+            ],
+        ) from error
+
+
+def _undo(before: list[tuple[Owner, dict[str, Any]]], done: list[tuple[Owner, str, Any]]) -> None:
+    states = {id(owner): state for owner, state in before}
+    for owner, name, value in reversed(done):
+        if name not in states[id(owner)]:  # a property or a slot
+            with contextlib.suppress(Exception):  # the one that refused refuses again
+                setattr(owner.target, name, value)
+    for owner, state in before:
+        if hasattr(owner.target, "__dict__"):
+            vars(owner.target).clear()
+            vars(owner.target).update(state)

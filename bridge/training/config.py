@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError
-from bridge.preflight.run_check import resolve_precision, target_of
+from bridge.preflight.check import resolve_precision, target_of
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.sync.context import sync_findings
 from bridge.sync.owner import Owner
-from bridge.sync.sharding import BUFFER, sharding_rows, under_fsdp
-from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of
+from bridge.sync.plan import BUFFER, sharding_rows, under_fsdp
+from bridge.sync.synchroniser import NO_TRANSFORMER_ENGINE, reason_of, sync_findings
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig

@@ -2,14 +2,17 @@
 
 Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the tensors are read from the
 tensors themselves (`bridge.megatron.census`) and reported together with the result.
+Ctrl-C or the scheduler's signal ends a run between two steps.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import signal
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,20 +27,19 @@ from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
-from bridge.training.run import Run, build_run, precision_label, require_sections
-from bridge.training.stop import stop_on_signal
-from bridge.training.values import require_sane_values
+from bridge.training.run import Run, build_run, precision_label, require_sane_values, require_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from threading import Event
+    from types import FrameType
 
     import torch
 
     from bridge.megatron.step import StepResult
     from bridge.training.config import ConfigContainer
 
-__all__ = ["pretrain"]
+__all__ = ["pretrain", "stop_on_signal"]
 
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
@@ -223,3 +225,32 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         gemms=run.gemms,
         census=take_census(run.trainer.model, run.trainer.optimizer, run.activations),
     )
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """Turn the first SIGINT or SIGTERM of a ``with`` block into a request; a second one acts as it always does.
+
+    A step is never interrupted half way, so what is saved afterwards is whole. Outside the main thread, where Python
+    allows no signal handlers, nothing is changed.
+    """
+    request = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        request.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in _SIGNALS:
+        signal.signal(number, ask)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

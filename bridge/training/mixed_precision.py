@@ -17,7 +17,7 @@ from bridge.sync.owner import Owner
 from bridge.sync.synchroniser import refuse_wrong_objects, role_of, run
 
 if TYPE_CHECKING:
-    from bridge.registry.peer import PeerConfig
+    from bridge.registry.config import PeerConfig
     from bridge.registry.registry import RecipeFunction
 
 __all__ = [

@@ -1,17 +1,22 @@
-"""A run that has been built: data, model, optimizer and schedule from a synchronised `ConfigContainer`."""
+"""A run that has been built: data, model, optimizer and schedule from a synchronised `ConfigContainer`.
+
+The values that no run can begin with are found before anything is built.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import RunConfigError
+from bridge.errors import Finding, RunConfigError
 from bridge.megatron import checkpoint as checkpoints
 from bridge.megatron.backend import Backend, choose_backend
 from bridge.megatron.census import Activations
-from bridge.megatron.corpus import open_corpus
+from bridge.megatron.checkpoint import load_fault
+from bridge.megatron.corpus import open_corpus, path_fault
 from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
@@ -19,18 +24,25 @@ from bridge.megatron.step import StepResult, Trainer
 from bridge.megatron.telemetry import Telemetry
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.training.metrics import TrainRecord, ValidationRecord
-from bridge.training.values import batch_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
     from bridge.megatron.audit import GemmRecord
     from bridge.megatron.process import Process
-    from bridge.training.config import ConfigContainer
+    from bridge.training.config import ConfigContainer, TrainConfig
 
-__all__ = ["Run", "build_run", "precision_label", "require_sections"]
+__all__ = [
+    "Run",
+    "batch_fault",
+    "build_run",
+    "early_faults",
+    "precision_label",
+    "require_sane_values",
+    "require_sections",
+]
 
 
 @dataclass(kw_only=True)
@@ -244,3 +256,97 @@ def _build_trainer(config: ConfigContainer, model: Any, process: Process, backen
         micro_batch_size=train.micro_batch_size,
         global_batch_size=train.global_batch_size,
     )
+
+
+LEAST = (
+    ("train", "train_iters", 1),
+    ("train", "micro_batch_size", 1),
+    ("train", "global_batch_size", 1),
+    ("train", "eval_interval", 0),
+    ("train", "eval_iters", 0),
+    ("train", "lr_warmup_iters", 0),
+    ("train", "seed", 0),
+    ("data", "seed", 0),
+    ("data", "num_workers", 0),
+    ("logging", "log_interval", 1),
+    ("logging", "quantisation_interval", 0),
+    ("checkpoint", "save_interval", 1),
+    ("model", "num_layers", 1),
+    ("model", "hidden_size", 1),
+    ("model", "seq_length", 1),
+    ("optimizer", "lr", 0),
+    ("optimizer", "min_lr", 0),
+    ("optimizer", "weight_decay", 0),
+    ("optimizer", "clip_grad", 0),
+)
+"""Section, field and the least it can be; None is left to the field's own meaning."""
+UNBOUNDED = ("optimizer.clip_grad",)
+"""Fields in which infinity has a meaning: no clipping."""
+
+
+def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
+    """Return everything that shows before data and model are built; `origin_of` says who set a dotted key."""
+    faults = value_faults(config, origin_of)
+    found: list[Finding | None] = []
+    if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
+        found.append(batch_fault(config.train, origin_of=origin_of))
+    if config.data.path is not None:
+        found.append(path_fault(config.data.path))
+    if config.checkpoint.load is not None:
+        found.append(load_fault(Path(config.checkpoint.load)))
+    return [*faults, *(fault for fault in found if fault is not None)]
+
+
+def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:
+    """Return the numbers that no run can begin with; `origin_of` says who set a dotted key."""
+    faults = []
+    for section, name, least in LEAST:
+        path = f"{section}.{name}"
+        value: Any = getattr(getattr(config, section), name, None)
+        if value is None:
+            continue
+        if not value >= least:  # NaN is not either
+            faults.append(_fault(path, f"must be at least {least}", value, f"Use {least} or more."))
+        elif math.isinf(value) and path not in UNBOUNDED:
+            faults.append(_fault(path, "must be finite", value, "Use a number."))
+    train = config.train
+    steps = "train.lr_decay_iters" if train.lr_decay_iters else "train.train_iters"
+    length = train.lr_decay_iters or train.train_iters
+    is_derived = {fault.path for fault in faults} & {steps, "train.lr_warmup_iters"}
+    if train.lr_warmup_iters > length and not is_derived:
+        rule = f"must not be longer than the schedule of {length} steps{_by(origin_of, steps)}"
+        faults.append(_fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it."))
+    return faults
+
+
+def require_sane_values(config: ConfigContainer) -> None:
+    """Refuse numbers that no run can begin with, all of them at once."""
+    faults = value_faults(config)
+    if faults:
+        raise RunConfigError("\n".join(map(str, faults)))
+
+
+def batch_fault(
+    train: TrainConfig, *, ranks: int | None = None, origin_of: Callable[[str], str] | None = None
+) -> Finding | None:
+    """Return the fault of a global batch that is not a whole number of micro-batches on every rank, or None.
+
+    Args:
+        train: The sizes, at least 1.
+        ranks: Data-parallel ranks; None: not known yet.
+        origin_of: Dotted key -> who set it.
+    """
+    samples = train.micro_batch_size * (ranks or 1)
+    if train.global_batch_size % samples == 0:
+        return None
+    size = f"micro_batch_size {train.micro_batch_size}{_by(origin_of, 'train.micro_batch_size')}"
+    rule = f"must be a multiple of {size}" + (f" x {ranks} data-parallel ranks" if ranks is not None else "")
+    return _fault("train.global_batch_size", rule, train.global_batch_size, f"Use {samples}, say.")
+
+
+def _by(origin_of: Callable[[str], str] | None, path: str) -> str:
+    return f" ({origin_of(path)})" if origin_of is not None else ""
+
+
+def _fault(path: str, rule: str, value: object, remedy: str) -> Finding:
+    return Finding(path=path, rule=rule, value=value, remedy=remedy)

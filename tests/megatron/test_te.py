@@ -19,11 +19,10 @@ from megatron.core.enums import Fp4Recipe, Fp8Recipe
 from megatron.core.transformer import TransformerConfig
 
 from bridge.errors import BackendUnavailableError, PrecisionConfigError
-from bridge.megatron.te.environment import environment_findings, read_environment, set_lines
+from bridge.megatron.te.environment import NVTE_VARIABLES, environment_findings, read_environment, set_lines
 from bridge.megatron.te.layers import layer_factory, name_te_modules, te_quantizers
 from bridge.megatron.te.machine import Machine, missing_for_te
 from bridge.megatron.te.recipe import TERecipe, import_recipes, te_recipe
-from bridge.megatron.te.variables import NVTE_VARIABLES
 
 TE = Path(sys.prefix) / "te"
 FILE = Path(os.environ.get("BRIDGE_TE_RECIPE", TE / "transformer_engine/common/recipe/__init__.py"))

@@ -25,8 +25,7 @@ from bridge.plan.settings import Settings
 from bridge.plan.stages import Parallel
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY
-from bridge.registry.synchronize import synchronize
+from bridge.registry.registry import REGISTRY, synchronize
 from tests.contention import allowed
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID
 

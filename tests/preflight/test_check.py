@@ -17,9 +17,9 @@ from bridge.preflight.target import Target, parse_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
-from bridge.rules.gpus import GPUS
 from bridge.rules.rule import by_gate
 from bridge.rules.rulebook import RULES
+from bridge.rules.target import GPUS
 from tests.rules.cases import B200, CASES, CURRENT, DENSE, H100, NVFP4, OVERLAP, PADDED_MOE
 from tests.rules.situations import setup_of
 

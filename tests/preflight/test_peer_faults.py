@@ -13,8 +13,7 @@ from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.preflight.target import parse_target
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY
-from bridge.registry.synchronize import synchronize
+from bridge.registry.registry import REGISTRY, synchronize
 from recipes.blockwise import _warn_of_the_name
 from tests.rules.cases import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
 
@@ -145,7 +144,7 @@ def test_v12_layer_counts_are_checked_under_fp4_too(megatron_owners: Any) -> Non
 
 def test_none_of_this_imports_megatron_or_torch() -> None:
     code = (
-        "import sys\nfrom bridge.preflight.run_check import check_run\n"
+        "import sys\nfrom bridge.preflight.check import check_run\n"
         "run = {'mixed_precision': 'bf16_with_mxfp8_mixed', 'model': {'num_layers': 2}}\n"
         "report = check_run(run, target='h100x8')\n"
         "print(report.verdict, [name for name in ('torch', 'megatron') if name in sys.modules])"

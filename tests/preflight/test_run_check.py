@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bridge.errors import RunConfigError
-from bridge.preflight.run_check import check_run
+from bridge.preflight.check import check_run
 from bridge.training.config import ConfigContainer
 from tests.contention import allowed
 from tests.rules.cases import B200, CURRENT, DENSE, H100, OVERLAP

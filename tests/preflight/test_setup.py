@@ -17,8 +17,7 @@ from bridge.precision.dtypes import dtype_token
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY
-from bridge.registry.synchronize import synchronize
+from bridge.registry.registry import REGISTRY, synchronize
 from bridge.rules.fields import FIELDS
 from bridge.rules.versions import parse_version
 from bridge.sync.routes import ROUTES

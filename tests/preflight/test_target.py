@@ -9,8 +9,8 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.preflight.target import Target, _detected, parse_target
-from bridge.rules.gpus import GPUS, gpu_of_capability
 from bridge.rules.rule import te
+from bridge.rules.target import GPUS, gpu_of_capability
 from bridge.rules.versions import Version, at_least, parse_version
 
 

@@ -16,10 +16,9 @@ import torch
 from bridge.errors import PrecisionTypeError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES
 from bridge.precision.dtypes import dtype_token
-from bridge.preflight.run_check import check_run
+from bridge.preflight.check import check_run
 from bridge.preflight.setup import Setup
-from bridge.registry.registry import REGISTRY
-from bridge.registry.synchronize import synchronize
+from bridge.registry.registry import REGISTRY, synchronize
 from bridge.training import mixed_precision as ours
 from bridge.training.config import ConfigContainer, runtime_config_update
 

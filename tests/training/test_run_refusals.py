@@ -6,7 +6,7 @@ from megatron.core.optimizer import OptimizerConfig
 from bridge.errors import RunConfigError, SyncCheckError
 from bridge.megatron.gpt import GPTConfig
 from bridge.training.config import ConfigContainer, LoggingConfig, TrainConfig, runtime_config_update
-from bridge.training.values import require_sane_values
+from bridge.training.run import require_sane_values
 
 
 def container(**sections):

@@ -1,4 +1,4 @@
-"""Updates of delayed scales: when they are renewed, and over which ranks their amaxes are reduced.
+"""Delayed scaling in Megatron's passes: when scales are renewed, over which ranks, and recomputation between the two.
 
 - Input and weight: after each forward pass of this stage's transformer block, if gradients are enabled.
 - Gradient of the output: after the backward pass of the layer that ran first, which ends that of the block.
@@ -6,24 +6,33 @@
 Both reduce the amaxes of all layers at once, the maximum over Megatron's amax reduction group: the tensor-, data- and
 context-parallel ranks, or without the data-parallel ones under `tp_only_amax_red`. A pipeline's stages renew their own.
 
-Source: Transformer Engine 2.20 pytorch/quantization.py:668-782, pytorch/module/linear.py:320-327.
+Under activation recomputation the second forward pass quantises with the scales of the first, which may have been
+renewed in between. So the first pass of a recomputed region stashes each layer's scales in the order in which the
+layers run, and the second takes them from there; its amaxes are not recorded, since they are those of the first. All
+other schemes compute their scales from the tensor itself and need nothing. Megatron sends regions with FP8 or FP4 to
+Transformer Engine's `te_checkpoint`, which is not there without it. `checkpoint` stands in for it.
+
+Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/linear.py:320-327.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core import parallel_state
+from megatron.core import parallel_state, tensor_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bridge.megatron.emulation.linear import EmulatedLinear
     from bridge.numerics import DelayedScaling
 
-__all__ = ["DelayedUpdates"]
+__all__ = ["DelayedUpdates", "checkpoint", "scales_of_this_pass"]
 
 
 class DelayedUpdates:
@@ -72,3 +81,55 @@ class DelayedUpdates:
         if self._group.size() > 1:
             torch.distributed.all_reduce(amaxes, op=torch.distributed.ReduceOp.MAX, group=self._group)
         return list(amaxes)
+
+
+class _Region:
+    """The scales one run of a recomputed region went in with."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.scales: deque[torch.Tensor] = deque()
+        self.has_run = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recomputes, self.has_run = self.has_run, True
+        token = _REGION.set((self, recomputes))
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            _REGION.reset(token)
+
+
+_REGION: ContextVar[tuple[_Region, bool] | None] = ContextVar("recomputed region", default=None)
+
+
+@contextmanager
+def scales_of_this_pass(state: DelayedScaling) -> Iterator[None]:
+    """Quantise with the scales that belong to this pass, which are the current ones outside a recomputation."""
+    running = _REGION.get()
+    if running is None:
+        yield
+        return
+    region, recomputes = running
+    if not recomputes:
+        region.scales.append(state.stash())
+        yield
+        return
+    with state.using(region.scales.popleft()):
+        yield
+
+
+def checkpoint(
+    forward: Callable[..., Any],
+    distribute_saved_activations: bool,
+    get_rng_tracker: Callable[[], Any],
+    tp_group: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Run a function now and again in the backward pass, with the call signature of Megatron's `te_checkpoint`."""
+    del get_rng_tracker, tp_group  # Megatron's own checkpoint knows both
+    region = _Region(forward)
+    return tensor_parallel.checkpoint(
+        (lambda *tensors: region(*tensors, **kwargs)) if kwargs else region, distribute_saved_activations, *args
+    )

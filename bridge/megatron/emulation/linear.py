@@ -27,7 +27,7 @@ from megatron.core.tensor_parallel.mappings import (
 )
 
 from bridge.errors import BackendUnavailableError
-from bridge.megatron.emulation.recompute import scales_of_this_pass
+from bridge.megatron.emulation.delayed import scales_of_this_pass
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, Finding, PrecisionConfigError, close_matches, did_you_mean
-from bridge.megatron.te.variables import NVTE_VARIABLES
+from bridge.megatron.te.environment import NVTE_VARIABLES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS
 
