@@ -12,7 +12,6 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED
-from bridge.interop.nemo1.references import References
 
 __all__ = ["File", "switch"]
 
@@ -29,6 +28,9 @@ OTHERS = ("train_ds", "sample_rate", "preprocessor", "language_model", "labels")
 """Keys of the model section that other models have and Megatron's do not."""
 MEGATRON_CORE = (1, 21)
 """The first release that reads `mcore_gpt`."""
+REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
+"""OmegaConf's reference to another key of the file; dots in front make it relative to the key it stands at."""
+DEEPEST = 16
 
 
 class File:
@@ -36,7 +38,6 @@ class File:
 
     def __init__(self, payload: Mapping[Any, Any], version: str | None) -> None:
         self.payload = payload
-        self.references = References(payload)
         model = payload.get("model")
         self.model: Mapping[Any, Any] = model if isinstance(model, Mapping) else payload
         self.version = version
@@ -72,24 +73,44 @@ class File:
             return False
         return self.switch("mcore_gpt") if "mcore_gpt" in self else bool((self.shipped or {}).get("mcore_gpt"))
 
+    def raw(self, path: str, absent: object = None) -> Any:
+        """Return a value by its dotted path from the top as it is written, `absent` where there is none."""
+        value: Any = self.payload
+        for word in path.split("."):
+            value = value.get(word, absent) if isinstance(value, Mapping) else absent
+        return value
+
     def get(self, path: str) -> Any:
         """Return a value by its dotted path from the top, with references followed."""
-        return self.references.follow(self.references.raw(path), path)
+        return self.follow(self.raw(path), path)
 
     def setting(self, key: str) -> Any:
         """Return a key of the model's section, None where it is not there."""
         return self.follow(self.model.get(key), f"model.{key}")
 
-    def follow(self, value: Any, where: str) -> Any:
-        """Return what a value written at `where` comes to."""
-        return self.references.follow(value, where)
+    def follow(self, value: Any, where: str, depth: int = 0) -> Any:
+        """Return what a value written at `where` comes to.
 
-    def written(self, key: str) -> Any:
-        """Return a key of the model's section, as it is written where its value is not needed."""
-        try:
-            return self.setting(key)
-        except PayloadError:
-            return self.model.get(key)
+        Only other keys of the file are followed: environment variables and resolvers belong to the run.
+
+        Raises:
+            PayloadError: The file does not state it.
+        """
+        if value == "???":
+            rule = "must be given where the run is started, and the file leaves it open"
+            raise PayloadError(f"{where}: {rule}, got {value!r}. Write the value itself.")
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        found = REFERENCE.fullmatch(value)
+        if found is None:
+            rule = "is computed when the run is started"
+            raise PayloadError(f"{where}: {rule}, got {value!r:.80}. Write the value that it comes to.")
+        path = ".".join([*where.split(".")[: -len(found[1])], found[2]]) if found[1] else found[2]
+        written = self.raw(path, absent=...)
+        if written is ... or depth == DEEPEST:
+            rule = "leads in a circle" if depth == DEEPEST else "leads nowhere"
+            raise PayloadError(f"{where}: the reference {value!r:.80} {rule}. Write the value itself.")
+        return self.follow(written, path, depth + 1)
 
     def __contains__(self, key: str) -> bool:
         return self.model.get(key) is not None
@@ -102,10 +123,7 @@ class File:
 
 def switch(value: Any, where: str) -> bool:
     """Return true or false; PayloadError for anything else."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    if value in (0, 1):
-        return bool(value)
+    text = str(value).lower()
+    if value in (0, 1) or (isinstance(value, str) and text in ("true", "false")):
+        return text in ("1", "1.0", "true")
     raise PayloadError(f"{where}: must be true or false, got {value!r:.60}. Correct it in the file.")
