@@ -26,7 +26,7 @@ MODULES = MappingProxyType(
         "deepspeed": "bridge.interop.deepspeed.importer",
         "lightning": "bridge.interop.lightning.importer",
         "torchao": "bridge.interop.torchao",
-        "torchtitan": "bridge.interop.torchtitan.importer",
+        "torchtitan": "bridge.interop.torchtitan",
         "pytorch": "bridge.interop.pytorch",
         "fsdp": "bridge.interop.fsdp",
     }

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import torchao
+from bridge.interop import torchao, torchtitan
 from bridge.interop.accelerate import importer as accelerate
 from bridge.interop.axolotl import detection as axolotl_detection
 from bridge.interop.axolotl import importer as axolotl
@@ -29,7 +29,6 @@ from bridge.interop.huggingface import importer as huggingface
 from bridge.interop.lightning import importer as lightning
 from bridge.interop.pytorch import float8_linear_config_for
 from bridge.interop.settings import Settings
-from bridge.interop.torchtitan import importer as torchtitan
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
 
@@ -436,15 +435,6 @@ class TestTorchtitan:
         assert torchtitan.import_({"training": {}}).recipe == "bf16_mixed"
         assert converter_fields("Float8LinearConverter")["recipe_name"] == "'rowwise'"
         assert torchtitan.import_({"converters": [{"Float8LinearConverter": {}}]}).config.fp8 is None
-
-    def test_emulate_discards_the_recipe_name(self, version: str) -> None:
-        source = (converters_folder() / "float8.py").read_text()
-        assert "TorchAOFloat8LinearConfig(emulate=True)" in source
-        imported = torchtitan.import_(
-            {"converters": [{"Float8LinearConverter": {"emulate": True, "recipe_name": "rowwise"}}]}
-        )
-        assert imported.config.fp8_recipe == "tensorwise"
-        assert imported.config.fp8 == "hybrid"
 
 
 def converters_folder() -> Path:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bridge.errors import BridgeError
+from bridge.interop import torchtitan
 from bridge.interop.detect import detect
 from bridge.interop.document import Document
-from bridge.interop.torchtitan import importer as torchtitan
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons
 
@@ -39,11 +39,10 @@ def test_the_third_era_dropped_tensorwise() -> None:
     assert reasons(exported, "fp8") == ["unsupported"]
 
 
-def test_emulate_discards_the_recipe() -> None:
-    block = {"Float8LinearConverter": {"emulate": True, "recipe_name": "rowwise"}}
-    imported = torchtitan.import_({"converters": [block]})
-    assert imported.config.fp8_recipe == "tensorwise"
-    assert reasons(imported, "converters.Float8LinearConverter.emulate") == ["semantics"]
+def test_emulation_is_a_setting_without_a_field() -> None:
+    imported = torchtitan.import_({"converters": [{"Float8LinearConverter": {"emulate": True}}]})
+    assert imported.config.fp8 is None
+    assert reasons(imported, "converters.Float8LinearConverter.emulate") == ["unsupported"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,10 @@
     {"training": {...}, "converters": [{"MXFP8LinearConverter": {"fqns": []}}]}                    0.3
 
 Parameters are FP32 shards that are gathered in BF16, unless `training.dtype` makes everything BF16.
+A name that torchtitan does not know belongs to a fork, or to a module named in `job.custom_config_module`: 0.1 ignores
+it without a word, 0.2 refuses the file unless that module declares it, and 0.3 reads no files.
+Source: torchtitan 0.1.0 config_manager.py, 0.2.1 config/job_config.py and config/manager.py, 0.3.0 config/configs.py,
+components/optimizer/optimizer.py.
 """
 
 from __future__ import annotations
@@ -19,9 +23,10 @@ from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.float8 import ROWWISE, ROWWISE_REMEDY, import_gather
+from bridge.interop.megatron_lm.flags import bears_on_precision
+from bridge.interop.optimizers import report_optimizer
 from bridge.interop.scaler import report_no_scaler
 from bridge.interop.settings import Settings
-from bridge.interop.torchtitan.unsupported import report_unsupported
 from bridge.interop.unsupported import Row, report_row, rows
 from bridge.pytorch.autocast import compute_dtype
 
@@ -34,26 +39,29 @@ TITLE = "torchtitan"
 VERSION = "torchtitan 0.3.0"
 REDUCED = ("float32", "bfloat16", "float16")
 SHARDS = "data_parallel_shard_degree"
-ROW_RECIPES = ("rowwise", "rowwise_with_gw_hp")
-CONVERTERS = (
-    "Float8LinearConverter",
-    "Float8GroupedExpertsConverter",
-    "MXFP8LinearConverter",
-    "MXFP8GroupedExpertsConverter",
-    "NVFP4LinearConverter",
-)
-TOML_CONVERTERS = (
-    "quantize.linear.float8",
-    "quantize.linear.mx",
-    "quantize.grouped_mm.float8",
-    "quantize.grouped_mm.mx",
-    "float8",
-    "mx",
-)
-"""Names for `model.converters` in torchtitan 0.2, the last two in 0.1."""
-
+TENSORWISE = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+MXFP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
+BLOCKS: dict[str, dict[str, str] | None] = {"float8": None, "mx": MXFP8}
+"""Name of a block of TOML -> the fields that it states; None: its recipe decides, as for the next."""
+CONVERTERS: dict[str, dict[str, str] | None] = {
+    "Float8LinearConverter": None,
+    "Float8GroupedExpertsConverter": None,
+    "MXFP8LinearConverter": MXFP8,
+    "MXFP8GroupedExpertsConverter": MXFP8,
+    "NVFP4LinearConverter": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
+}
+QUANTIZE = tuple(f"quantize.{part}.{name}" for part in ("linear", "grouped_mm") for name in BLOCKS)
+"""Blocks of torchtitan 0.2; names for `model.converters`, as are those of `BLOCKS` in 0.1."""
 SECTION = re.compile(r"^\[(?:job|training|quantize)\b", re.MULTILINE)
 """A table of TOML that torchtitan reads."""
+UNKNOWN = (
+    "no setting of torchtitan: 0.1 ignores it, 0.2 refuses the file unless job.custom_config_module declares it, "
+    "and a fork may read it"
+)
+MAPPED = ("training.dtype", "training.mixed_precision_param", "training.mixed_precision_reduce")
+QUANTISER = re.compile(r"quantize\.\w+\.[\w-]+")
+DEEPEST = 8
+TEXT = ("description", "name", "flavor")
 
 
 def import_(payload: object, *, sharded: object = True) -> ImportReport:
@@ -64,15 +72,14 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         sharded: FSDP is on. False: one device or plain data parallelism, where torchtitan uses autocast instead.
     """
     top = Settings(payload, TITLE)
-    fsdp = Settings({"sharded": sharded}, TITLE, lenient=True).switch("sharded")
-    parallelism = top.section("parallelism")
-    is_split = any((parallelism.whole(f"{name}_parallel_degree") or 1) > 1 for name in ("tensor", "pipeline"))
-    is_whole = _is_whole(parallelism)
-    training = top.section("training")
+    parallelism, training = top.section("parallelism"), top.section("training")
+    degrees = {name: parallelism.whole(f"{name}_parallel_degree") or 1 for name in ("tensor", "pipeline", "context")}
+    is_whole = parallelism.whole(SHARDS) == 1 and degrees.pop("context") == 1  # context parallelism shards as well
+    fsdp = Settings({"sharded": sharded}, TITLE, lenient=True).switch("sharded") is not False and not is_whole
     builder = ImportBuilder(TITLE)
     whole = training.word("dtype", ("bfloat16", "float32"))
     compute = training.word("mixed_precision_param", ("bfloat16", "float32"))
-    fsdp = fsdp is not False and not is_whole
+    is_split = max(degrees["tensor"], degrees["pipeline"]) > 1
     if not fsdp and is_split and whole != "bfloat16" and compute != "float32":
         detail = "without FSDP, tensor or pipeline parallelism disables mixed precision: the run is FP32"
         remedy = "Shard the weights with FSDP."
@@ -84,12 +91,9 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         remedy = "Shard the weights with FSDP, or say which release it is."
         builder.report(parallelism.name(SHARDS), parallelism[SHARDS], "semantics", detail, remedy)
     _reduction(builder, training, semantics, fsdp=fsdp)
-    blocks = _quantisers(top)
-    if top.given("model"):
-        blocks = _converted(builder, top, blocks)
-    for name, block in blocks:
-        _quantiser(builder, name, block)
-    report_unsupported(builder, top)
+    for path, block in _quantisers(builder, top).items():
+        _quantiser(builder, path, block)
+    _others(builder, top)
     imported = builder.finish(semantics)
     is_rowwise = any(loss.detail == ROWWISE for loss in imported.unmapped)
     return replace(imported, recipe=None) if is_rowwise else imported
@@ -120,14 +124,33 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         builder.map("grad_reduce_in_fp32", "training.mixed_precision_reduce")
     elif mode != "fp32":
         builder.report("grad_reduce_in_fp32", "unsupported", "gradients are reduced in float32 only", "Expect FP32.")
-    converter = _export_quantiser(builder)
-    if converter is not None:
-        payload["converters"] = [converter]
+    family = "fp8" if config.fp8 else "fp4"
+    if config.scheme is not None:
+        name = {"mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}.get(config.scheme)
+        if name is not None and mode == "bf16":
+            payload["converters"] = [{name: {"fqns": []}}]
+            _exported_converter(builder, name, family)
+        else:
+            has = f"{VERSION} has rowwise FP8, MXFP8 and NVFP4 over BF16"
+            detail, remedy = f"{has}, and no {config.scheme} scaling; none was written", "or train in BF16."
+            for field in (family, f"{family}_recipe"):
+                builder.report(field, "unsupported", detail, f"Use bf16_with_mxfp8_mixed, {remedy}")
     report_no_scaler(builder, "there is no loss scale", "Use a BF16 recipe.")
     return builder.finish(payload)
 
 
+def _exported_converter(builder: ExportBuilder, name: str, family: str) -> None:
+    for field in (family, f"{family}_recipe"):
+        builder.map(field, f"converters.{name}")
+    if builder.config.first_last_layers_bf16:
+        detail = "modules are chosen by name, and an empty list means all of them"
+        builder.report("first_last_layers_bf16", "unsupported", detail, "List the fqns of the layers to convert.")
+    if family == "fp8" and not builder.config.fp8_wgrad:
+        builder.report("fp8_wgrad", "unsupported", "every GEMM runs in MXFP8", "Use torchao's own config.")
+
+
 def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute: str | None, *, fsdp: bool) -> str:
+    """State the mode; return what it means."""
     name, param = training.name("dtype"), training.name("mixed_precision_param")
     if whole == "bfloat16":
         builder.map(name, bf16=True, params_dtype="bf16")
@@ -138,23 +161,16 @@ def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute
         return "true"
     if whole is not None:
         builder.map(name)
-    if compute is None:
-        builder.implied(param, "bfloat16", f"bfloat16 in {VERSION}")
-    if compute == "float32":
-        builder.map(param, fp32=True)
-        return "fp32"
     fields: dict[str, Any] = {"bf16": True, "params_dtype": "bf16"}
-    if not fsdp:
+    if compute == "float32":
+        fields = {"fp32": True}
+    elif not fsdp:
         fields = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
-    builder.fields |= fields
-    if compute is not None:
+    if compute is None:
+        builder.implied(param, "bfloat16", f"bfloat16 in {VERSION}", **fields)
+    else:
         builder.map(param, **fields)
-    return "fsdp_policy" if fsdp else "amp_o1"
-
-
-def _is_whole(parallelism: Settings) -> bool:
-    """Return whether a file has the weights sharded nowhere: context parallelism shards them as well."""
-    return parallelism.whole(SHARDS) == 1 and (parallelism.whole("context_parallel_degree") or 1) == 1
+    return "fp32" if compute == "float32" else "fsdp_policy" if fsdp else "amp_o1"
 
 
 def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fsdp: bool) -> None:
@@ -168,12 +184,11 @@ def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fs
         elif said is not None:
             builder.report(name, said, "dead knob", "read under FSDP only: gradients keep their own dtype", "Drop it.")
         return
-    if semantics != "fp32":
-        builder.fields["grad_reduce_in_fp32"] = said in (None, "float32")
-    if said is None and semantics != "fp32":
-        builder.implied(name, "float32", f"float32 in {VERSION}, which declares nothing else")
-    elif said is not None:
-        builder.map(name, **({} if semantics == "fp32" else {"grad_reduce_in_fp32": said == "float32"}))
+    fields = {} if semantics == "fp32" else {"grad_reduce_in_fp32": said in (None, "float32")}
+    if said is not None:
+        builder.map(name, **fields)
+    elif fields:
+        builder.implied(name, "float32", f"float32 in {VERSION}, which declares nothing else", **fields)
     if said in REDUCED[1:]:
         detail = (
             f"torchtitan 0.1 to 0.3 declare float32 alone and take {said} from a file all the same, with a warning "
@@ -182,13 +197,15 @@ def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fs
         builder.report(name, said, "semantics", detail, "Write float32 for FP32 reduction.")
 
 
-def _quantisers(top: Settings) -> list[tuple[str, Settings]]:
-    """Return the quantisation blocks of every era, by their name."""
-    found = [(name, top.section(name)) for name in ("float8", "mx") if top.given(name)]
+def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:
+    """Return the quantisation blocks that are read, of every release, by their path."""
+    found = {name: top.section(name) for name in BLOCKS if top.given(name)}
     quantize = top.section("quantize")
     for part in quantize.values:
         block = quantize.section(part)
-        found += [(name, block.section(name)) for name in block.values if name in ("float8", "mx")]
+        found |= {block.name(name): block.section(name) for name in block.values if name in BLOCKS}
+    if top.given("model"):
+        found = _named(builder, top.section("model"), found)
     given = top.values.get("converters")
     if given is not None and not isinstance(given, list | tuple):
         raise top.wrong("converters", "must be a list", given, "List one mapping per converter")
@@ -196,121 +213,105 @@ def _quantisers(top: Settings) -> list[tuple[str, Settings]]:
         item = Settings(converter, TITLE, "converters")
         for name in item.values:
             if name not in CONVERTERS:
-                raise item.wrong(name, "must be a quantisation converter of torchtitan's", name, f"Use {CONVERTERS[2]}")
-            found.append((name, item.section(name)))
+                rule = "must be a quantisation converter of torchtitan's"
+                raise item.wrong(name, rule, name, "Use MXFP8LinearConverter")
+            found[item.name(name)] = item.section(name)
     return found
 
 
-def _converted(builder: ImportBuilder, top: Settings, blocks: list[tuple[str, Settings]]) -> list[tuple[str, Settings]]:
+def _named(builder: ImportBuilder, model: Settings, blocks: dict[str, Settings]) -> dict[str, Settings]:
     """Return the blocks that `model.converters` of torchtitan 0.2 names; nothing reads the others."""
-    model = top.section("model")
-    named = model.values.get("converters") or []
+    setting, named = model.name("converters"), model.values.get("converters") or []
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise model.wrong("converters", "must be a list of names", named, f"List {TOML_CONVERTERS[0]}")
-    found = {block.path: (name, block) for name, block in blocks}
-    for path, (_, block) in found.items():
-        if path not in named and block.path.split(".")[0] in ("quantize", "float8", "mx"):
+        raise model.wrong("converters", "must be a list of names", named, f"List {QUANTIZE[0]}")
+    for path, block in blocks.items():
+        if path not in named:
             detail = "nothing reads it: it is not in model.converters (torchtitan 0.2)"
             remedy = f"Add {path} to model.converters, or drop it."
             builder.report(path, dict(block.values), "dead knob", detail, remedy)
-    chosen = []
     for path in named:
-        last = path.rpartition(".")[2]
-        if path in TOML_CONVERTERS:
-            chosen.append(found.get(path, (last, Settings({}, TITLE, path))))
-            builder.map(model.name("converters"))
+        if path in (*QUANTIZE, *BLOCKS):
+            builder.map(setting)
         else:
             detail = "a converter that this bridge does not know"
-            builder.report(model.name("converters"), path, "unsupported", detail, "Check what it does to the weights.")
-    return [*chosen, *(pair for path, pair in found.items() if path.startswith("converters"))]
+            builder.report(setting, path, "unsupported", detail, "Check what it does to the weights.")
+    return {path: blocks.get(path, Settings({}, TITLE, path)) for path in named if path in (*QUANTIZE, *BLOCKS)}
 
 
-def _quantiser(builder: ImportBuilder, name: str, block: Settings) -> None:
-    recipe = block.text("recipe_name")
-    if name in ("Float8LinearConverter", "Float8GroupedExpertsConverter", "float8"):
-        fields = _float8(builder, name, block, recipe)
-    elif name == "NVFP4LinearConverter":
-        fields = {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
-    else:
-        if recipe is not None and not recipe.startswith("mxfp8"):
-            raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
-        fields = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
+def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
+    """Map one block, and report which modules it converts and its options."""
+    name, recipe = path.rpartition(".")[2], block.text("recipe_name")
+    has_experts = "Experts" in name or "grouped_mm" in path
+    fields = {**BLOCKS, **CONVERTERS}[name]
+    if fields is None:
+        fields = _float8(builder, name, block)
+    elif "fp8" in fields and recipe is not None and not recipe.startswith("mxfp8"):
+        raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
     low = {"fp8", "fp4"} & set(fields)
     if low and any(builder.fields.get(other) for other in {"fp8", "fp4"} - low):
         raise block.wrong("", "FP8 and FP4 cannot be combined in one recipe", name, "Keep one of the converters")
     if fields:
-        experts = "grouped_mm" in block.path and name == "float8"
-        builder.map(block.name("recipe_name") if recipe and not experts else block.path, **fields)
-    _others(builder, name, block)
-
-
-def _float8(builder: ImportBuilder, name: str, block: Settings, recipe: str | None) -> dict[str, Any]:
-    """Return the fields of a converter to FP8, none where Megatron has no such scaling."""
-    setting = block.name("recipe_name")
-    default = "tensorwise" if name == "float8" else "rowwise"
-    if "grouped_mm" in block.path:
-        default = "rowwise"
-        if recipe is not None:
-            detail = "the experts' GEMMs are scaled by row whatever it says"
-            builder.report(setting, recipe, "dead knob", detail, "Drop it.")
-            recipe = default
-    if recipe is None:
-        builder.implied(setting, default, f"{default} in {'torchtitan 0.2' if name == 'float8' else VERSION}")
-        recipe = default
-    if block.switch("emulate") and name == "Float8LinearConverter":
-        detail = "emulate discards recipe_name and builds torchao's tensorwise config"
-        remedy = "Use the emulated backend of a run instead."
-        builder.report(block.name("emulate"), True, "semantics", detail, remedy)
-        recipe = "tensorwise"
-    if recipe == "tensorwise":
-        return {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-    if recipe not in ROW_RECIPES:
-        raise block.wrong("recipe_name", "must be tensorwise, rowwise or rowwise_with_gw_hp", recipe, "Use tensorwise")
-    builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
-    return {}
-
-
-def _others(builder: ImportBuilder, name: str, block: Settings) -> None:
-    """Report which modules are converted, and options of a converter."""
-    if "Experts" in name or "grouped_mm" in block.path:
+        builder.map(block.name("recipe_name") if recipe else path, **fields)
+    if has_experts:
         detail = "experts only; a recipe covers every linear layer"
-        builder.report(block.path, name, "approximated", detail, "Keep the layers you mean out by hand.")
+        builder.report(path, name, "approximated", detail, "Keep the layers you mean out by hand.")
     known = rows("torchtitan_converters")
     unknown = Row("a setting of the converter", known["fqns"].remedy, known["fqns"].harmless)
     for key, value in block.values.items():
         setting = block.name(key)
         if key == "enable_fsdp_float8_all_gather" and builder.fields.get("fp8") is not None:
             import_gather(builder, setting, bool(block.switch(key)))
-        elif key not in ("recipe_name", "emulate"):
+        elif key != "recipe_name":
             report_row(builder, setting, value, known.get(key, unknown))
-        elif key == "emulate" and (value is False or name != "Float8LinearConverter"):
-            builder.map(setting)
 
 
-def _export_quantiser(builder: ExportBuilder) -> dict[str, Any] | None:
-    config = builder.config
-    if config.fp8 is None and config.fp4 is None:
-        return None
-    if config.fp8 is not None and config.fp8_recipe == "mxfp8" and config.mode == "bf16":
-        name, fields = "MXFP8LinearConverter", ("fp8", "fp8_recipe")
-    elif config.fp4 is not None and config.fp4_recipe == "nvfp4" and config.mode == "bf16":
-        name, fields = "NVFP4LinearConverter", ("fp4", "fp4_recipe")
-    else:
-        family = "fp8" if config.fp8 else "fp4"
-        detail = (
-            f"{VERSION} has rowwise FP8, MXFP8 and NVFP4 over BF16, and no {config.scheme} scaling; none was written"
-        )
-        for field in (family, f"{family}_recipe"):
-            builder.report(field, "unsupported", detail, "Use bf16_with_mxfp8_mixed, or train in BF16.")
-        return None
-    for field in fields:
-        builder.map(field, f"converters.{name}")
-    if config.first_last_layers_bf16:
-        detail = "modules are chosen by name, and an empty list means all of them"
-        builder.report("first_last_layers_bf16", "unsupported", detail, "List the fqns of the layers to convert.")
-    if not config.fp8_wgrad and config.fp8:
-        builder.report("fp8_wgrad", "unsupported", "every GEMM runs in MXFP8", "Use torchao's own config.")
-    return {name: {"fqns": []}}
+def _float8(builder: ImportBuilder, name: str, block: Settings) -> dict[str, str]:
+    """Return the fields of a converter to FP8, none where Megatron has no such scaling."""
+    setting, recipe = block.name("recipe_name"), block.text("recipe_name")
+    is_toml, by_row = name == "float8", "grouped_mm" in block.path
+    if by_row and recipe is not None:
+        detail = "the experts' GEMMs are scaled by row whatever it says"
+        builder.report(setting, recipe, "dead knob", detail, "Drop it.")
+        recipe = None
+    if recipe is None:
+        recipe = "tensorwise" if is_toml and not by_row else "rowwise"
+        builder.implied(setting, recipe, f"{recipe} in {'torchtitan 0.2' if is_toml else VERSION}")
+    if recipe == "tensorwise":
+        return TENSORWISE
+    if recipe not in ("rowwise", "rowwise_with_gw_hp"):
+        raise block.wrong("recipe_name", "must be tensorwise, rowwise or rowwise_with_gw_hp", recipe, "Use tensorwise")
+    builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
+    return {}
+
+
+def _others(builder: ImportBuilder, top: Settings) -> None:
+    """Report whatever else bears on precision, and what looks as if it did and torchtitan does not know."""
+    known = rows("torchtitan")
+    for name, value in _leaves(top.values):
+        last = name.rpartition(".")[2]
+        if name in known and value is not None:
+            report_row(builder, name, value, known[name])
+        elif name in MAPPED or value is None or last in TEXT:
+            continue
+        elif bears_on_precision(last) or QUANTISER.fullmatch(name):
+            builder.report(name, value, "unsupported", UNKNOWN, "Look it up in the fork that reads it, or drop it.")
+    optimizer = top.values.get("optimizer")
+    report_optimizer(builder, "optimizer.name", optimizer.get("name") if isinstance(optimizer, Mapping) else None)
+
+
+def _leaves(block: Mapping[Any, Any], under: str = "") -> list[tuple[str, Any]]:
+    """Return settings by their dotted names, without what is read as converters; unknown blocks are whole."""
+    found: list[tuple[str, Any]] = []
+    for key, value in block.items():
+        name = f"{under}{key}"
+        if name in (*BLOCKS, *QUANTIZE, "converters"):
+            continue
+        is_open = name == "quantize" or not (bears_on_precision(str(key)) or QUANTISER.fullmatch(name))
+        if isinstance(value, Mapping) and is_open and under.count(".") < DEEPEST:
+            found += _leaves(value, f"{name}.")
+        else:
+            found.append((name, value))
+    return found
 
 
 def _read(document: Any) -> Any:
@@ -330,17 +331,12 @@ def _recognise(document: Any) -> Recognised | None:
         if SECTION.search(document.text) is not None:
             raise
         return None
-    if str(document.path).endswith(".toml") and ("training" in content and ("job" in content or "quantize" in content)):
-        return Recognised(
-            certainty=0.85, evidence="is TOML with `[training]` and `[job]` or `[quantize]`, as torchtitan 0.2 reads"
-        )
+    if str(document.path).endswith(".toml") and "training" in content and ("job" in content or "quantize" in content):
+        return Recognised(0.85, "is TOML with `[training]` and `[job]` or `[quantize]`, as torchtitan 0.2 reads")
     training = content.get("training")
-    if not isinstance(training, Mapping):
-        return None
-    own = [key for key in ("mixed_precision_param", "mixed_precision_reduce", "local_batch_size") if key in training]
-    if own:
-        return Recognised(certainty=0.9, evidence=f"has `training.{own[0]}`, which torchtitan reads")
-    return None
+    own = ("mixed_precision_param", "mixed_precision_reduce", "local_batch_size")
+    found = [key for key in own if isinstance(training, Mapping) and key in training]
+    return Recognised(0.9, f"has `training.{found[0]}`, which torchtitan reads") if found else None
 
 
 SYSTEM = System(
