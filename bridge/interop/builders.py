@@ -23,7 +23,9 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import DEFAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from bridge.interop.settings import Settings
 
 __all__ = ["DELAYED", "WGRAD", "ExportBuilder", "ImportBuilder", "inert", "semantics_of"]
 
@@ -86,6 +88,12 @@ class ImportBuilder:
         entry = Unmapped(setting, value, reason, detail, remedy)
         if not any(entry == other and type(value) is type(other.value) for other in self.unmapped):
             self.unmapped.append(entry)
+
+    def dead(self, settings: Settings, keys: Iterable[str], detail: str, remedy: str = "Drop it.") -> None:
+        """Report each of these settings that is given, and has no effect for the reason of `detail`."""
+        for key in keys:
+            if settings.given(key):
+                self.report(settings.name(key), settings[key], "dead knob", detail, remedy)
 
     def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
         """Record a default of the system that decides, since the setting is not written, and state it."""

@@ -24,7 +24,7 @@ MODULES = MappingProxyType(
         "huggingface": "bridge.interop.huggingface.importer",
         "accelerate": "bridge.interop.accelerate.importer",
         "deepspeed": "bridge.interop.deepspeed.importer",
-        "lightning": "bridge.interop.lightning.importer",
+        "lightning": "bridge.interop.lightning",
         "torchao": "bridge.interop.torchao",
         "torchtitan": "bridge.interop.torchtitan",
         "pytorch": "bridge.interop.pytorch",
