@@ -22,7 +22,7 @@ MODULES = MappingProxyType(
         "te-recipe": "bridge.interop.te_recipe",
         "axolotl": "bridge.interop.axolotl.importer",
         "huggingface": "bridge.interop.huggingface.importer",
-        "accelerate": "bridge.interop.accelerate.importer",
+        "accelerate": "bridge.interop.accelerate",
         "deepspeed": "bridge.interop.deepspeed.importer",
         "lightning": "bridge.interop.lightning",
         "torchao": "bridge.interop.torchao",

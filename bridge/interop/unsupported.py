@@ -25,6 +25,7 @@ class Row(NamedTuple):
     remedy: str = BY_HAND
     harmless: tuple[object, ...] = (False,)
     """Values under which there is nothing to report."""
+    reason: str = "unsupported"
 
 
 @cache
@@ -47,4 +48,4 @@ def report_row(builder: ImportBuilder, name: str, value: object, row: Row) -> No
     if any(value == usual and type(value) is type(usual) for usual in row.harmless):
         builder.map(name)
     else:
-        builder.report(name, value, "unsupported", row.detail, row.remedy)
+        builder.report(name, value, row.reason, row.detail, row.remedy)

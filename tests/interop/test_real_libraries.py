@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.interop import torchao, torchtitan
-from bridge.interop.accelerate import importer as accelerate
+from bridge.interop import accelerate
 from bridge.interop.axolotl import detection as axolotl_detection
 from bridge.interop.axolotl import importer as axolotl
 from bridge.interop.deepspeed import importer as deepspeed
@@ -158,7 +158,18 @@ class TestAccelerate:
         # Only whether Transformer Engine is installed is pretended; it is not needed to make the handler.
         with patch("accelerate.utils.dataclasses.is_transformer_engine_available", lambda: True):
             made = accelerate.accelerator_arguments(exported.payload)
-        check_return(config, exported, accelerate.import_(made))
+        read = {"mixed_precision": made["mixed_precision"]}
+        for handler in made["kwargs_handlers"]:
+            kept = vars(handler)
+            if type(handler).__name__ == "GradScalerKwargs":
+                asked = (config.initial_loss_scale or 65536, config.loss_scale_window)
+                assert (kept["init_scale"], kept["growth_interval"]) == asked
+                for field in ("initial_loss_scale", "loss_scale_window"):
+                    exported.mapped.pop(field, None)  # held by the handler, as the line above says
+            else:
+                backend = "TE" if type(handler).__name__ == "TERecipeKwargs" else "AO"
+                read["fp8_config"] = {"backend": backend, **kept}
+        check_return(config, exported, accelerate.import_(read))
 
     def test_most_recent_is_never_handed_on(self, version: str) -> None:
         from accelerate.utils import TERecipeKwargs
@@ -166,8 +177,8 @@ class TestAccelerate:
         with patch("accelerate.utils.dataclasses.is_transformer_engine_available", lambda: True):
             handler = TERecipeKwargs(amax_compute_algo="most_recent")
             assert "amax_compute_algo" not in handler.to_kwargs()
-        arguments = {"mixed_precision": "fp8", "kwargs_handlers": [handler]}
-        assert accelerate.import_(arguments).config.fp8_amax_compute_algo == "max"
+        block = {"backend": "TE", **vars(handler)}
+        assert accelerate.import_({"mixed_precision": "fp8", "fp8_config": block}).config.fp8_amax_compute_algo == "max"
 
     def test_the_names_of_the_questionnaire_are_not_read(self, version: str, tmp_path: Path) -> None:
         pytest.importorskip("torchao", reason="accelerate asks for an FP8 back end")
@@ -195,7 +206,7 @@ class TestAccelerate:
 
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2, mixed_precision_policy="bf16")
         assert str(plugin.mixed_precision_policy.reduce_dtype) == "torch.bfloat16"
-        imported = accelerate.import_({"mixed_precision": "bf16", "fsdp_plugin": plugin})
+        imported = accelerate.import_({"mixed_precision": "bf16", "distributed_type": "FSDP"})
         assert imported.semantics == "fsdp_policy"
         assert imported.config.to_dict()["grad_reduce_in_fp32"] is False
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from bridge.errors import BridgeError, PayloadError
-from bridge.interop.accelerate import importer as accelerate
+from bridge.interop import accelerate
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.survey.source import Source, precision
 
