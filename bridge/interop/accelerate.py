@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.deepspeed.unsupported import LOOKS_LIKE_PRECISION
+from bridge.interop.deepspeed import LOOKS_LIKE_PRECISION
 from bridge.interop.float8 import MODULES, export_gather, export_layers, import_gather, report_gather
 from bridge.interop.gpu import capability
 from bridge.interop.scaler import assume_torch_scaler, export_scaler, report_scaler
@@ -191,8 +191,8 @@ def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None
     given = {what: bool(top.values.get(f"{what}_config")) for what in ("fsdp", "deepspeed")}
     flags = {what: top.switch(f"use_{what}") for what in given}  # of the environment, which has no such word
     acting = kind.lower() if kind else next((what for what in given if given[what] or flags[what]), None)
-    for what in given:
-        if given[what] and what != acting:
+    for what, is_given in given.items():
+        if is_given and what != acting:
             detail = f"read under distributed_type: {what.upper()} only"
             builder.dead(top, [f"{what}_config"], detail, "Drop it, or set distributed_type.")
     if kind == "MEGATRON_LM" and compute in ("bf16", "fp16"):
@@ -298,18 +298,11 @@ def _transformer_engine(builder: ImportBuilder, fp8: Settings) -> None:
     for key, reading in (("backend", "delayed"), ("use_mxfp8_block_scaling", "mxfp8")):
         if fp8.given(key):
             builder.map(fp8.name(key), **({"fp8_recipe": reading} if reading == fields["fp8_recipe"] else {}))
-    algorithm = fp8.word(ALGORITHM, ("max", "most_recent"))
     if block:
         detail = "MXFP8 keeps no history; accelerate raises where it differs from the default"
         builder.dead(fp8, (*AMAX, ALGORITHM), detail)
     else:
-        for key, (field, least, default) in AMAX.items():
-            builder.take(fp8.name(key), field, fp8.whole(key, least=least), default, f"{default} in {VERSION}")
-        builder.map(fp8.name(ALGORITHM), fp8_amax_compute_algo="max")
-    if not block and algorithm != "max":
-        detail = f"most_recent is {VERSION}'s default and is never handed on, so Transformer Engine takes max"
-        reason = "implied default" if algorithm is None else "semantics"
-        builder.report(fp8.name(ALGORITHM), algorithm, reason, detail, "Write max, which is what runs.")
+        _amax(builder, fp8)
     report_rows(builder, fp8, "accelerate_te")
     for key in (OVERRIDES, "override_fprop", "override_dgrad", "override_wgrad"):
         if "true" in str(fp8.values.get(key)).lower():
@@ -317,6 +310,19 @@ def _transformer_engine(builder: ImportBuilder, fp8: Settings) -> None:
             builder.dead(fp8, [key], detail)
         elif fp8.given(key):
             builder.map(fp8.name(key))
+
+
+def _amax(builder: ImportBuilder, fp8: Settings) -> None:
+    for key, (field, least, default) in AMAX.items():
+        builder.take(fp8.name(key), field, fp8.whole(key, least=least), default, f"{default} in {VERSION}")
+    algorithm = fp8.word(ALGORITHM, ("max", "most_recent"))
+    builder.fields["fp8_amax_compute_algo"] = "max"
+    if algorithm == "max":
+        builder.map(fp8.name(ALGORITHM), fp8_amax_compute_algo="max")
+        return
+    detail = f"most_recent is {VERSION}'s default and is never handed on, so Transformer Engine takes max"
+    reason = "implied default" if algorithm is None else "semantics"
+    builder.report(fp8.name(ALGORITHM), algorithm, reason, detail, "Write max, which is what runs.")
 
 
 def _torchao(builder: ImportBuilder, fp8: Settings) -> None:

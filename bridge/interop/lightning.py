@@ -177,9 +177,7 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         return _delayed(builder, Settings({}, TITLE, "recipe"), compute, name, word)
     if compute == "fp64":
         builder.fields["fp32"] = True
-        builder.report(
-            name, word, "unsupported", "FP64 throughout; FP32 was stated", "Megatron has no FP64 training."
-        )
+        builder.report(name, word, "unsupported", "FP64 throughout; FP32 was stated", "Megatron has no FP64 training.")
         return replace(builder.finish("fp32"), recipe=None)
     if kind == "true":
         builder.map(name, **{compute: True, "params_dtype": compute, "grad_reduce_in_fp32": False})

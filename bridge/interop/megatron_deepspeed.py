@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
-from bridge.interop.deepspeed import importer as deepspeed
+from bridge.interop import deepspeed
 from bridge.interop.launch.files import settings_of
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT, shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision

@@ -23,7 +23,7 @@ MODULES = MappingProxyType(
         "axolotl": "bridge.interop.axolotl.importer",
         "huggingface": "bridge.interop.huggingface.importer",
         "accelerate": "bridge.interop.accelerate",
-        "deepspeed": "bridge.interop.deepspeed.importer",
+        "deepspeed": "bridge.interop.deepspeed",
         "lightning": "bridge.interop.lightning",
         "torchao": "bridge.interop.torchao",
         "torchtitan": "bridge.interop.torchtitan",

@@ -33,7 +33,10 @@ def rows(section: str) -> dict[str, Row]:
     """Return the rows of one section of the file: setting -> row."""
     block = yaml.safe_load(files("bridge.interop").joinpath("unsupported.yaml").read_text("utf-8"))[section]
     details, options = block.pop("rows"), block
-    return {setting: Row(detail, **options) for setting, detail in details.items()}
+    return {
+        setting: Row(**(options | (detail if isinstance(detail, dict) else {"detail": detail})))
+        for setting, detail in details.items()
+    }
 
 
 def report_rows(builder: ImportBuilder, settings: Settings, section: str) -> None:

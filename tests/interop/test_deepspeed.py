@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import BridgeError
-from bridge.interop.deepspeed import importer as deepspeed
+from bridge.interop import deepspeed
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons
@@ -49,11 +49,31 @@ def test_auto_is_what_stands_above(auto: str | None, mode: str) -> None:
 @pytest.mark.parametrize("payload", [{}, {"train_batch_size": "auto", "zero_optimization": {"stage": 2}}, {"bf16": {}}])
 def test_without_a_block_the_trainer_decides(payload: dict[str, object]) -> None:
     imported = deepspeed.import_(payload)
-    assert imported.decided_by == "the trainer that reads it (DeepSpeed 0.19.8 by itself takes fp32)"
+    assert imported.decided_by == "the trainer that reads it (DeepSpeed 0.19.8 by itself keeps the model's own dtype)"
     assert imported.assume_default().config.mode == "fp32"
     for mode in ("bf16", "fp16", "fp32"):
         filled = deepspeed.import_(payload, auto=mode)
         assert (filled.config.mode, filled.mode_is_stated) == (mode, True)
+
+
+@pytest.mark.parametrize("block", ["fp16", "bf16", "torch_autocast"])
+def test_blocks_that_are_off_state_no_mode(block: str) -> None:
+    decides = "the dtype that the model is loaded in, which DeepSpeed 0.19.8 keeps with both blocks off,"
+    imported = deepspeed.import_({block: {"enabled": False}, "zero_optimization": {"stage": 2}})
+    assert (imported.decided_by, imported.semantics, imported.recipe) == (decides, "unstated", None)
+    assert imported.config.stated == frozenset()
+    assert f"{block}.enabled" in imported.mapped
+    assert [loss.detail for loss in imported.unmapped if loss.field == "mode"] == [
+        f"nothing in the file states it; {decides} decides"
+    ]
+    assert imported.assume_default().recipe == "fp32"
+
+
+def test_the_dtype_of_the_weights_states_fp32() -> None:
+    exported = deepspeed.export(REGISTRY.get("fp32"))
+    assert exported.payload["data_types"] == {"param_dtype": "fp32"}
+    imported = deepspeed.import_(exported.payload)
+    assert (imported.mode_is_stated, imported.recipe) == (True, "fp32")
 
 
 def test_the_loss_scale_is_a_power_of_two_with_its_own_default() -> None:
@@ -175,12 +195,6 @@ def test_dtypes_are_spelled_as_torch_spells_them(written: str) -> None:
     assert reasons(imported, "data_types.grad_accum_dtype") == []
 
 
-def test_the_old_spelling_of_bf16_is_read_and_reported() -> None:
-    imported = deepspeed.import_({"bf16": {"enabled": True}, "communication_data_type": "bfp16"})
-    assert imported.config.grad_reduce_in_fp32 is False
-    assert reasons(imported, "communication_data_type") == ["approximated"]
-
-
 def test_fp32_accumulation_needs_zero() -> None:
     payload = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
     assert reasons(deepspeed.import_(payload), "data_types.grad_accum_dtype") == ["unsupported"]
@@ -241,10 +255,10 @@ def test_torch_autocast_is_amp() -> None:
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, r"bf16\.enabled: must be off where fp16 is on"),
         ({"communication_data_type": "float32"}, "must be fp32, fp16, bf16, got 'float32'. Write 'fp32'"),
         ({"communication_data_type": ""}, "communication_data_type: must be fp32, fp16, bf16"),
-        ({"data_types": {"grad_accum_dtype": "FP32"}}, "letter by letter, got 'FP32'. Write 'fp32'"),
-        ({"data_types": {"grad_accum_dtype": "int8"}}, r"data_types\.grad_accum_dtype: must be fp32, fp16, bf16"),
+        ({"communication_data_type": "bfp16"}, "communication_data_type: must be fp32, fp16, bf16"),
+        ({"data_types": {"grad_accum_dtype": "FP32"}}, r"grad_accum_dtype: must be 'fp32'.*got 'FP32'\. Did you mean"),
+        ({"data_types": {"grad_accum_dtype": "int8"}}, r"data_types\.grad_accum_dtype: must be 'fp32', 'float32'"),
         ({"torch_autocast": {"enabled": True, "dtype": "auto"}}, r"torch_autocast\.dtype: must be bfloat16"),
-        ({"seq_parallel_communication_data_type": "x"}, "seq_parallel_communication_data_type: must be"),
         ({"torch_autocast": {"enabled": True, "dtype": "fp8"}}, r"torch_autocast\.dtype: must be"),
         ({"bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}}, "must be the dtype of the mode, bf16"),
         ({"fp16": {"enabled": "perhaps"}}, r"fp16\.enabled: must be true or false, got 'perhaps'"),
@@ -315,11 +329,27 @@ class TestTheRealConfig:
         optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
         return engine._do_optimizer_sanity_check(optimizer)
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_its_engine_keeps_the_models_dtype_with_both_blocks_off(self, dtype: str) -> None:
+        config = self.made({"fp16": {"enabled": False}, "bf16": {"enabled": False}})
+        import torch
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        engine = DeepSpeedEngine.__new__(DeepSpeedEngine)
+        torch.nn.Module.__init__(engine)
+        engine._config = config
+        assert engine._mixed_precision_dtypes() == (None, None)
+        engine.dont_change_device, engine.mpu, engine._autoep_folding_spec = True, None, None
+        model = torch.nn.Linear(1, 1, dtype=getattr(torch, dtype))
+        engine._set_client_model(model)
+        engine._DeepSpeedEngine__check_params(model, torch.float)
+        assert model.weight.dtype is getattr(torch, dtype)
+
     def test_spellings_of_dtypes_are_its_own(self) -> None:
         self.made({})
         from deepspeed.runtime.config import DtypeEnum
 
-        from bridge.interop.deepspeed.gradients import DTYPE_NAMES
+        from bridge.interop.deepspeed import DTYPE_NAMES
 
         for written, ours in DTYPE_NAMES.items():
             assert DtypeEnum(written).name == ours

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from bridge.errors import BridgeError
+from bridge.interop import lightning
 from bridge.interop.conversion import runs_of
 from bridge.interop.document import Document
-from bridge.interop import lightning
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import PayloadError
+from bridge.interop import deepspeed
 from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import runs_of
-from bridge.interop.deepspeed import importer as deepspeed
 from bridge.interop.document import Document
 from bridge.interop.megatron_lm import importer as megatron_lm
 from tests.interop.properties import reasons

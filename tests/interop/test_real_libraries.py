@@ -20,13 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import torchao, torchtitan
-from bridge.interop import accelerate
+from bridge.interop import accelerate, deepspeed, lightning, torchao, torchtitan
 from bridge.interop.axolotl import detection as axolotl_detection
 from bridge.interop.axolotl import importer as axolotl
-from bridge.interop.deepspeed import importer as deepspeed
 from bridge.interop.huggingface import importer as huggingface
-from bridge.interop import lightning
 from bridge.interop.pytorch import float8_linear_config_for
 from bridge.interop.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
@@ -224,7 +221,7 @@ def held(payload: dict[str, Any]) -> dict[str, Any]:
         "fp16": made.float16_config.model_dump(),
         "bf16": made.bfloat16_config.model_dump(),
         "torch_autocast": {"enabled": made.torch_autocast_enabled, "dtype": _short(made.torch_autocast_dtype)},
-        "data_types": {"grad_accum_dtype": made.grad_accum_dtype},
+        "data_types": {"grad_accum_dtype": made.grad_accum_dtype, "param_dtype": made.param_dtype},
         "communication_data_type": short[made.communication_data_type and str(made.communication_data_type)],
     }
 

@@ -149,7 +149,7 @@ def test_each_launch_of_a_script_is_of_its_own_system(tmp_path: Path) -> None:
         ),
         (
             '{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}',
-            "the trainer that reads it (DeepSpeed 0.19.8 by itself takes fp32) decides",
+            "the trainer that reads it (DeepSpeed 0.19.8 by itself keeps the model's own dtype) decides",
         ),
     ],
 )
