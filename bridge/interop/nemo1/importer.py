@@ -24,11 +24,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
+from bridge.interop import lightning
 from bridge.interop.amp import amp_fields
 from bridge.interop.builders import DELAYED, ImportBuilder
 from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
-from bridge.interop.lightning import importer as lightning
-from bridge.interop.lightning.apex import report_apex
+from bridge.interop.lightning import report_apex
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.nemo1.exporter import PLAIN, SCALER, TITLE, export
 from bridge.interop.nemo1.file import File
