@@ -1,4 +1,4 @@
-"""Plain PyTorch: autocast, `GradScaler`, FSDP policy, torchao's config and TF32 as one mapping of settings.
+"""Plain PyTorch: autocast, `GradScaler`, torchao's config and TF32 as one mapping of settings.
 
 The functions that make PyTorch's objects of a recipe stand in `bridge.pytorch`, and can be imported from here too.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop import fsdp, torchao
+from bridge.interop import torchao
 from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
@@ -41,37 +41,35 @@ __all__ = [
 
 TITLE = "PyTorch"
 VERSION = "PyTorch 2.13.0"
+PARTS = ("autocast", "grad_scaler", "tf32", "float8", "mxfp8")
 
 
 def import_(payload: object) -> ImportReport:
     """Return what a plain PyTorch set-up asks for.
 
     Args:
-        payload: A mapping with any of ``autocast`` (`dtype`, `enabled`), ``grad_scaler``, ``tf32``, ``fsdp`` (a policy)
-            and ``float8`` or ``mxfp8`` (torchao's), as data or as the objects themselves.
+        payload: A mapping with any of ``autocast`` (`dtype`, `enabled`, `device_type`), ``grad_scaler`` (its
+            arguments), ``tf32`` and ``float8`` or ``mxfp8`` (torchao's), as `export` writes it.
     """
     top = Settings(payload, TITLE)
     builder = ImportBuilder(TITLE)
-    compute = _autocast(builder, top)
-    policy = fsdp.import_(top["fsdp"]) if top.given("fsdp") else None
-    semantics = "fp32" if compute == "fp32" else "amp_o1"
-    if policy is not None and compute == "fp32":
-        semantics = policy.semantics
-        builder.fields = {**policy.config.to_dict()}
-        for name, fields in policy.mapped.items():
-            builder.map(f"fsdp.{name}", **{field: builder.fields[field] for field in fields})
-    elif policy is not None:
-        detail = "autocast casts again what FSDP has gathered"
-        builder.report("fsdp", "a policy", "dead knob", detail, "Keep one of the two.")
-    for loss in policy.unmapped if policy is not None else ():
-        builder.report(f"fsdp.{loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
-    _scaler(builder, top, compute)
+    compute = _autocast(builder, top.section("autocast"))
+    _scaler(builder, top.section("grad_scaler"), compute)
     if top.given("tf32"):
         builder.map("tf32", tf32=bool(top.switch("tf32")))
-    for kind in ("float8", "mxfp8"):
+    for kind in PARTS[3:]:
         if top.given(kind):
-            _linear(builder, kind, top[kind])
-    return builder.finish(semantics)
+            linear = torchao.import_({kind: top[kind]}, mode="bf16")
+            fields = {name: value for name, value in linear.config.to_dict().items() if name != "bf16"}
+            builder.fields |= fields
+            builder.mapped |= {
+                name: tuple(field for field in into if field in fields) for name, into in linear.mapped.items()
+            }
+            builder.unmapped += linear.unmapped
+    for name, value in top.values.items():
+        if name not in PARTS and value is not None:
+            builder.report(name, value, "unsupported", "no part of this set-up", "Convert it by itself.")
+    return builder.finish("fp32" if compute == "fp32" else "amp_o1")
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -89,97 +87,68 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         payload["tf32"] = config.tf32
         builder.map("tf32", "tf32")
     linear = torchao.export(config)
+    payload |= linear.payload
     if linear.payload:
-        payload |= linear.payload
         for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
             if field in linear.mapped:
                 builder.map(field, *linear.mapped[field])
         for loss in linear.unmapped:
             if loss.reason == "approximated":
                 builder.report(loss.field, loss.reason, loss.detail, loss.remedy)
-    elif config.fp8 is not None or config.fp4 is not None:
+    elif config.scheme is not None:
         detail = f"neither torch nor torchao 0.18 has {config.scheme} scaling"
         fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe")
         builder.report_if_stated(fields, "unsupported", detail, "emulate_linears runs it, emulated, on any device.")
     return builder.finish(payload)
 
 
-def _autocast(builder: ImportBuilder, top: Settings) -> str:
-    given: Any = top.values.get("autocast")
-    if given is not None and not isinstance(given, Mapping) and hasattr(given, "fast_dtype"):
-        given = {"dtype": given.fast_dtype, "enabled": given._enabled, "device_type": given.device}
-    block = Settings({} if given is None else given, TITLE, "autocast")
-    enabled = block.switch("enabled")
-    on = bool(block.values) if enabled is None else enabled
-    name = block.name("dtype")
-    if not on:
-        if enabled is not None:
-            builder.map(block.name("enabled"), fp32=True)
-        else:
+def _autocast(builder: ImportBuilder, block: Settings) -> str:
+    """Map the arguments of autocast; return what it computes in."""
+    enabled, name = block.switch("enabled"), block.name("dtype")
+    compute = block.dtype("dtype", "must be bfloat16 or float16 (autocast warns and switches itself off for others)")
+    if not (bool(block.values) if enabled is None else enabled):
+        if enabled is None:
             builder.implied("autocast", None, f"off in {VERSION}", fp32=True)
-        if block.given("dtype"):
+        else:
+            builder.map(block.name("enabled"), fp32=True)
+        if compute is not None:
             builder.map(name)
         return "fp32"
-    if not block.given("dtype"):
+    if compute is None:
         compute = "bf16" if block.values.get("device_type") == "cpu" else "fp16"
         builder.implied(name, compute, f"BF16 on a CPU and FP16 on CUDA in {VERSION}", **amp_fields(compute))
     else:
-        rule = "must be bfloat16 or float16 (autocast warns and switches itself off for others)"
-        compute = str(block.dtype("dtype", rule))
         builder.map(name, **amp_fields(compute))
     if enabled is not None:
         builder.map(block.name("enabled"))
     return compute
 
 
-def _scaler(builder: ImportBuilder, top: Settings, compute: str) -> None:
-    given: Any = top.values.get("grad_scaler")
-    if given is not None and not isinstance(given, Mapping) and hasattr(given, "get_growth_interval"):
-        given = {
-            "enabled": given.is_enabled(),
-            "init_scale": given._init_scale if given.is_enabled() else None,
-            "growth_interval": given.get_growth_interval() if given.is_enabled() else None,
-            **{key: getattr(given, key) for key in ("hysteresis", "min_scale", "constant") if hasattr(given, key)},
-        }
-    block = Settings({} if given is None else given, TITLE, "grad_scaler")
-    used = block.switch("enabled") is not False and bool(block.values)
+def _scaler(builder: ImportBuilder, block: Settings, compute: str) -> None:
+    """Map the arguments of the loss scaler, or report why it has no effect."""
+    is_used = block.switch("enabled") is not False and bool(block.values)
     if block.given("enabled"):
         builder.map(block.name("enabled"))
-    if compute == "fp16" and not used:
+    if compute == "fp16" and not is_used:
         detail = "FP16 without a loss scale: small gradients become zero"
         builder.report("grad_scaler", None, "semantics", detail, "Megatron always scales in FP16.")
-    if not used:
-        return
-    if block.switch("constant"):
+    elif is_used and block.switch("constant"):
         builder.map(block.name("init_scale"), loss_scale=block.number("init_scale", least=0))
         builder.map(block.name("constant"))
-        return
-    if compute != "fp16":
+    elif is_used and compute != "fp16":
         detail = f"a scale has nothing to do in {compute}: its range is that of FP32"
         builder.report("grad_scaler", "enabled", "dead knob", detail, "Drop it.")
-        return
-    taken = []
-    for key, field in SCALE_FIELDS.items():
-        value = block.number(key, least=0)
-        if value is not None:
-            builder.map(block.name(key), **{field: value})
-            taken.append(field)
-    for key, usual in (("growth_factor", 2.0), ("backoff_factor", 0.5)):
-        value = block.number(key)
-        if value is not None and value != usual:
-            builder.report(block.name(key), value, "unsupported", f"Megatron has {usual:g} built in", "Accept it.")
-    if not {"hysteresis", "min_loss_scale"} <= set(taken):
-        assume_torch_scaler(builder, "torch.amp", given=tuple(taken))
-
-
-def _linear(builder: ImportBuilder, kind: str, given: Any) -> None:
-    found = torchao.import_({kind: given} if isinstance(given, Mapping) else given, mode="bf16")
-    fields = {name: value for name, value in found.config.to_dict().items() if name != "bf16"}
-    builder.fields |= fields
-    for name, into in found.mapped.items():
-        builder.map(f"{kind}.{name.rpartition('.')[2]}", **{field: fields[field] for field in into if field in fields})
-    for loss in found.unmapped:
-        builder.report(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
+    elif is_used:
+        taken = {field: block.number(key, least=0) for key, field in SCALE_FIELDS.items() if block.given(key)}
+        for key, field in SCALE_FIELDS.items():
+            if field in taken:
+                builder.map(block.name(key), **{field: taken[field]})
+        for key, usual in (("growth_factor", 2.0), ("backoff_factor", 0.5)):
+            if block.number(key) not in (None, usual):
+                detail = f"Megatron has {usual:g} built in"
+                builder.report(block.name(key), block[key], "unsupported", detail, "Accept it.")
+        if not {"hysteresis", "min_loss_scale"} <= set(taken):
+            assume_torch_scaler(builder, "torch.amp", given=tuple(taken))
 
 
 def _recognise(document: Any) -> Recognised | None:

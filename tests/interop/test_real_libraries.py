@@ -385,14 +385,6 @@ class TestTorchao:
         assert (config.fp8, config.fp8_recipe) == ("e4m3", "mxfp8")
         assert config.fp8_wgrad is not made.wgrad_with_hp
 
-    def test_one_operand_switched_off_alone_is_refused_by_both(self, version: str) -> None:
-        from torchao.float8 import CastConfig, Float8LinearConfig, ScalingType
-
-        with pytest.raises(AssertionError):
-            Float8LinearConfig(cast_config_input=CastConfig(scaling_type=ScalingType.DISABLED))
-        with pytest.raises(BridgeError, match="both operands"):
-            torchao.import_({"float8": {"cast_config_input": {"scaling_type": "disabled"}}})
-
     def test_a_converted_layer_trains_on_a_cpu(self, version: str) -> None:
         import torch
         from torchao.float8 import convert_to_float8_training

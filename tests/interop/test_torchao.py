@@ -69,7 +69,7 @@ def test_the_mode_is_the_trainers() -> None:
     [
         "delayed",
         {"float8": {"recipe_name": "delayed"}},
-        {"float8": {"cast_config_input": {"scaling_type": "disabled"}}},
+        {"float8": {"cast_config_input": {"scaling_type": "off"}}},
         {"float8": {"cast_config_weight": {"target_dtype": "e5m2"}}},
         3,
     ],

@@ -13,6 +13,7 @@ from torch import nn
 
 from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
 from bridge.interop import fsdp, pytorch
+from bridge.precision.dtypes import torch_dtype
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -149,12 +150,19 @@ def test_torch_leaves_tf32_off_for_matmuls_unless_told() -> None:
 
 
 @given(config=configs())
-def test_the_objects_return(config: MixedPrecisionConfig) -> None:
+def test_the_objects_are_what_the_data_says(config: MixedPrecisionConfig) -> None:
     exported = pytorch.export(config)
-    payload: dict[str, Any] = dict(exported.payload)
-    payload["autocast"] = pytorch.autocast_for(config, "cpu")
-    payload["grad_scaler"] = pytorch.grad_scaler_for(config, "cpu")
-    check_return(config, exported, pytorch.import_(payload))
+    check_return(config, exported, pytorch.import_(exported.payload))
+    autocast, scaler = pytorch.autocast_for(config, "cpu"), pytorch.grad_scaler_for(config, "cpu")
+    with autocast:
+        assert torch.is_autocast_enabled("cpu") is exported.payload["autocast"]["enabled"]
+        if exported.payload["autocast"]["enabled"]:
+            assert torch.get_autocast_dtype("cpu") == torch_dtype(exported.payload["autocast"]["dtype"])
+    written = exported.payload["grad_scaler"]
+    assert scaler.is_enabled() is written["enabled"]
+    if written["enabled"]:
+        assert scaler.get_scale() == written["init_scale"]
+        assert scaler.get_growth_interval() == written.get("growth_interval", 1000)
 
 
 def test_fp16_without_a_scale_is_pointed_out() -> None:
@@ -162,7 +170,7 @@ def test_fp16_without_a_scale_is_pointed_out() -> None:
 
 
 def test_a_scaler_around_bf16_is_dead() -> None:
-    imported = pytorch.import_({"autocast": {"dtype": "bf16"}, "grad_scaler": torch.amp.GradScaler("cpu")})
+    imported = pytorch.import_({"autocast": {"dtype": "bf16"}, "grad_scaler": {"enabled": True}})
     assert reasons(imported, "grad_scaler") == ["dead knob"]
     assert imported.recipe == "bf16_autocast_mixed"
 
@@ -172,6 +180,11 @@ def test_autocast_without_a_dtype_is_another_one_per_device(device: str, mode: s
     imported = pytorch.import_({"autocast": {"device_type": device, "enabled": True}})
     assert imported.config.mode == mode
     assert reasons(imported, "autocast.dtype") == ["implied default"]
+
+
+def test_another_part_is_converted_by_itself() -> None:
+    imported = pytorch.import_({"autocast": {"dtype": "bf16"}, "fsdp": {"param_dtype": "bf16"}})
+    assert reasons(imported, "fsdp") == ["unsupported"]
 
 
 def test_autocast_to_fp8_is_refused() -> None:
