@@ -26,6 +26,8 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bridge.interop.document import Document
 
 __all__ = ["SYSTEM", "export", "import_"]
@@ -106,10 +108,17 @@ def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base
         detail = f"{base} is not read, and decides the fields that are not stated here"
         builder.report("mixed_precision", None, "unsupported", detail, "Convert that too.")
     _twins(values, prefix, builder, constructed=constructed)
-    if base is None:
-        _defaults(prefix, builder)
-    config = MixedPrecisionConfig.from_dict(builder.fields)
-    return builder.finish(semantics=semantics_of(config))
+    if base is None:  # the defaults of the peer's class that decide a run and that an unstated field leaves open
+        in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
+        why = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
+        builder.imply_scheme(
+            lambda field: prefix + field, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why_layers=why
+        )
+    return _finished(builder)
+
+
+def _finished(builder: ImportBuilder) -> ImportReport:
+    return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(builder.fields)))
 
 
 def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, constructed: bool) -> None:
@@ -129,79 +138,52 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
             builder.fields[ddp_name] = bool(said)
 
 
-def _defaults(prefix: str, builder: ImportBuilder) -> None:
-    """State the defaults of the peer's class that decide a run and that an unstated field of ours leaves open."""
-    in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
-    detail = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
-    builder.imply_scheme(
-        lambda field: prefix + field, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why_layers=detail
-    )
+def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, str, Any]]:
+    """Yield path, field and value of the owners' own settings; report those without a field."""
+    for owner in OWNERS:
+        section = payload.get(owner)
+        for key, value in section.items() if isinstance(section, Mapping) else ():
+            where, name = f"{owner}.{key}", RENAMED.get(str(key), str(key))
+            if name in OWN:
+                yield where, name, named_dtype(value, where) if name in DTYPES else value
+            elif isinstance(value, Mapping) and "_target_" in value:
+                dtype = str(value["_target_"])
+                report_other(builder, where, name, SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype))
+            else:
+                report_other(builder, where, name, value)
 
 
 def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
-    for owner in OWNERS:
-        section = payload.get(owner)
-        for key, value in section.items() if isinstance(section, Mapping) else ():
-            name = RENAMED.get(str(key), str(key))
-            where = f"{owner}.{key}"
-            if name in DTYPES:
-                token = named_dtype(value, where)
-                builder.map(where, **({} if token is None else {name: token}))
-            elif name in OWN and value is not None:
-                leader = TWINS.get(name, name)
-                builder.map(where, **{leader: value})
-            elif name in OWN:
-                builder.map(where)
-            else:
-                _other(where, str(key), value, builder)
+    for where, name, value in _owned(payload, builder):
+        builder.map(where, **({TWINS.get(name, name): value} if value is not None else {}))
+    is_half = builder.fields.get("fp16") or builder.fields.get("bf16")
     if base is not None:
-        if not any(builder.fields.get(name) for name in ("fp16", "bf16")):
+        if not is_half:
             builder.leave_mode(base)
-        return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(builder.fields)))
+        return _finished(builder)
     detail = "without mixed_precision the model's own settings decide"
     builder.report("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
-    if not any(builder.fields.get(name) for name in ("fp16", "bf16")):
-        builder.fields["fp32"] = True
+    builder.fields |= {} if is_half else {"fp32": True}
     own = "the default of Megatron Core's own class"
     in_fp32 = None if builder.fields.get("fp32") else False
     owners = {"grad_reduce_in_fp32": "ddp"}
     builder.imply_scheme(lambda field: f"{owners.get(field, 'model')}.{field}", in_fp32=in_fp32, why=own)
-    return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(builder.fields)))
+    return _finished(builder)
 
 
 def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
     """Report the owners' own values, which `mixed_precision` overwrites."""
     values, acting = imported.config.to_dict(full=True), meaning(imported.config)
-    for owner in OWNERS:
-        section = payload.get(owner)
-        for key, value in section.items() if isinstance(section, Mapping) else ():
-            name = RENAMED.get(str(key), str(key))
-            where = f"{owner}.{key}"
-            if name not in OWN:
-                _other(where, str(key), value, builder)
-                continue
-            said = named_dtype(value, where) if name in DTYPES else value
-            if (
-                said == values[name]
-                or TWINS.get(name, name) not in acting
-                or (said in (None, False) and not values[name])
-            ):
-                builder.map(where)
-            elif imported.config.is_stated(name) or name not in DTYPES:
-                detail = f"mixed_precision.{name} ({values[name]!r}) is written over it"
-                builder.report(where, value if name not in DTYPES else said, "dead knob", detail, "Drop it.")
-            else:
-                builder.map(where)
-    semantics = imported.semantics
-    return builder.finish(semantics=semantics, recipe=imported.recipe)
-
-
-def _other(where: str, key: str, value: Any, builder: ImportBuilder) -> None:
-    if isinstance(value, Mapping) and "_target_" in value:
-        name = str(value["_target_"])
-        value = SPELLINGS.get(name.lower().removeprefix("torch."), name)
-    report_other(builder, where, key, value)
+    for where, name, value in _owned(payload, builder):
+        is_same = value == values[name] or (value in (None, False) and not values[name])
+        is_derived = name in DTYPES and not imported.config.is_stated(name)
+        if is_same or is_derived or TWINS.get(name, name) not in acting:
+            builder.map(where)
+        else:
+            detail = f"mixed_precision.{name} ({values[name]!r}) is written over it"
+            builder.report(where, value, "dead knob", detail, "Drop it.")
+    return builder.finish(semantics=imported.semantics, recipe=imported.recipe)
 
 
 def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> ExportReport:
@@ -261,11 +243,8 @@ def recognise(document: Document) -> Recognised | None:
         return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
     known = [name for name in OWN if name in top]
     if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
-        whole = len(known) == len(top)  # `bf16` and `fp8` among other keys are other systems' words too
-        return Recognised(
-            0.6 if whole else 0.4,
-            evidence=f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class",
-        )
+        certainty = 0.6 if len(known) == len(top) else 0.4  # among other keys `bf16` and `fp8` are other systems' too
+        return Recognised(certainty, f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class")
     return None
 
 

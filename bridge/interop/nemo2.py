@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
+from bridge.interop.document import Document
 from bridge.interop.meaning import recipe_named, semantics_of
-from bridge.interop.python_calls import Call, Program, program_of
+from bridge.interop.python_calls import program_of
 from bridge.interop.settings import named_dtype
 from bridge.precision.dtypes import TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
@@ -25,9 +26,9 @@ from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
-    from bridge.interop.document import Document
+    from bridge.interop.python_calls import Call
 
-__all__ = ["RECIPES", "SYSTEM", "export", "import_", "import_all", "read"]
+__all__ = ["RECIPES", "SYSTEM", "export", "import_", "import_all"]
 
 TITLE = "NeMo 2.6"
 PLUGIN = "MegatronMixedPrecision"
@@ -47,6 +48,9 @@ SAME = (
 """Arguments that are called like our fields."""
 PREFIXED = {f"fp16_{name}": name for name in ("loss_scale", *SCALER_SCHEDULE)}
 GATHER = ("fp8_param_gather", "fp8_params")
+FIELDS = {**{name: name for name in (*DTYPES, *SAME)}, **PREFIXED, **dict.fromkeys(GATHER, "fp8_param_gather")}
+"""Argument -> field."""
+ARGUMENTS = frozenset({"precision", *FIELDS})
 SCHEMES = ("mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
 RECIPES = {
     "bf16_mixed": "bf16_mixed",
@@ -92,49 +96,45 @@ def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport
 
 def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[ImportReport, ...]:
     """Return what each plugin or recipe call of a Python file asks for; one for a mapping or a name."""
-    from bridge.interop.document import Document
-
     release = _release(nemo_version)
-    if isinstance(payload, str):
-        return (_recipe(payload.removesuffix("()"), release, ""),)
     if isinstance(payload, Document):
-        names = frozenset({PLUGIN, *RECIPES})
-        wanted = names | {"precision", *DTYPES, *SAME, *PREFIXED, *GATHER}
-        program = program_of(payload.text, payload.path, wanted.__contains__)
-        calls = [call for call in program.calls if call.name in names]
-        if not calls:
-            rule = f"must call {PLUGIN} or one of NeMo's precision recipes"
-            raise PayloadError(
-                f"{payload.path}: {rule}, and calls neither. Give the file that does.", path=payload.path
-            )
-        later = _assigned_later(program)
-        found = tuple(_called(call, release) for call in calls)
-        return tuple(replace(one, unmapped=(*one.unmapped, *later), recipe=None) for one in found) if later else found
-    if isinstance(payload, Mapping):
-        return (_mapping(payload, release),)
-    raise PayloadError(
-        f"nemo2: must be the plugin's arguments or a recipe's name, got {payload!r:.60}. Give one of them."
-    )
+        return _program(payload, release)
+    if isinstance(payload, str):
+        return (_recipe(payload.removesuffix("()"), release),)
+    if not isinstance(payload, Mapping):
+        rule = "must be the plugin's arguments or a recipe's name"
+        raise PayloadError(f"nemo2: {rule}, got {payload!r:.60}. Give one of them.")
+    for values in _nested(payload):  # a saved run has the plugin under a key
+        target = str(values.get("_target_")).rpartition(".")[2]
+        if target in RECIPES:
+            return (_recipe(target, release),)
+        if target == PLUGIN:
+            return (_plugin(values, release),)
+    return (_plugin(payload, release),)
 
 
-def read(document: Document) -> object:
+def _read(document: Document) -> object:
     """Return a Python file as the document itself, anything else as its content."""
     return document if document.kind == "python" else document.content
 
 
-def _assigned_later(program: Program) -> list[Unmapped]:
-    """Return the records of the plugin's settings that are made on the object, which is not followed."""
-    arguments = ("precision", *DTYPES, *SAME, *PREFIXED, *GATHER)
-    made = [
-        (line, target.lstrip("."), written)
+def _program(document: Document, release: tuple[int, int] | None) -> tuple[ImportReport, ...]:
+    """Return what the calls of a Python file ask for; settings assigned afterwards are reported, not followed."""
+    names = frozenset({PLUGIN, *RECIPES})
+    program = program_of(document.text, document.path, (names | ARGUMENTS).__contains__)
+    calls = [call for call in program.calls if call.name in names]
+    if not calls:
+        rule = f"must call {PLUGIN} or one of NeMo's precision recipes"
+        remedy = "Give the file that does."
+        raise PayloadError(f"{document.path}: {rule}, and calls neither. {remedy}", path=document.path)
+    detail, remedy = "assigned after the constructor, which is not followed", "Give it to the constructor."
+    later = [
+        Unmapped(target.lstrip("."), written, "unsupported", f"line {line}: {detail}", remedy)
         for line, target, written in program.assignments
-        if target.rpartition(".")[0] and target.rpartition(".")[2] in arguments
+        if target.rpartition(".")[0] and target.rpartition(".")[2] in ARGUMENTS
     ]
-    detail = "assigned after the constructor, which is not followed"
-    return [
-        Unmapped(path, written, "unsupported", f"line {line}: {detail}", "Give it to the constructor.")
-        for line, path, written in sorted(made)
-    ]
+    found = tuple(_called(call, release) for call in calls)
+    return tuple(replace(one, unmapped=(*one.unmapped, *later), recipe=None) for one in found) if later else found
 
 
 def _release(version: object) -> tuple[int, int] | None:
@@ -151,37 +151,28 @@ def _title(release: tuple[int, int] | None) -> str:
 
 
 def _called(call: Call, release: tuple[int, int] | None) -> ImportReport:
+    """Return what one call asks for, with the arguments that only the run decides reported."""
     label = f"line {call.line}, {call.name}"
-    if call.name != PLUGIN:
-        return _recipe(call.name, release, label, call.undecided)
     values, undecided = dict(call.arguments), dict(call.undecided)
-    for place, value in enumerate(call.positional):
+    for place, value in enumerate(call.positional if call.name == PLUGIN else ()):
         name = POSITIONAL[place] if place < len(POSITIONAL) else f"argument {place + 1}"
-        if call.written[str(place)] == "None":
-            continue
-        if value is None or place >= len(POSITIONAL):
-            undecided[name] = call.written[str(place)]
-        else:
+        written = call.written[str(place)]
+        if written != "None" and (value is None or place >= len(POSITIONAL)):
+            undecided[name] = written
+        elif written != "None":
             values.setdefault(name, value)
-    if values.get("precision") is None and undecided.keys() & {"precision", "**"}:
+    if call.name == PLUGIN and values.get("precision") is None and undecided.keys() & {"precision", "**"}:
         source = undecided.get("precision") or f"**{undecided['**']}"
         rule = "precision: must be written out, as only the run decides it"
         raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
-    return _plugin(values, release, label, undecided)
-
-
-def _mapping(payload: Mapping[Any, Any], release: tuple[int, int] | None) -> ImportReport:
-    """Find the plugin in a mapping: itself, or under a key of a saved run."""
-    for values in _nested(payload):
-        target = values.get("_target_")
-        if isinstance(target, str) and target.rpartition(".")[2] in RECIPES:
-            return _recipe(target.rpartition(".")[2], release, "")
-        if isinstance(target, str) and target.endswith(PLUGIN):
-            return _plugin(values, release, "")
-    return _plugin(payload, release, "")
+    imported = _plugin(values, release) if call.name == PLUGIN else _recipe(call.name, release)
+    detail, remedy = "only the run decides it", "Give the value as it will be."
+    late = (Unmapped(name, source, "unsupported", detail, remedy) for name, source in undecided.items())
+    return replace(imported, label=label, unmapped=(*late, *imported.unmapped))
 
 
 def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
+    """Return a mapping and those within it, the outer ones first."""
     if not depth:
         return []
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
@@ -189,31 +180,21 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
     return own + [found for item in items for found in _nested(item, depth - 1)]
 
 
-def _builder(release: tuple[int, int] | None, undecided: Mapping[str, str] | None) -> ImportBuilder:
+def _recipe(name: str, release: tuple[int, int] | None) -> ImportReport:
+    """Return what a recipe of that name asks for in a release."""
     builder = ImportBuilder(_title(release))
-    for name, source in (undecided or {}).items():
-        detail = "only the run decides it"
-        builder.report(name, source, "unsupported", detail, "Give the value as it will be.")
-    return builder
-
-
-def _recipe(
-    name: str, release: tuple[int, int] | None, label: str, undecided: Mapping[str, str] | None = None
-) -> ImportReport:
-    builder = _builder(release, undecided)
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
         raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
     since = RECIPES_SINCE.get(wanted, (2, 0))
     if release is not None and release < since:
-        rule = f"{_title(release)} has no recipe {wanted!r}"
+        rule = f"{builder.system} has no recipe {wanted!r}"
         raise PayloadError(f"nemo2: {rule}, which came with {since[0]}.{since[1]}. Give another nemo_version.")
     fields = REGISTRY.get(RECIPES[wanted]).to_dict()
     if "mxfp8" in wanted:
-        before = [values for until, values in MXFP8_BEFORE if release is not None and release < until]
-        fields |= before[0] if before else {}
+        fields |= next((values for until, values in MXFP8_BEFORE if release is not None and release < until), {})
         if fields["fp8"] == "hybrid":
-            detail = f"{_title(release)}'s recipe of this name uses hybrid where Megatron Bridge's uses e4m3"
+            detail = f"{builder.system}'s recipe of this name uses hybrid where Megatron Bridge's uses e4m3"
             remedy = "Use fp8='e4m3': MXFP8 with E5M2 gradients was found to diverge."
             builder.report("fp8", "hybrid", "semantics", detail, remedy)
         elif release is None:
@@ -221,36 +202,42 @@ def _recipe(
             builder.report("fp8", "e4m3", "implied default", detail, "Pass nemo_version to be sure.")
     builder.map(wanted, **fields)
     config = MixedPrecisionConfig.from_dict(builder.fields)
-    return builder.finish(semantics=semantics_of(config), label=label, recipe=recipe_named(config))
+    return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config))
 
 
-def _plugin(
-    values: Mapping[Any, Any],
-    release: tuple[int, int] | None,
-    label: str,
-    undecided: Mapping[str, str] | None = None,
-) -> ImportReport:
-    builder = _builder(release, undecided)
+def _plugin(arguments: Mapping[Any, Any], release: tuple[int, int] | None) -> ImportReport:
+    """Return what the plugin's arguments ask for in a release."""
+    builder = ImportBuilder(_title(release))
+    values = {str(name): value for name, value in arguments.items()}
     mode = _mode(values, builder)
-    _dtypes(values, mode, builder)
-    for key, value in values.items():
-        name = str(key)
+    for name, value in values.items():
+        field = FIELDS.get(name)
         if release is not None and not _takes(name, release):
-            detail = f"{PLUGIN} of {_title(release)} takes no such argument"
+            detail = f"{PLUGIN} of {builder.system} takes no such argument"
             builder.report(name, value, "unsupported", detail, "Drop it, or give the release that runs it.")
-        elif name in SAME:
-            takes_null = getattr(MixedPrecisionConfig, name) is None
-            builder.map(name, **({name: value} if value is not None or takes_null else {}))
-        elif name in PREFIXED:
-            builder.map(name, **{PREFIXED[name]: value})
-        elif name not in ("precision", "_target_", "_partial_", "_convert_", *DTYPES, *GATHER):
+        elif field is not None:
+            read = named_dtype(value, name) if name in DTYPES else value
+            has_null = name not in DTYPES and getattr(MixedPrecisionConfig, field) is None
+            builder.map(name, **({field: read} if read is not None or has_null else {}))
+        elif name not in ("precision", "_target_", "_partial_", "_convert_"):
             detail = f"{PLUGIN} takes no such argument"
             builder.report(name, value, "unsupported", detail, "Correct the name, or drop it.")
-    values = {key: value for key, value in values.items() if release is None or _takes(str(key), release)}
-    _gather(values, builder)
-    _defaults(mode, builder)
-    config = MixedPrecisionConfig.from_dict(builder.fields)
-    return builder.finish(semantics=semantics_of(config), label=label)
+    gather = {name: values[name] for name in GATHER if name in builder.mapped and values[name] is not None}
+    if len(gather) > 1 and gather[GATHER[0]] != gather[GATHER[1]]:
+        rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
+        raise PayloadError(f"nemo2: {rule}, got {gather!r:.80}. Give fp8_param_gather alone.")
+    fields = builder.fields
+    if mode != "fp32" and "params_dtype" not in fields:
+        detail = f"{builder.system} creates the weights in FP32 unless it is given"
+        builder.implied("params_dtype", "fp32", detail, params_dtype="fp32")
+    if mode != "fp32" and "pipeline_dtype" not in fields:
+        token = "bf16" if mode == "bf16" else "fp32"
+        builder.implied("pipeline_dtype", token, pipeline_dtype=token)
+    detail = f"{builder.system} writes 0 over Megatron's own 1"
+    builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why_layers=detail)
+    if fields.get("fp8_wgrad") is False and fields.get("fp8"):
+        builder.report("fp8_wgrad", False, "dead knob", WGRAD, "Drop it.")
+    return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(fields)))
 
 
 def _takes(argument: str, release: tuple[int, int]) -> bool:
@@ -258,7 +245,7 @@ def _takes(argument: str, release: tuple[int, int]) -> bool:
     return release >= ARGUMENTS_SINCE.get(argument, (2, 0)) and (argument, release) != ("fp8_params", WITHOUT_PARAMS)
 
 
-def _mode(values: Mapping[Any, Any], builder: ImportBuilder) -> str:
+def _mode(values: Mapping[str, Any], builder: ImportBuilder) -> str:
     said = values.get("precision")
     if said is None:
         rule = f"{PLUGIN} needs `precision`"
@@ -273,61 +260,20 @@ def _mode(values: Mapping[Any, Any], builder: ImportBuilder) -> str:
     return mode
 
 
-def _dtypes(values: Mapping[Any, Any], mode: str, builder: ImportBuilder) -> None:
-    given = {name: named_dtype(values.get(name), name) for name in DTYPES if name in values}
-    for name, token in given.items():
-        builder.map(name, **({} if token is None else {name: token}))
-    if mode != "fp32" and given.get("params_dtype") is None:
-        detail = f"{builder.system} creates the weights in FP32 unless it is given"
-        builder.implied("params_dtype", "fp32", detail, params_dtype="fp32")
-    if mode != "fp32" and given.get("pipeline_dtype") is None:
-        token = "bf16" if mode == "bf16" else "fp32"
-        builder.implied("pipeline_dtype", token, pipeline_dtype=token)
-
-
-def _gather(values: Mapping[Any, Any], builder: ImportBuilder) -> None:
-    said = {name: values[name] for name in GATHER if values.get(name) is not None}
-    if len(said) > 1 and said[GATHER[0]] != said[GATHER[1]]:
-        rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
-        raise PayloadError(f"nemo2: {rule}, got {said!r:.80}. Give fp8_param_gather alone.")
-    for name in GATHER:
-        if name in said:
-            builder.map(name, fp8_param_gather=said[name])
-        elif name in values:
-            builder.map(name)
-
-
-def _defaults(mode: str, builder: ImportBuilder) -> None:
-    fields, detail = builder.fields, f"{builder.system} writes 0 over Megatron's own 1"
-    builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why_layers=detail)
-    if fields.get("fp8_wgrad") is False and fields.get("fp8"):
-        builder.report("fp8_wgrad", False, "dead knob", WGRAD, "Drop it.")
-
-
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the plugin's arguments, every one that decides written out."""
     builder = ExportBuilder(config, TITLE)
     values, mode = builder.values, config.mode
-    payload: dict[str, Any] = {
-        "_target_": TARGET,
-        "precision": {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode],
-    }
+    precision = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode]
+    payload: dict[str, Any] = {"_target_": TARGET, "precision": precision}
     builder.map(mode, "precision")
-    for name in DTYPES:
-        token = values[name] or mode
-        payload[name] = f"torch.{TORCH_NAMES.get(token, token)}"
-        builder.map(name, name)
-    for name in SAME:
-        payload[name] = values[name]
-        builder.map(name, name)
+    for name, field in FIELDS.items():
+        if name != "fp8_params":
+            payload[name] = f"torch.{TORCH_NAMES[values[field] or mode]}" if name in DTYPES else values[field]
+            builder.map(field, name)
+    builder.map("fp8_param", "fp8_param_gather")
     if config.first_last_layers_bf16:
         payload.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})
-    payload["fp8_param_gather"] = values["fp8_param_gather"]
-    for name in ("fp8_param", "fp8_param_gather"):
-        builder.map(name, "fp8_param_gather")
-    for name, field in PREFIXED.items():
-        payload[name] = values[field]
-        builder.map(field, name)
     return builder.finish(payload)
 
 
@@ -353,7 +299,7 @@ SYSTEM = System(
     import_all=import_all,
     export=export,
     recognise=recognise,
-    read=read,
+    read=_read,
     write=as_yaml,
     context=(
         ContextKey(

@@ -83,11 +83,8 @@ def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program
         raise PayloadError(f"{path}, line {error.lineno or 1}: {rule}. Correct it there.", path=path) from None
     except (RecursionError, MemoryError, ValueError):
         raise PayloadError(f"{path}: must be Python of ordinary depth. This is no configuration.", path=path) from None
-    return Program(
-        calls=tuple(sorted(calls, key=lambda call: call.line)),
-        assignments=tuple(sorted(made)),
-        imports=frozenset(names.imported.values()),
-    )
+    calls.sort(key=lambda call: call.line)
+    return Program(calls=tuple(calls), assignments=tuple(sorted(made)), imports=frozenset(names.imported.values()))
 
 
 class _Names:
@@ -99,30 +96,29 @@ class _Names:
         self.constants: dict[str, Any] = {}
         self.bound: Counter[str] = Counter()
         for node in ast.walk(tree):
-            self._bind(node)
+            match node:
+                case ast.Import(names=aliases):
+                    for alias in aliases:
+                        first = alias.name.partition(".")[0]
+                        self._bind(alias.asname or first, alias.name if alias.asname else first)
+                case ast.ImportFrom(names=aliases):
+                    module = f"{'.' * node.level}{node.module or ''}."
+                    for alias in aliases:
+                        self._bind(alias.asname or alias.name, module + alias.name)
+                    self.star = module if aliases[0].name == "*" else self.star
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                    self.bound[name] += 1
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    self.bound[name] += 1
         for node in tree.body:
-            target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
-            if isinstance(node, ast.Assign) and isinstance(target, ast.Name) and self.bound[target.id] == 1:
-                plain, value = self.plain(node.value)
-                if plain:
-                    self.constants[target.id] = value
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if self.bound[name] == 1:
+                    plain, constant = self.plain(value)
+                    self.constants |= {name: constant} if plain else {}
 
-    def _bind(self, node: ast.AST) -> None:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = "." * node.level + (node.module or "") + "." if isinstance(node, ast.ImportFrom) else ""
-            for alias in node.names:
-                if alias.name == "*":
-                    self.star = module
-                    continue
-                name = alias.asname or (alias.name if module else alias.name.partition(".")[0])
-                self.imported[name] = module + (alias.name if alias.asname or module else name)
-                self.bound[name] += 1
-        elif isinstance(node, ast.arg):
-            self.bound[node.arg] += 1
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self.bound[node.name] += 1
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            self.bound[node.id] += 1
+    def _bind(self, name: str, path: str) -> None:
+        self.imported[name] = path
+        self.bound[name] += 1
 
     def path(self, node: ast.AST) -> str:
         """Return the dotted name of an expression; a name of the file's own begins with a dot."""

@@ -24,7 +24,6 @@ __all__ = ["CLASSES", "SYSTEM", "export", "import_"]
 TITLE = "Transformer Engine 2.20"
 MODULE = "transformer_engine.common.recipe"
 
-
 ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
 CLASSES = MappingProxyType({row.te_class: row for row in SCHEMES if row.te_class != "CustomRecipe"})
 """Name of a class -> its scheme."""
@@ -32,50 +31,36 @@ DEFAULT_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "nvfp4": "e2m1"}
 """Scheme -> the format that its class takes by itself, elsewhere E4M3."""
 DEFAULTS = {"margin": 0, "amax_history_len": 1024, "amax_compute_algo": "max"}
 """Argument -> the default of the class `DelayedScaling`; Megatron's own differ."""
-QUANTIZERS = (
-    "fp8_quant_fwd_inp",
-    "fp8_quant_fwd_weight",
-    "fp8_quant_bwd_grad",
-    "fp8_gemm_fprop",
-    "fp8_gemm_dgrad",
-    "fp8_gemm_wgrad",
-)
-BLOCKS = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
-UNSUPPORTED = {
-    "delayed": ("reduce_amax", "scaling_factor_compute_algo"),
-    "tensorwise": (*QUANTIZERS, "use_power_2_scales"),
-    "blockwise": (*QUANTIZERS, "use_f32_scales", *BLOCKS),
-    "mxfp8": ("margin",),
-    "nvfp4": (
-        "disable_rht",
-        "disable_stochastic_rounding",
-        "disable_2d_quantization",
-        "fp8_format",
-        "fp4_quant_fwd_inp",
-        "fp4_quant_fwd_weight",
-        "fp4_quant_bwd_grad",
-    ),
+QUANTIZERS = {f"fp8_quant_{operand}": None for operand in ("fwd_inp", "fwd_weight", "bwd_grad")}
+GEMMS = {f"fp8_gemm_{gemm}": None for gemm in ("fprop", "dgrad", "wgrad")}
+UNSUPPORTED: dict[str, dict[str, object]] = {
+    "delayed": {"reduce_amax": True, "scaling_factor_compute_algo": None},
+    "tensorwise": {**QUANTIZERS, **GEMMS, "use_power_2_scales": False},
+    "blockwise": {
+        **QUANTIZERS,
+        **GEMMS,
+        "use_f32_scales": False,
+        "x_block_scaling_dim": 1,
+        "w_block_scaling_dim": 2,
+        "grad_block_scaling_dim": 1,
+    },
+    "mxfp8": {"margin": 0},
+    "nvfp4": {
+        **dict.fromkeys(("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization"), False),
+        **{name.replace("fp8", "fp4"): None for name in QUANTIZERS},
+        "fp8_format": "E4M3",
+    },
 }
-"""Scheme -> arguments of its class that have no field. Source: Transformer Engine 2.20 common/recipe/__init__.py."""
+"""Scheme -> arguments of its class that have no field, and the value without effect.
+
+Source: Transformer Engine 2.20 common/recipe/__init__.py."""
 DEAD = {
     "interval": "ignored since Transformer Engine 1.8",
     "override_linear_precision": "gone since Transformer Engine 2.0, and swallowed without a word",
 }
-NEUTRAL: dict[str, Any] = {
-    "reduce_amax": True,
-    "use_power_2_scales": False,
-    "use_f32_scales": False,
-    "disable_rht": False,
-    "disable_stochastic_rounding": False,
-    "disable_2d_quantization": False,
-    "margin": 0,
-    "interval": 1,
-    "x_block_scaling_dim": 1,
-    "w_block_scaling_dim": 2,
-    "grad_block_scaling_dim": 1,
-    "fp8_format": "E4M3",
-}
 NAMES = ("_target_", "recipe", "class", "type", "name")
+MODES = ("fp32", "fp16", "bf16")
+OUTSIDE = ("params_dtype", "pipeline_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
 
 def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
@@ -86,24 +71,19 @@ def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
         mode: What the run around it trains in, which the recipe does not say: bf16, fp16 or fp32.
     """
     if not isinstance(payload, Mapping):
-        raise PayloadError(
-            f"te-recipe: must be a mapping, got {payload!r:.60}. Give class and arguments of the recipe."
-        )
-    if mode not in ("bf16", "fp16", "fp32"):
-        raise PayloadError(
-            f"mode: must be bf16, fp16 or fp32, got {mode!r}. Say what the run around the recipe trains in."
-        )
+        remedy = "Give class and arguments of the recipe."
+        raise PayloadError(f"te-recipe: must be a mapping, got {payload!r:.60}. {remedy}")
+    if mode not in MODES:
+        remedy = "Say what the run around the recipe trains in."
+        raise PayloadError(f"mode: must be bf16, fp16 or fp32, got {mode!r}. {remedy}")
     builder = ImportBuilder(TITLE)
     row, key = _class(payload)
     values = {str(name): value for name, value in payload.items() if name != key}
-    if "kwargs" in values and isinstance(values["kwargs"], Mapping):
+    if isinstance(values.get("kwargs"), Mapping):
         values |= {str(name): value for name, value in values.pop("kwargs").items()}
     builder.map(key, **{f"{row.family}_recipe": row.name})
-    fields: dict[str, Any] = (
-        {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
-    )
-    detail = "a recipe does not say what the run around it trains in"
-    builder.implied("mode", mode, detail, **fields)
+    fields = {mode: True} | ({} if mode == "fp32" else {"params_dtype": mode, "pipeline_dtype": mode})
+    builder.implied("mode", mode, "a recipe does not say what the run around it trains in", **fields)
     _format(row, values, builder)
     for name, value in values.items():
         _argument(row, name, value, builder)
@@ -114,16 +94,16 @@ def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
 
 
 def _class(payload: Mapping[Any, Any]) -> tuple[Scheme, str]:
-    for key in NAMES:
-        if isinstance(payload.get(key), str):
-            name = str(payload[key]).rpartition(".")[2]
-            if name in CLASSES:
-                return CLASSES[name], key
-            hint = did_you_mean(close_matches(name, CLASSES)) or f"Classes: {', '.join(CLASSES)}."
-            raise PayloadError(f"{key}: must be a recipe of Transformer Engine, got {payload[key]!r:.80}. {hint}")
-    raise PayloadError(
-        "te-recipe: must name the recipe's class, got none. Add '_target_': 'DelayedScaling' or another."
-    )
+    """Return the class's scheme, and the key that names the class."""
+    key = next((key for key in NAMES if isinstance(payload.get(key), str)), None)
+    if key is None:
+        rule = "must name the recipe's class, got none"
+        raise PayloadError(f"te-recipe: {rule}. Add '_target_': 'DelayedScaling' or another.")
+    name = str(payload[key]).rpartition(".")[2]
+    if name not in CLASSES:
+        hint = did_you_mean(close_matches(name, CLASSES)) or f"Classes: {', '.join(CLASSES)}."
+        raise PayloadError(f"{key}: must be a recipe of Transformer Engine, got {payload[key]!r:.80}. {hint}")
+    return CLASSES[name], key
 
 
 def _format(row: Scheme, values: dict[str, Any], builder: ImportBuilder) -> None:
@@ -144,52 +124,48 @@ def _format(row: Scheme, values: dict[str, Any], builder: ImportBuilder) -> None
 
 
 def _argument(row: Scheme, name: str, value: Any, builder: ImportBuilder) -> None:
-    fields = {**row.te_keywords, **ATTENTION}
-    if name in fields:
-        builder.map(name, **{fields[name]: value})
-        if name in ("fp8_dpa", "fp8_mha") and row.name == "blockwise" and value:
-            raise PayloadError(
-                f"{name}: Transformer Engine refuses it under {row.te_class}, got {value!r}. Set it to false."
-            )
+    """Map one argument of the class, or report it."""
+    field = {**row.te_keywords, **ATTENTION}.get(name)
+    unsupported = UNSUPPORTED[row.name]
+    if field is not None:
+        builder.map(name, **{field: value})
+        if field in ATTENTION.values() and row.name == "blockwise" and value:
+            rule = f"Transformer Engine refuses it under {row.te_class}"
+            raise PayloadError(f"{name}: {rule}, got {value!r}. Set it to false.")
         if name == "fp8_mha" and value and row.name != "delayed":
             detail = "Megatron Core passes it on under delayed scaling only"
             builder.report(name, value, "dead knob", detail, "Drop it.")
     elif name in DEAD:
-        wgrad = list(value)[2:3] == [True] if isinstance(value, list | tuple) else False
-        builder.report(
-            name, value, "dead knob", DEAD[name], "Drop it." if not wgrad else "It meant fp8_wgrad=False: drop it."
-        )
-    elif name in UNSUPPORTED[row.name]:
-        if name in NEUTRAL and value == NEUTRAL[name]:
-            builder.map(name)
-        else:
-            detail = "a detail of the quantiser that Megatron Core leaves at its default"
-            builder.report(name, value, "unsupported", detail, "Build a recipe of your own (fp8_recipe='custom').")
-    else:
+        keeps_wgrad = isinstance(value, list | tuple) and list(value)[2:3] == [True]
+        remedy = "It meant fp8_wgrad=False: drop it." if keeps_wgrad else "Drop it."
+        builder.report(name, value, "dead knob", DEAD[name], remedy)
+    elif name not in unsupported:
         detail = f"{row.te_class} has no such argument and swallows it without a word"
         builder.report(name, value, "dead knob", detail, "Correct the name, or drop it.")
+    elif value == unsupported[name]:
+        builder.map(name)
+    else:
+        detail = "a detail of the quantiser that Megatron Core leaves at its default"
+        builder.report(name, value, "unsupported", detail, "Build a recipe of your own (fp8_recipe='custom').")
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the recipe's class and arguments; None where nothing runs below half precision."""
     builder = ExportBuilder(config, TITLE)
-    family = "fp8" if config.fp8 else "fp4" if config.fp4 else None
-    row = next((row for row in CLASSES.values() if row.family == family and row.name == config.scheme), None)
+    row = next((row for row in CLASSES.values() if row.name == config.scheme), None)
     detail = "a recipe says how matrix multiplications are quantised and nothing else"
     for name in (*MODES, *OUTSIDE):
         if name in MODES or builder.values[name] not in (None, False):
             builder.report_if_stated(name, "unsupported", detail, "Set it where the run is configured.")
     if row is None:
-        if family is not None:
-            for name in (family, f"{family}_recipe"):
-                builder.report_if_stated(
-                    name, "unsupported", "a quantizer factory is code", "Build CustomRecipe in Python."
-                )
+        fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe") if config.fp4 else ()
+        detail, remedy = "a quantizer factory is code", "Build CustomRecipe in Python."
+        builder.report_if_stated(fields, "unsupported", detail, remedy)
         return builder.finish(None)
-    chosen = str(builder.values[family or "fp8"]).upper()
-    payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.te_class}", f"{family}_format": chosen}
-    builder.map(f"{family}", f"{family}_format")
-    builder.map(f"{family}_recipe", "_target_")
+    chosen = str(builder.values[row.family]).upper()
+    payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.te_class}", f"{row.family}_format": chosen}
+    builder.map(row.family, f"{row.family}_format")
+    builder.map(f"{row.family}_recipe", "_target_")
     for argument, name in {**row.te_keywords, **ATTENTION}.items():
         if row.name == "blockwise" and builder.values[name]:
             refused = "Transformer Engine refuses FP8 attention under Float8BlockScaling"
@@ -203,18 +179,11 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload)
 
 
-MODES = ("fp32", "fp16", "bf16")
-OUTSIDE = ("params_dtype", "pipeline_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
-
-
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for a Transformer Engine recipe, or None."""
-    top = document.mapping
-    for key in NAMES:
-        value = top.get(key)
-        if isinstance(value, str) and value.rpartition(".")[2] in CLASSES:
-            return Recognised(0.97, f"names the class `{value.rpartition('.')[2]}`")
-    return None
+    named = (str(document.mapping.get(key)).rpartition(".")[2] for key in NAMES)
+    found = next((name for name in named if name in CLASSES), None)
+    return Recognised(0.97, f"names the class `{found}`") if found else None
 
 
 SYSTEM = System(
