@@ -21,7 +21,7 @@ MODULES = MappingProxyType(
         "nemo2": "bridge.interop.nemo2",
         "te-recipe": "bridge.interop.te_recipe",
         "axolotl": "bridge.interop.axolotl.importer",
-        "huggingface": "bridge.interop.huggingface.importer",
+        "huggingface": "bridge.interop.huggingface",
         "accelerate": "bridge.interop.accelerate",
         "deepspeed": "bridge.interop.deepspeed",
         "lightning": "bridge.interop.lightning",

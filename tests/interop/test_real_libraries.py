@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import accelerate, deepspeed, lightning, torchao, torchtitan
+from bridge.interop import accelerate, deepspeed, huggingface, lightning, torchao, torchtitan
 from bridge.interop.axolotl import detection as axolotl_detection
 from bridge.interop.axolotl import importer as axolotl
-from bridge.interop.huggingface import importer as huggingface
 from bridge.interop.pytorch import float8_linear_config_for
 from bridge.interop.settings import Settings
+from bridge.interop.unsupported import rows
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
 
@@ -84,7 +84,7 @@ class TestTransformers:
     def test_the_removed_arguments_are_gone(self, version: str) -> None:
         from transformers import TrainingArguments
 
-        for name in huggingface.REMOVED:
+        for name in rows("huggingface_removed"):
             with pytest.raises(TypeError, match=name):
                 TrainingArguments(output_dir=UNUSED, **{name: "auto"})
 
@@ -99,6 +99,24 @@ class TestTransformers:
         assert [loss.reason for loss in imported.unmapped if loss.field == "ACCELERATE_MIXED_PRECISION"] == [
             "dead knob"
         ]
+
+    @pytest.mark.parametrize(("environment", "runs"), [(None, "no"), ("bf16", "bf16")])
+    def test_the_environment_decides_where_both_switches_are_off(
+        self, version: str, environment: str | None, runs: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from transformers import TrainingArguments
+
+        monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+        if environment is not None:
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", environment)
+        made = TrainingArguments(output_dir=UNUSED, use_cpu=True, bf16=False, fp16=False)
+        assert made.mixed_precision == runs
+        assert not huggingface.import_({"bf16": False, "fp16": False}).mode_is_stated
+
+    def test_defaults_of_the_accelerator_are_harmless(self, version: str) -> None:
+        from transformers.trainer_pt_utils import AcceleratorConfig
+
+        assert rows("huggingface")["accelerator_config"].harmless == [AcceleratorConfig().to_dict()]
 
     @pytest.mark.parametrize(
         "words", [["--bf16"], ["--bf16", "True"], ["--fp16=true"], ["--no_tf32"], ["--bf16", "no"]]

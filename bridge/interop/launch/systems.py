@@ -343,7 +343,7 @@ def _torchtitan(line: Line, forced: bool) -> CommandLine | None:
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     if not (line.is_trainer(forced=forced) or _is_switched(line)):
         return None
-    from bridge.interop.huggingface.importer import arguments
+    from bridge.interop.huggingface import arguments
 
     payload = arguments(line.words.known)
     if payload.get("mixed_precision") in PRECISIONS and not {"bf16", "fp16"} & payload.keys() and not forced:

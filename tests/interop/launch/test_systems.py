@@ -16,7 +16,7 @@ NEMO = "python megatron_gpt_pretraining.py exp_manager.name=x trainer.devices=8"
 READ = {
     "trainer": (f"torchrun {TRAINER} --bf16", "huggingface", "amp_o1", {"autocast_dtype": "bf16"}),
     "trainer, value": (f"torchrun {TRAINER} --fp16 True", "huggingface", "amp_o1", {"fp16": True}),
-    "trainer, off": (f"torchrun {TRAINER} --bf16 False", "huggingface", "fp32", {"fp32": True}),
+    "trainer, off": (f"torchrun {TRAINER} --bf16 False", "huggingface", "unstated", {"fp32": None}),
     "trainer, dashes": (
         "python t.py --per-device-train-batch-size 8 --bf16=true",
         "huggingface",

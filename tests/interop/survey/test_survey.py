@@ -163,7 +163,7 @@ def test_training_arguments_without_a_switch_leave_it_to_the_environment(tmp_pat
     text = TRAINER.replace("true", "false")
     found = surveyed(tmp_path, train_yaml=text, accelerate_yaml=ACCELERATE)
     assert found.winner.path == "accelerate.yaml"
-    assert "ACCELERATE_MIXED_PRECISION decides" in found.partial[0].says
+    assert "the environment's ACCELERATE_MIXED_PRECISION, and without it" in found.partial[0].says
 
 
 def test_an_accelerate_file_that_names_a_deepspeed_file_leaves_it_to_that(tmp_path: Path) -> None:
