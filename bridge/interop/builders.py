@@ -18,7 +18,7 @@ from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.pytorch.autocast import checked
+from bridge.pytorch.loop import checked
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import DEFAULTS
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.settings import Settings
-from bridge.pytorch.autocast import compute_dtype
-from bridge.pytorch.fsdp import policy_dtypes
+from bridge.pytorch.loop import compute_dtype, policy_dtypes
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig

@@ -22,7 +22,7 @@ from bridge.pytorch import (
     fsdp_policy_for,
     grad_scaler_for,
 )
-from bridge.pytorch.grad_scaler import SCALE_FIELDS, scaler_settings
+from bridge.pytorch.loop import SCALE_FIELDS, scaler_settings
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig

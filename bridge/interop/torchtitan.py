@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PayloadError
+from bridge.errors import PayloadError, listed
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.float8 import ROWWISE, ROWWISE_REMEDY, import_gather
@@ -28,7 +28,7 @@ from bridge.interop.optimizers import report_optimizer
 from bridge.interop.scaler import report_no_scaler
 from bridge.interop.settings import Settings
 from bridge.interop.unsupported import Row, report_row, rows
-from bridge.pytorch.autocast import compute_dtype
+from bridge.pytorch.loop import compute_dtype
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
@@ -41,15 +41,12 @@ REDUCED = ("float32", "bfloat16", "float16")
 SHARDS = "data_parallel_shard_degree"
 TENSORWISE = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
 MXFP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
-BLOCKS: dict[str, dict[str, str] | None] = {"float8": None, "mx": MXFP8}
-"""Name of a block of TOML -> the fields that it states; None: its recipe decides, as for the next."""
-CONVERTERS: dict[str, dict[str, str] | None] = {
-    "Float8LinearConverter": None,
-    "Float8GroupedExpertsConverter": None,
-    "MXFP8LinearConverter": MXFP8,
-    "MXFP8GroupedExpertsConverter": MXFP8,
-    "NVFP4LinearConverter": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
-}
+EXPERTS = "experts only, and a recipe covers every linear layer, so none was written"
+BLOCKS = ("float8", "mx")
+FLOAT8 = {"float8": ("tensorwise", "torchtitan 0.2"), "Float8LinearConverter": ("rowwise", VERSION)}
+"""Block of TOML, or converter of 0.3 -> the recipe that it takes by default, and the release."""
+OTHERS = {"mx": MXFP8, "MXFP8LinearConverter": MXFP8, "NVFP4LinearConverter": {"fp4": "e2m1", "fp4_recipe": "nvfp4"}}
+"""The same without a choice -> the fields that it states."""
 QUANTIZE = tuple(f"quantize.{part}.{name}" for part in ("linear", "grouped_mm") for name in BLOCKS)
 """Blocks of torchtitan 0.2; names for `model.converters`, as are those of `BLOCKS` in 0.1."""
 SECTION = re.compile(r"^\[(?:job|training|quantize)\b", re.MULTILINE)
@@ -95,8 +92,8 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         _quantiser(builder, path, block)
     _others(builder, top)
     imported = builder.finish(semantics)
-    is_rowwise = any(loss.detail == ROWWISE for loss in imported.unmapped)
-    return replace(imported, recipe=None) if is_rowwise else imported
+    is_partial = any(loss.detail in (ROWWISE, EXPERTS) for loss in imported.unmapped)
+    return replace(imported, recipe=None) if is_partial else imported
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -212,7 +209,7 @@ def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:
     for converter in given or ():
         item = Settings(converter, TITLE, "converters")
         for name in item.values:
-            if name not in CONVERTERS:
+            if not (name.endswith("ExpertsConverter") or name in (*FLOAT8, *OTHERS)):
                 rule = "must be a quantisation converter of torchtitan's"
                 raise item.wrong(name, rule, name, "Use MXFP8LinearConverter")
             found[item.name(name)] = item.section(name)
@@ -240,48 +237,35 @@ def _named(builder: ImportBuilder, model: Settings, blocks: dict[str, Settings])
 
 def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
     """Map one block, and report which modules it converts and its options."""
-    name, recipe = path.rpartition(".")[2], block.text("recipe_name")
-    has_experts = "Experts" in name or "grouped_mm" in path
-    fields = {**BLOCKS, **CONVERTERS}[name]
+    name, setting, recipe = path.rpartition(".")[2], block.name("recipe_name"), block.text("recipe_name")
+    if "Experts" in name or "grouped_mm" in path:
+        builder.report(path, dict(block.values), "unsupported", EXPERTS, "Use a recipe for all linear layers.")
+        return
+    fields = OTHERS.get(name)
     if fields is None:
-        fields = _float8(builder, name, block)
+        default, version = FLOAT8[name]
+        recipes = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+        if recipe is None:
+            builder.implied(setting, default, f"{default} in {version}")
+        elif recipe not in recipes:
+            raise block.wrong("recipe_name", f"must be {listed(recipes)}", recipe, "Use tensorwise")
+        recipe = recipe or default
+        fields = TENSORWISE if recipe == "tensorwise" else None
     elif "fp8" in fields and recipe is not None and not recipe.startswith("mxfp8"):
         raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
-    low = {"fp8", "fp4"} & set(fields)
-    if low and any(builder.fields.get(other) for other in {"fp8", "fp4"} - low):
+    if fields is None:
+        builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
+    elif any(builder.fields.get(other) for other in {"fp8", "fp4"} - set(fields)):
         raise block.wrong("", "FP8 and FP4 cannot be combined in one recipe", name, "Keep one of the converters")
-    if fields:
-        builder.map(block.name("recipe_name") if recipe else path, **fields)
-    if has_experts:
-        detail = "experts only; a recipe covers every linear layer"
-        builder.report(path, name, "approximated", detail, "Keep the layers you mean out by hand.")
+    else:
+        builder.map(setting if block.given("recipe_name") else path, **fields)
     known = rows("torchtitan_converters")
     unknown = Row("a setting of the converter", known["fqns"].remedy, known["fqns"].harmless)
     for key, value in block.values.items():
-        setting = block.name(key)
         if key == "enable_fsdp_float8_all_gather" and builder.fields.get("fp8") is not None:
-            import_gather(builder, setting, bool(block.switch(key)))
+            import_gather(builder, block.name(key), bool(block.switch(key)))
         elif key != "recipe_name":
-            report_row(builder, setting, value, known.get(key, unknown))
-
-
-def _float8(builder: ImportBuilder, name: str, block: Settings) -> dict[str, str]:
-    """Return the fields of a converter to FP8, none where Megatron has no such scaling."""
-    setting, recipe = block.name("recipe_name"), block.text("recipe_name")
-    is_toml, by_row = name == "float8", "grouped_mm" in block.path
-    if by_row and recipe is not None:
-        detail = "the experts' GEMMs are scaled by row whatever it says"
-        builder.report(setting, recipe, "dead knob", detail, "Drop it.")
-        recipe = None
-    if recipe is None:
-        recipe = "tensorwise" if is_toml and not by_row else "rowwise"
-        builder.implied(setting, recipe, f"{recipe} in {'torchtitan 0.2' if is_toml else VERSION}")
-    if recipe == "tensorwise":
-        return TENSORWISE
-    if recipe not in ("rowwise", "rowwise_with_gw_hp"):
-        raise block.wrong("recipe_name", "must be tensorwise, rowwise or rowwise_with_gw_hp", recipe, "Use tensorwise")
-    builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
-    return {}
+            report_row(builder, block.name(key), value, known.get(key, unknown))
 
 
 def _others(builder: ImportBuilder, top: Settings) -> None:

@@ -11,11 +11,9 @@ Weights stay in FP32 and autocast casts per operator: they are master weights an
 imported when one of these functions is called, not before.
 """
 
-from bridge.pytorch.autocast import apply_tf32, autocast_for
 from bridge.pytorch.check_precision import PrecisionReport, check_precision
 from bridge.pytorch.float8 import emulate_linears, float8_linear_config_for
-from bridge.pytorch.fsdp import fsdp_policy_for
-from bridge.pytorch.grad_scaler import grad_scaler_for
+from bridge.pytorch.loop import apply_tf32, autocast_for, fsdp_policy_for, grad_scaler_for
 
 __all__ = [
     "PrecisionReport",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError
 from bridge.precision.dtypes import torch_dtype
-from bridge.pytorch.autocast import checked, require_config
+from bridge.pytorch.loop import checked, require_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["emulate_linears", "float8_linear_config_for", "float8_settings"]
 
 OPERANDS = ("input", "weight", "grad_output")
+OF_WGRAD = ("input_for_grad_weight", "grad_output_for_grad_weight")
 
 
 def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = False) -> Any:
@@ -87,17 +88,12 @@ def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
         return {"mxfp8": {"recipe": "mxfp8_rceil" if config.fp8_wgrad else "mxfp8_rceil_wgrad_with_hp"}}
     if config.fp8_recipe != "tensorwise":
         return {}
-    dynamic: dict[str, Any] = {f"cast_config_{name}": {"scaling_type": "dynamic"} for name in OPERANDS}
-    float8: dict[str, Any] = {"recipe_name": "tensorwise"} if config.fp8_wgrad else dynamic
-    if config.fp8 == "e4m3":
-        float8 = {name: {**cast, "target_dtype": "e4m3"} for name, cast in dynamic.items()}
-    float8["enable_fsdp_float8_all_gather"] = config.fp8_param_gather
-    if not config.fp8_wgrad:
-        for operand in ("input_for_grad_weight", "grad_output_for_grad_weight"):
-            # torchao asserts that an operand has one dtype in both of its GEMMs, also where one of them is off
-            target = {"target_dtype": "e4m3"} if config.fp8 == "e4m3" else {}
-            float8[f"cast_config_{operand}"] = {"scaling_type": "disabled", **target}
-    return {"float8": float8}
+    target = {"target_dtype": "e4m3"} if config.fp8 == "e4m3" else {}  # of both casts of an operand, on or off
+    kinds = dict.fromkeys(OPERANDS, "dynamic") | ({} if config.fp8_wgrad else dict.fromkeys(OF_WGRAD, "disabled"))
+    float8: dict[str, Any] = {f"cast_config_{name}": {"scaling_type": kind, **target} for name, kind in kinds.items()}
+    if config.fp8_wgrad and not target:
+        float8 = {"recipe_name": "tensorwise"}
+    return {"float8": {**float8, "enable_fsdp_float8_all_gather": config.fp8_param_gather}}
 
 
 def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:

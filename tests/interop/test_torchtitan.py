@@ -185,8 +185,12 @@ def test_the_file_says_whether_fsdp_is_on(degrees: dict[str, int], semantics: st
     assert field is None or reasons(imported, field)
 
 
-def test_experts_in_float8_are_scaled_by_row_and_make_no_fp8_recipe() -> None:
-    model = {"converters": ["quantize.grouped_mm.float8"]}
-    imported = torchtitan.import_({"model": model, "quantize": {"grouped_mm": {"float8": {"fqns": ["experts"]}}}})
+@pytest.mark.parametrize("name", ["float8", "mx"])
+def test_quantised_experts_make_no_recipe(name: str) -> None:
+    path = f"quantize.grouped_mm.{name}"
+    blocks = {"grouped_mm": {name: {"fqns": ["experts"]}}}
+    imported = torchtitan.import_({"model": {"converters": [path]}, "quantize": blocks})
     assert (imported.config.fp8, imported.recipe) == (None, None)
-    assert "unsupported" in reasons(imported, "quantize.grouped_mm.float8.recipe_name")
+    assert reasons(imported, path) == ["unsupported"]
+    third = torchtitan.import_({"converters": [{"MXFP8GroupedExpertsConverter": {}}]})
+    assert (third.config.fp8, third.recipe) == (None, None)

@@ -18,7 +18,7 @@ from bridge.interop.float8 import MODULES, ROWWISE, ROWWISE_REMEDY, export_gathe
 from bridge.interop.gpu import capability
 from bridge.interop.scaler import assume_torch_scaler, report_scaler
 from bridge.interop.settings import Settings
-from bridge.pytorch.autocast import compute_dtype
+from bridge.pytorch.loop import compute_dtype
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
