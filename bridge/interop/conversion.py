@@ -35,7 +35,7 @@ class Run:
     evidence: str
     imported: ImportReport
     said_by: str = "flags"
-    """Of a launch: the program's flags, those of its launcher, or variables that the script exports."""
+    """Of a launch: "flags" of the program, or those of its "launcher"."""
 
     @property
     def source(self) -> dict[str, Any]:
@@ -117,11 +117,10 @@ def _of_script(
     evidence = evidence if chosen is None else "was named with --from"
     found: list[Run] = []
     left: list[Unmapped] = []
-    is_elsewhere = chosen is None and any(line is not None and line.elsewhere and not line.is_foreign for line in lines)
+    is_alone = all(line is None or not line.elsewhere for line in lines)
     for launch, line in zip(started, lines, strict=True):
-        if line is None and is_elsewhere and command_lines.may_be_a_helper(launch):
-            left.append(command_lines.helper(launch))
-        elif line is None and (chosen == ours.name or (chosen is None and command_lines.is_megatron(launch))):
+        is_ours = chosen == ours.name or (chosen is None and command_lines.is_megatron(launch, alone=is_alone))
+        if line is None and is_ours:
             with _named(document, launch.label):
                 (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))
             found.append(Run(document=document, system=ours, evidence=evidence, imported=imported))

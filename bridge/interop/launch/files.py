@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop import strict_json
 from bridge.interop.document import MAX_BYTES
-from bridge.interop.launch.relevance import bears
-from bridge.interop.launch.syntax import parse
-from bridge.interop.launch.values import MARK, Unknowns, is_unknown
+from bridge.interop.launch.launches import bears
+from bridge.interop.launch.script import parse
+from bridge.interop.launch.variables import MARK, Unknowns, is_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.interop.launch.syntax import Script
+    from bridge.interop.launch.script import Script
 
-__all__ = ["CONFIGURATION", "Sources", "WrittenFile", "settings_of", "written"]
+__all__ = ["CONFIGURATION", "Sources", "WrittenFile", "settings_of"]
 
 CONFIGURATION = re.compile(r"\.(?:json|ya?ml|toml|cfg|ini|conf)$")
 JSON_PIECE = re.compile(rf'"(?:[^"\\]|\\.)*"|{MARK.pattern}')
@@ -38,6 +38,20 @@ class WrittenFile:
     text: str | None = None
     """The content; unknown pieces are marked. None: a program changes it."""
 
+    @classmethod
+    def added(
+        cls, files: Mapping[str, WrittenFile], name: str, text: str | None, line: int, *, append: bool
+    ) -> Mapping[str, WrittenFile]:
+        """Return the files of a script after a command has put a text into one of them, or at its end."""
+        key = str(PurePosixPath(name))
+        if text is None and key not in files:
+            return files
+        if append and text is not None:
+            old = files[key].text if key in files else None
+            text = None if old is None else f"{old}\n{text}"
+        rest = [(other, file) for other, file in files.items() if other != key]
+        return {**dict(rest[1 - MAX_FILES :]), key: cls(line=line, text=text[:MAX_LENGTH] if text else None)}
+
     @cached_property
     def precise(self) -> tuple[str, ...]:
         """The lines of its text that bear on precision."""
@@ -47,20 +61,6 @@ class WrittenFile:
     def note(self) -> str:
         """The name of the file in a report as long as it is not read."""
         return f"heredoc on line {self.line}"
-
-
-def written(
-    files: Mapping[str, WrittenFile], name: str, text: str | None, line: int, *, append: bool
-) -> Mapping[str, WrittenFile]:
-    """Return the files of a script after a command has put a text into one of them, or at its end."""
-    key = str(PurePosixPath(name))
-    if text is None and key not in files:
-        return files
-    old = files[key].text if append and key in files else None
-    if append and text is not None:
-        text = None if old is None else f"{old}\n{text}"
-    rest = [(other, file) for other, file in files.items() if other != key]
-    return {**dict(rest[1 - MAX_FILES :]), key: WrittenFile(line=line, text=text[:MAX_LENGTH] if text else None)}
 
 
 def settings_of(file: WrittenFile, path: str) -> tuple[dict[str, Any], dict[str, str]] | None:
@@ -113,7 +113,6 @@ class Sources:
         self.path = path
         self.unknowns = Unknowns()
         self.script = parse(Unknowns.plain(text), path)
-        self._texts: dict[str, str | None] = {}
         self._scripts: dict[str, Script] = {}
 
     def neighbour(self, name: str) -> str | None:
@@ -121,9 +120,13 @@ class Sources:
         rest = MARK.split(name)[-1].lstrip("/") if MARK.search(name) else name
         if not rest or rest.startswith(("/", "~")) or "\0" in rest:
             return None
-        if rest not in self._texts:
-            self._texts[rest] = _text(Path(self.path).parent / rest)
-        return self._texts[rest]
+        path = Path(self.path).parent / rest
+        try:
+            if not path.is_file() or path.stat().st_size > MAX_BYTES:
+                return None
+            return Unknowns.plain(path.read_text(encoding="utf-8").replace("\r\n", "\n"))
+        except (OSError, ValueError):
+            return None
 
     @property
     def inner(self) -> tuple[Script, ...]:
@@ -135,12 +138,3 @@ class Sources:
         if text not in self._scripts:
             self._scripts[text] = parse(text, self.path)
         return self._scripts[text]
-
-
-def _text(path: Path) -> str | None:
-    try:
-        if not path.is_file() or path.stat().st_size > MAX_BYTES:
-            return None
-        return Unknowns.plain(path.read_text(encoding="utf-8").replace("\r\n", "\n"))
-    except (OSError, ValueError):
-        return None

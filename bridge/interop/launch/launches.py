@@ -1,15 +1,15 @@
-"""`Launch`: one start of a Python program, and how a command line is recognised as one."""
+"""`Launch`: one start of a Python program; how a command is recognised as one, and which words bear on precision."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.interop.launch.relevance import bears, is_variable, known, loose
-from bridge.interop.launch.values import Unknowns, is_unknown
+from bridge.interop.launch.variables import MARK, Unknowns, is_unknown
+from bridge.interop.megatron_lm.flags import SWITCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,21 +19,41 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMAND_WORDS",
+    "HOLDS_ARGUMENTS",
     "MEGATRON_ARGUMENTS",
     "MODES",
+    "PRECISION_WORDS",
     "QUIET",
     "SHELLS",
+    "STATING",
     "UNREADABLE",
     "Launch",
+    "bears",
     "found_launch",
-    "holds_arguments",
+    "may_hold_options",
     "nested_script",
     "trainings",
 ]
 
 COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
 """What a string must hold to be followed as a script of its own."""
-
+PRECISION_WORDS = re.compile(
+    r"fp8|fp4|fp16|bf16|fp32|fp64|tf32|bfloat|float(?:16|32|8)|\bhalf\b|dtype|precision|loss[-_]?scale|amax|mxfp|nvfp"
+    r"|hysteresis|grads[-_]in|grad[-_]reduce[-_]in|quant|transformer[-_]impl|QK_LAYER|query[-_]key[-_]layer|kitchen"
+    r"|--use-(?:megatron|custom|torch)-fsdp|yaml[-_]cfg|deepspeed[-_]config",
+    re.IGNORECASE,
+)
+"""What a piece of a script that bears on precision looks like."""
+OTHER_OPTIONS = re.compile(
+    r"--(?:optim|fsdp\w*|deepspeed|use[-_](?:fsdp|deepspeed|cpu)|no[-_]cuda|load[-_]in[-_][48]bit|bits|torch[-_]compile\w*"
+    r"|finetuning[-_]type|mx\..+)(?:=.*)?|.*(?:\bmodel\.converters|amp_O2|\btrainer\.(?:strategy|plugins))(?:\b.*)?"
+)
+"""Options that systems other than Megatron-LM read with those."""
+OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
+STATING = re.compile(
+    r"(?<![\w-])--(?:bf16|fp16|(?:fp8|fp4)[\w-]*|precision|(?:mixed[-_]|compute[-_]|torch[-_])?(?:precision|dtype))(?![\w-])"
+)
+"""A flag that states a precision."""
 QUIET = frozenset(
     re.findall(
         r"\S+",
@@ -56,35 +76,22 @@ RUNNERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed|accelerate|bpython|
 UNREADABLE = "cannot be read here"
 """What the note of a line that the grammar does not know says of it."""
 PYTHON = re.compile(r"(^|/)(python[\d.]*|pypy\d?)$")
-STARTERS = re.compile(r"(^|/)(python[\d.]*|torchrun|deepspeed)$|^torch\.distributed\.(run|launch)$")
-"""What starts the program that follows it, under any name."""
+STARTERS = ("torch.distributed", "accelerate.commands", "pip", "deepspeed.launcher")
 HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
-TRAINERS = frozenset({"axolotl", "llamafactory-cli", "fairseq-train", "fairseq-hydra-train"})
-"""Programs that train and are started by a name of their own."""
+"""Names of variables that hold arguments: `$EXTRA_ARGS`, `$@`."""
 SWIFT = frozenset({"sft", "pt", "rlhf"})
 """Commands of ms-swift's that train."""
-VALUED = re.compile(r"--[^=]+")
 PATH = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d|^[^-]*/", re.IGNORECASE)
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
-TORCHTITAN = re.compile(
-    r"--(?:model|training|job|float8|mx|quantize|parallelism|compile|activation_checkpoint|checkpoint|optimizer)\..+"
-)
 MEGATRON_ARGUMENTS = frozenset(
-    {
-        "--num-layers",
-        "--hidden-size",
-        "--num-attention-heads",
-        "--micro-batch-size",
-        "--global-batch-size",
-        "--tensor-model-parallel-size",
-        "--pipeline-model-parallel-size",
-        "--seq-length",
-        "--train-iters",
-        "--train-samples",
-        "--fp8-format",
-        "--fp4-format",
-        "--transformer-impl",
-    }
+    re.findall(
+        r"\S+",
+        """
+        --num-layers --hidden-size --num-attention-heads --micro-batch-size --global-batch-size --seq-length
+        --tensor-model-parallel-size --pipeline-model-parallel-size --train-iters --train-samples
+        --fp8-format --fp4-format --transformer-impl
+        """,
+    )
 )
 """Arguments by which a command line of Megatron-LM is known."""
 MODES = frozenset({"--bf16", "--fp16"})
@@ -108,19 +115,17 @@ class Launch:
     late: frozenset[str] = frozenset()
     """Those of them whose values only the run decides."""
     decisions: tuple[str, ...] = ()
-    """Branches that the file does not decide, and the way taken."""
+    """Branches that the file does not decide, as they were taken."""
     notes: tuple[str, ...] = ()
     """What was not read: a sourced file, a heredoc that is a configuration."""
     unread: str = ""
     """Where text that was not executed states a precision, as a noun."""
     unmapped: tuple[Unmapped, ...] = ()
-    """What the shell itself drops or adds: flags behind a broken continuation, arguments from a pipe."""
+    """What the shell itself drops: flags behind a broken continuation."""
     defaulted: Mapping[str, str] = field(default_factory=dict)
     """Variables that the environment may set, and whose default in the script decides about the precision."""
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
     """Files that the script has written before."""
-    names: tuple[str, ...] = ()
-    """Programs that are started so, each on a way of its own; empty: this one alone."""
     place: int = 0
     """Which start it is among those on its line."""
     unknowns: Unknowns = field(default_factory=Unknowns, repr=False, compare=False)
@@ -133,11 +138,8 @@ class Launch:
     @property
     def label(self) -> str:
         """Which run it is: "line 41, pretrain_gpt.py"."""
-        if not self.line:
-            where = f"arguments in {self.program}" if self.program else ""
-            return "; ".join(filter(None, (where, *self.decisions)))
-        name = " or ".join(self.names or (self.name,))
-        return "; ".join((f"line {self.line}, {name}", *self.decisions))
+        held = f"arguments in {self.program}" if self.program else ""
+        return "; ".join(filter(None, (f"line {self.line}, {self.name}" if self.line else held, *self.decisions)))
 
     @cached_property
     def flags(self) -> frozenset[str]:
@@ -150,10 +152,10 @@ class Launch:
 
         That is words of the runner and the arguments, variables, and files of the script's own that arguments name.
         """
-        variables = tuple(sorted((name, value) for name, value in self.environment.items() if is_variable(name)))
+        variables = tuple(sorted((name, value) for name, value in self.environment.items() if _is_variable(name)))
         named = {str(PurePosixPath(self.unknowns.shown(word.rpartition("=")[2]))) for word in self.arguments}
         files = tuple((name, file.precise) for name, file in self.files.items() if name in named)
-        return known(self.runner), known(self.arguments), variables, files
+        return _known(self.runner), _known(self.arguments), variables, files
 
     @cached_property
     def name(self) -> str:
@@ -161,9 +163,51 @@ class Launch:
         return PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
 
 
-def holds_arguments(text: str) -> bool:
-    """Return whether an unknown word, as written, is named as if it held arguments: `$EXTRA_ARGS`, `$@`."""
-    return HOLDS_ARGUMENTS.search(text) is not None
+# -- which words bear on precision -----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def bears(text: str) -> bool:
+    """Return whether a piece of a script bears on precision."""
+    return PRECISION_WORDS.search(text) is not None or OTHER_OPTIONS.fullmatch(text) is not None
+
+
+def may_hold_options(word: str) -> bool:
+    """Return whether a word with unknown pieces may be options once they are known: not a path, not part of a name."""
+    rest = MARK.sub("", word)
+    return not rest.strip() or (is_unknown(word[:1]) and "/" not in rest)
+
+
+def _known(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that bear on precision and are known: such flags with their values."""
+    pairs = zip(words, ("", *words), strict=False)
+    return tuple(word for word, before in pairs if _counts(word, before) and not _may_hold(word, before))
+
+
+def _is_variable(name: str) -> bool:
+    return bears(name) or name.startswith("ACCELERATE_")
+
+
+def _is_value(before: str) -> bool:
+    return before.startswith("--") and "=" not in before and not SWITCH.fullmatch(before) and before not in MODES
+
+
+def _counts(word: str, before: str) -> bool:
+    if word.startswith("@") or OWN_FILE.search(word):
+        return True
+    if _is_value(before) and not word.startswith("-"):
+        return bears(before)
+    return bears(word) and (word.startswith("-") or "/" not in word)
+
+
+def _may_hold(word: str, before: str) -> bool:
+    """Return whether a word that only the run knows may hold options: not the value of one, and no path."""
+    if word.startswith("--"):
+        return is_unknown(word.partition("=")[0])
+    return is_unknown(word) and not _is_value(before) and may_hold_options(word)
+
+
+# -- which commands are launches -------------------------------------------------------------------------------------
 
 
 def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:
@@ -188,61 +232,32 @@ def _has_flags(launch: Launch) -> bool:
 
 def _may_set_precision(launch: Launch) -> bool:
     """Return whether a launch has words that bear on precision, or unknown ones that may hold such."""
-    shown = launch.unknowns.shown
-    words = [
-        word
-        for word in (*known(launch.arguments), *loose(launch.arguments))
-        if word.startswith(("--", "@")) or holds_arguments(shown(word)) or not PATH.search(shown(word))
-    ]
-    return bool(words) or any(map(bears, launch.runner))
+    pairs = zip(launch.arguments, ("", *launch.arguments), strict=False)
+    late = [launch.unknowns.shown(word) for word, before in pairs if _may_hold(word, before)]
+    return any(map(bears, (*launch.runner, *launch.arguments))) or not all(map(PATH.search, late))
 
 
-def found_launch(words: list[str], environment: Mapping[str, str]) -> tuple[list[str], str, list[str]] | None:
+def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
     """Return runner, program and arguments where a command starts a training program, else None."""
     if not words or (words[0] in QUIET and words[:3] != RAY) or words[0].startswith("-"):
         return None
     if words[:3] == RAY and "--" in words:
-        return found_launch(words[words.index("--") + 1 :], environment)
+        return found_launch(words[words.index("--") + 1 :])
     is_run = any(RUNNERS.search(word) for word in words[:40])
     for place, word in enumerate(words):
         if word.startswith("-") and word != "-m":
             continue
         name = PurePosixPath(word).name
-        own = name in TRAINERS or (name == "run_train.sh" and _is_torchtitan(words[place + 1 :], environment))
-        own = own or (name == "swift" and bool(SWIFT & {*words[place + 1 : place + 2]}))
-        is_value = not is_run and place > 1 and VALUED.fullmatch(words[place - 1]) and not is_unknown(words[0])
-        if is_value and word.endswith(".py") and any(map(bears, words[1:])):
-            return [], words[0], words[1:]
-        if own or word.endswith(".py") or (word.endswith(".py'") and is_run):
+        is_swift = name == "swift" and bool(SWIFT & {*words[place + 1 : place + 2]})
+        if is_swift or word.endswith(".py") or (word.endswith(".py'") and is_run):
             return words[:place], word, words[place + 1 :]
         if word == "-m" and is_run and place + 1 < len(words):
             module = words[place + 1]
-            if not module.startswith(("torch.distributed", "accelerate.commands", "pip", "deepspeed.launcher")):
+            if not module.startswith(STARTERS):
                 return words[:place], module, words[place + 2 :]
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
         return [], next((word for word in words if SCRIPT.search(word)), words[0]), words[first:]
-    return _unnamed(words)
-
-
-def _is_torchtitan(arguments: list[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a script is torchtitan's own."""
-    return environment.get("CONFIG_FILE", "").endswith(".toml") or any(map(TORCHTITAN.fullmatch, arguments))
-
-
-def _unnamed(words: list[str]) -> tuple[list[str], str, list[str]] | None:
-    """Return the parts of a command that starts a program whose name only the run knows, else None.
-
-    Where nothing follows the unknown word, it may be program and arguments in one and counts as both.
-    """
-    start = max((place for place, word in enumerate(words) if STARTERS.search(word)), default=len(words))
-    python = start < len(words) and PYTHON.search(words[start]) is not None
-    for place in range(start + 1, len(words)):
-        word, before = words[place], words[place - 1]
-        if python and word in ("-c", "-m", "-"):
-            return None
-        if not word.startswith("-") and (python or place - 1 == start or not before.startswith("-")):
-            return (words[:place], word, words[place + 1 :] or words[place:]) if is_unknown(word) else None
     return None
 
 

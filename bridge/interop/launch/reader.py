@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.conditions import decided
-from bridge.interop.launch.files import CONFIGURATION, WrittenFile, written
+from bridge.interop.launch.files import CONFIGURATION, WrittenFile
 from bridge.interop.launch.launches import (
     COMMAND_WORDS,
+    MODES,
+    PRECISION_WORDS,
     QUIET,
     SHELLS,
+    STATING,
     UNREADABLE,
     Launch,
     found_launch,
     nested_script,
 )
-from bridge.interop.launch.relevance import MODES, PRECISION_WORDS, STATING
-from bridge.interop.launch.syntax import COMMANDS, statements
-from bridge.interop.launch.values import Values, is_unknown, name_of
+from bridge.interop.launch.script import COMMANDS, WORDS, statements
+from bridge.interop.launch.variables import Variables, is_unknown, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,11 +33,12 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
     from bridge.interop.launch.files import Sources
-    from bridge.interop.launch.syntax import Command, Script
+    from bridge.interop.launch.script import Script
+    from bridge.interop.launch.variables import Value
 
-__all__ = ["Assumptions", "Choice", "Reader", "Reading"]
+__all__ = ["FIRST", "Choice", "Reader"]
 
-MAX_STEPS = 20_000
+MAX_STEPS = 10_000
 """Commands of one reading."""
 MAX_DEPTH = 12
 """Of functions and strings within each other."""
@@ -45,11 +48,12 @@ DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 POSITIONAL = (*map(str, range(1, 10)), "@", "*", "#")
 NAME = re.compile(r"[A-Za-z_]\w*")
 EQUALITY = frozenset({"=", "==", "!="})
-TESTS = frozenset({"test_command", "negated_command"})
+NUMERIC = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+INTEGER = re.compile(r"\s*-?\d{1,18}\s*")
 CONTAINERS = frozenset({"compound_statement", "subshell", "pipeline", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 EDITORS = frozenset({"sed", "cp", "mv"})
-READ_A_SCRIPT = frozenset({*SHELLS, "sbatch", "srun", "ssh", "qsub", "bsub"})
+READ_A_SCRIPT = SHELLS | {"sbatch", "srun", "ssh", "qsub", "bsub"}
 
 
 class _Ended(Exception):  # noqa: N818  a jump, not an error
@@ -68,28 +72,8 @@ class Choice:
     """As a report shows it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assumptions:
-    """What one reading assumes."""
-
-    stated: Mapping[str, str] = field(default_factory=dict)
-    """What the user states of the run."""
-    choice: Choice = Choice()
-    open: str = ""
-    """A variable whose default in the script is not taken."""
-
-
-@dataclass
-class Reading:
-    """What one reading finds."""
-
-    launches: list[Launch] = field(default_factory=list)
-    points: dict[str, tuple[str, list[Choice]]] = field(default_factory=dict)
-    """Undecided condition -> the branch that was taken, as a report shows it, and the others."""
-    defaulted: dict[str, str] = field(default_factory=dict)
-    """Variables that nothing sets and whose default in the script was taken."""
-    notes: dict[str, None] = field(default_factory=dict)
-    """What is not read, in order."""
+FIRST = Choice()
+"""The branches that bash takes with nothing set."""
 
 
 class Reader:
@@ -97,48 +81,46 @@ class Reader:
 
     Args:
         sources: The script, and what all its readings share.
-        given: What this reading assumes.
+        stated: What the user states of the run.
+        choice: The branch that is taken otherwise.
+        open_: A variable whose default in the script is not taken.
     """
 
-    def __init__(self, sources: Sources, given: Assumptions) -> None:
-        self.sources, self.script, self.path = sources, sources.script, sources.path
-        self.unknowns = unknowns = sources.unknowns
-        self.forced = dict(given.choice.forced)
-        self.values = Values(unknowns, given.stated, dict(given.choice.assumed), given.open)
-        self.found = Reading(defaulted=self.values.defaulted)
+    def __init__(self, sources: Sources, stated: Mapping[str, str], choice: Choice = FIRST, open_: str = "") -> None:
+        self.sources, self.script, self.unknowns = sources, sources.script, sources.unknowns
+        self.forced = dict(choice.forced)
+        self.values = Variables(sources.unknowns, stated, dict(choice.assumed), open_)
+        self.launches: list[Launch] = []
+        self.points: dict[str, tuple[str, list[Choice]]] = {}
+        """Undecided condition -> the branch that was taken, as a report shows it, and the others."""
+        self.notes: dict[str, None] = {}
+        """What is not read, in order."""
         self.exported: dict[str, str] = {}
         self.files: Mapping[str, WrittenFile] = {}
         self.functions: dict[str, tuple[Script, Node]] = {}
-        self.called: set[str] = set()
         self.steps = self.depth = self.sourced = 0
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
         self.executed: set[int] = set()
-        """Identifiers of the commands that were read."""
+        """Identifiers of the commands that were read, and of branches that a known value rules out."""
         self.last: tuple[int, int] | None = None
         """The end of the command that started something just before, and which launch it was."""
         self.stray: list[str] = []
 
-    def read(self) -> Reading:
-        """Return what the script starts; without any launch, what its functions would, or its variables hold."""
-        error = self.script.error
+    def read(self) -> Reader:
+        """Find what the script starts; without any launch, the arguments that its variables hold."""
+        path, error = self.sources.path, self.script.error
         self.block(statements(self.script.root))
-        for name, (_, body) in list(self.functions.items()) if not self.found.launches else ():
-            if name not in self.called:
-                self.block([body])
-        if not self.found.launches and error:
+        if not self.launches and error:
             remedy = "Correct the script there."
-            raise PayloadError(f"{self.path}, line {error}: must be bash that can be read here, and is not. {remedy}")
-        if not self.found.launches:
-            self.found.launches.append(self.held())
+            raise PayloadError(f"{path}, line {error}: must be bash that can be read here, and is not. {remedy}")
+        if not self.launches:
+            self.launches.append(self.held())
         if error:
-            self.found.notes[f"line {error}, which {UNREADABLE}"] = None
-        unread = self.unread()
-        self.found.launches = [
-            replace(launch, notes=tuple(dict.fromkeys((*self.found.notes, *launch.notes))), unread=unread)
-            for launch in self.found.launches
-        ]
-        return self.found
+            self.notes[f"line {error}, which {UNREADABLE}"] = None
+        unread, notes = self.unread(), tuple(self.notes)
+        self.launches = [replace(launch, notes=notes, unread=unread) for launch in self.launches]
+        return self
 
     def unread(self) -> str:
         """Return where text that this reading does not execute states a precision, as a noun; empty: nowhere.
@@ -147,7 +129,7 @@ class Reader:
         """
         found = [
             (flag not in MODES, place > 0, line, flag, is_branch)
-            for place, script in enumerate((self.script, *self.sources.inner))
+            for place, script in enumerate((self.sources.script, *self.sources.inner))
             for line, flag, is_branch in script.unexecuted(STATING, self.executed)
         ]
         if not found:
@@ -168,7 +150,7 @@ class Reader:
         for node in nodes:
             self.steps += 1
             if self.steps > MAX_STEPS:
-                self.found.notes[f"what follows after {MAX_STEPS} commands"] = None
+                self.notes[f"what follows after {MAX_STEPS} commands"] = None
                 raise _Ended
             self.one(node)
 
@@ -179,6 +161,8 @@ class Reader:
             return self.command(node)
         if kind == "list":
             return self.joined(node)
+        if kind == "redirected_statement":
+            return self.one(node.named_children[0])
         if kind == "if_statement":
             self.conditional(node)
         elif kind == "case_statement":
@@ -189,11 +173,13 @@ class Reader:
             name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
             if name is not None and body is not None:
                 self.functions[self.script.text(name)] = (self.script, body)
-        elif kind == "redirected_statement":
-            return self.one(node.named_children[0])
         elif kind in CONTAINERS and not _is_arithmetic(node):
             self.run(statements(node))
         return None
+
+    def text(self, node: Node) -> str:
+        """Return a word as one text."""
+        return self.values.text(self.script, node)
 
     # -- branches ----------------------------------------------------------------------------------------------------
 
@@ -201,19 +187,26 @@ class Reader:
         """Read the branch of an `if` that is taken."""
         clauses = [node, *(child for child in node.children if child.type == "elif_clause")]
         otherwise = [child for child in node.children if child.type == "else_clause"]
-        for clause in clauses:
+        taken = self.values.taken
+        for place, clause in enumerate(clauses):
             then = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
             condition = [child for child in clause.children[:then] if child.is_named and child.type != "comment"]
-            body = [
-                child
-                for child in clause.children[then:]
-                if child.is_named and child.type not in ("elif_clause", "else_clause", "comment")
-            ]
-            word = "elif" if clause is not node else "if"
+            body = [child for child in statements(clause) if child.start_byte >= clause.children[then].start_byte]
+            body = [child for child in body if child.type not in ("elif_clause", "else_clause")]
+            rest = [*otherwise, *clauses[place + 1 :]]
+            word = "elif" if place else "if"
             if self.holds(condition, clause, word, body, otherwise if clause is clauses[-1] else []):
+                self.rule_out(rest, condition, taken)
                 self.run(body)
                 return
+            self.rule_out(body, condition, taken)
         self.run(otherwise)
+
+    def rule_out(self, branches: list[Node], condition: list[Node], taken: int) -> None:
+        """Note branches that no run takes: the values that the condition reads are known, and no defaults."""
+        is_test = bool(condition) and self.test_words(condition[-1]) is not None
+        if is_test and self.values.taken == taken and self.answer(condition[-1], sure=True) is not None:
+            self.executed |= {branch.id for branch in branches}
 
     def holds(self, condition: list[Node], at: Node, word: str, body: list[Node], otherwise: list[Node]) -> bool:
         """Return whether a condition holds; where the file does not say, with nothing set.
@@ -224,12 +217,12 @@ class Reader:
             self.one(node)
         answer = self.answer(condition[-1], sure=True) if condition else True
         if answer is not None:
-            return answer != (not self.found.launches and self.ends(body if answer else otherwise))
+            return answer != (not self.launches and self.ends(body if answer else otherwise))
         if self.ends(body):
             return False
         if self.ends(otherwise):
             return True
-        shown = self.unknowns.shown(self.script.shown(condition))
+        shown = self.unknowns.shown(" ".join(self.script.text(condition[0], condition[-1]).split()))
         line = self.line or at.start_point.row + 1
         default = bool(self.answer(condition[-1], sure=False))
         labels = {True: f"line {line}, {word} {shown}", False: f"line {line}, not {shown}"}
@@ -241,7 +234,7 @@ class Reader:
             key = shown
             default = self.forced.get(key, default)
             other = Choice(forced=((key, not default),), label=labels[not default])
-        others = self.found.points.setdefault(key, (labels[default], []))[1]
+        others = self.points.setdefault(key, (labels[default], []))[1]
         if other not in others and len(others) < MAX_OPTIONS:
             others.append(other)
         return default
@@ -261,9 +254,10 @@ class Reader:
     def test_words(self, node: Node) -> list[str] | None:
         """Return the words of a test without its brackets."""
         if node.type == "test_command" and node.children[0].type in ("[", "[["):
-            return [self.values.text(word) for word in self.script.test(node)]
-        if node.type == "command" and self.script.command(node).name == "test":
-            return [self.values.text(word) for word in self.script.command(node).words[1:]]
+            script = self.script
+            return [self.text(one) if one.type in WORDS else script.text(one) for one in script.test(node)]
+        if node.type == "command" and self.script.name(node) == "test":
+            return [self.text(one) for one in node.children[1:] if one.type in WORDS]
         return None
 
     def answer(self, node: Node, *, sure: bool) -> bool | None:
@@ -272,42 +266,32 @@ class Reader:
             inner = self.answer(node.named_children[-1], sure=sure)
             return None if inner is None else not inner
         if node.type == "list":
-            left, right = (self.answer(node.children[side], sure=sure) for side in (0, -1))
-            strong = node.children[1].type == "||"
-            if strong in (left, right):
-                return strong
-            return None if None in (left, right) else not strong
+            return _either(
+                node.children[1].type == "||", *(self.answer(node.children[at], sure=sure) for at in (0, -1))
+            )
         words = self.test_words(node)
         if words is not None:
-            if not sure:
-                words = [self.unknowns.with_nothing_set(word) for word in words]
             is_double = node.children[0].type == "[["
-            return decided(words, double=is_double) if sure else decided(words, double=is_double) or False
+            if sure:
+                return _decided(words, double=is_double)
+            return _decided([self.unknowns.with_nothing_set(word) for word in words], double=is_double) or False
         if node.type == "redirected_statement":
             return self.answer(node.named_children[0], sure=sure)
         if node.type in ("command", "pipeline") and sure:
             return self.one(node)
-        if node.type == "command" and self.script.command(node).name in ("true", ":"):
-            return True
-        return None if sure else False
+        return None if sure else node.type == "command" and self.script.name(node) in ("true", ":")
 
     def joined(self, node: Node) -> bool | None:
         """Read `left && right` or `left || right`; return whether it succeeds."""
         left, right, wanted = node.children[0], node.children[-1], node.children[1].type == "&&"
-        if self.is_test(left):
+        if _is_test(left):
+            taken = self.values.taken
             if self.holds([left], node, "if", *(([right], []) if wanted else ([], [right]))) == wanted:
                 return self.one(right)
+            self.rule_out([right], [left], taken)
             return not wanted
-        status = self.one(left)
-        if status is None:
-            status = True  # a command that is not known to fail
+        status = self.one(left) is not False  # a command that is not known to fail
         return self.one(right) if status == wanted else status
-
-    def is_test(self, node: Node) -> bool:
-        """Return whether a node is nothing but tests."""
-        if node.type == "list":
-            return self.is_test(node.children[0]) and self.is_test(node.children[-1])
-        return node.type in TESTS or _is_arithmetic(node)
 
     def ends(self, body: list[Node], script: Script | None = None, depth: int = 0) -> bool:
         """Return whether a branch ends the script and starts nothing."""
@@ -318,7 +302,7 @@ class Reader:
             inner = node.named_children[0] if node.type == "redirected_statement" else node
             if inner.type != "command":
                 continue
-            first = script.command(inner).name
+            first = script.name(inner)
             if first in ("exit", "return"):
                 return True
             if first in self.functions and depth < 3:
@@ -331,32 +315,31 @@ class Reader:
 
     def case(self, node: Node) -> None:
         """Read the arm of a `case` that is taken."""
-        (subject,) = map(self.values.text, self.script.words(node.children_by_field_name("value")))
-        name = name_of(self.unknowns.shown(subject)) if self.unknowns.is_unset(subject) else ""
-        plain = self.unknowns.with_nothing_set(subject)
-        late = is_unknown(subject)
-        shown = self.unknowns.shown(subject)
+        before = self.values.taken
+        (subject,) = map(self.text, node.children_by_field_name("value"))
+        is_known = not is_unknown(subject)
+        shown, plain = self.unknowns.shown(subject), self.unknowns.with_nothing_set(subject)
+        name = name_of(shown) if self.unknowns.is_unset(subject) else ""
         key = f"${name}" if name else shown
-        taken: list[Node] | None = None
-        label = ""
+        taken, label = None, ""
         others: list[Choice] = []
         heads: list[str] = []
         for item in node.named_children:
             if item.type != "case_item":
                 continue
             patterns = item.children_by_field_name("value")
-            heads.append(self.script.shown(patterns))
-            texts = [self.values.text(word) for word in self.script.words(patterns)]
+            heads.append(" ".join(self.script.text(patterns[0], patterns[-1]).split()))
+            texts = [self.text(pattern) for pattern in patterns if pattern.type in WORDS]
             body = item.named_children[len(patterns) :]
             own = f"line {self.line or item.start_point.row + 1}, if case {shown} in {heads[-1]})"
             arm = f"{key} in {heads[-1]}"
-            if late and self.ends(body):
+            if not is_known and self.ends(body):
                 continue
             if taken is None and self.forced.get(arm, any(fnmatchcase(plain, pattern) for pattern in texts)):
                 taken, label = body, own
-                if not late:
-                    break
-            elif late and "*" not in texts:
+            elif is_known and before == self.values.taken:
+                self.executed.add(item.id)
+            elif not is_known and "*" not in texts:
                 literal = next((one.replace("*", "") for one in texts if one), "")
                 if name and literal and not is_unknown(literal):
                     others.append(Choice(assumed=((name, literal),), label=own))
@@ -365,7 +348,7 @@ class Reader:
         if others:
             neither = f"{'neither' if len(heads) > 1 else 'not'} {' nor '.join(heads)}"
             label = label or f"line {self.line or node.start_point.row + 1}, case {shown} is {neither}"
-            known = self.found.points.setdefault(key, (label, []))[1]
+            known = self.points.setdefault(key, (label, []))[1]
             known += [one for one in others[: MAX_OPTIONS - len(known)] if one not in known]
         self.run(taken or ())
 
@@ -373,9 +356,11 @@ class Reader:
         """Read the body of a loop once, with the first value of its variable."""
         if node.type == "for_statement":
             (name,) = map(self.script.text, node.children_by_field_name("variable"))
-            items = self.values.all_words(self.script.words(node.children_by_field_name("value")))
+            given = [one for one in node.children_by_field_name("value") if one.type in WORDS]
+            items = self.values.words(self.script, given)
             is_known = items and name not in self.values.stated
-            self.values.set(name, items[0] if is_known else self.values.unknown(name))
+            value = items[0] if is_known else self.values.mark(f"${name}", is_unset=True)
+            self.values.set(name, value, soft=len(items) > 1)
         self.run(node.children_by_field_name("body"))
 
     # -- commands ----------------------------------------------------------------------------------------------------
@@ -383,11 +368,12 @@ class Reader:
     def command(self, node: Node) -> bool | None:
         """Read a simple command, a declaration or assignments; return whether it succeeds where that is known."""
         self.executed.add(node.id)
-        command, values = self.script.command(node), self.values
-        words = values.all_words(command.words)
+        values = self.values
+        redirects = self.script.redirects(node)
+        words = self.expanded(node, redirects)
         last, self.last = self.last, None
-        before = {one[0]: values.variables.get(one[0]) for one in command.assignments}
-        prefix = self.assigned(command)
+        before = dict(values.values) if words else {}
+        prefix = self.assigned(node)
         if words and words[0] in DECLARERS:
             self.declare(words, prefix)
             return True
@@ -395,110 +381,120 @@ class Reader:
             self.exported |= {name: value for name, value in prefix.items() if name in self.exported}
             return True
         try:
-            return self.simple(command, words, prefix, last)
+            return self.simple(node, redirects, words, prefix, last)
         finally:
-            for name, value in before.items():  # `NAME=value command` sets it for the command only
-                if value is None:
-                    values.variables.pop(name, None)
+            for name in prefix:  # `NAME=value command` sets it for the command only
+                if name in before:
+                    values.values[name] = before[name]
                 else:
-                    values.variables[name] = value
+                    values.values.pop(name, None)
+
+    def expanded(self, node: Node, redirects: list[Node]) -> list[str]:
+        """Return the words of a command, those behind a redirection too."""
+        words: list[str] = []
+        for child in () if node.type == "variable_assignment" else node.children:
+            if child.type == "command_name":
+                words += self.values.words(self.script, child.children[:1])
+            elif child.type in WORDS:
+                words += self.values.words(self.script, [child])
+            elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
+                words.append(self.script.text(child))
+        for redirect in redirects:
+            words += self.values.words(self.script, _targets(redirect)[1:])
+        return words
 
     def simple(
-        self, command: Command, words: list[str], prefix: Mapping[str, str], last: tuple[int, int] | None
+        self,
+        node: Node,
+        redirects: list[Node],
+        words: list[str],
+        prefix: Mapping[str, str],
+        last: tuple[int, int] | None,
     ) -> bool | None:
         """Read one command by its expanded words."""
-        first = words[0]
+        first, line = words[0], node.start_point.row + 1
+        end = max(one.end_point.row + 1 for one in (node, *redirects))
         if first in ("true", "false", ":"):
             return first != "false"
         if first in ("exit", "return"):
             raise _Ended
         if first.startswith("-") and len(first) > 1:
-            self.lost(command, words, last)
+            self.lost(end, words, last)
         elif first in ("source", "."):
-            self.source(words, command.line)
+            self.source(words, line)
         elif first == "eval":
-            self.nested(" ".join(words[1:]), command.line)
+            self.nested(" ".join(words[1:]), line)
         elif first == "unset":
             for name in words[1:]:
-                self.values.variables.pop(name, None)
+                self.values.values.pop(name, None)
         elif first in self.functions:
-            self.call(first, words)
+            self.call(first, words[1:])
         else:
-            self.launch(command, words, prefix)
-            self.write(command, words)
+            self.launch(line, end, words, prefix)
+            self.write(line, redirects, words)
         return None
 
     def declare(self, words: list[str], declared: dict[str, str]) -> None:
         """Read `export NAME=value` and its kin."""
-        switches = "".join(word[1:] for word in words[1:] if word.startswith("-"))
         for word in words[1:]:
             name, equals, value = word.partition("=")
             if NAME.fullmatch(name) and equals:
                 self.values.set(name, value)
                 declared[name] = value
-            elif words[0] == "export" and name in self.values.variables:
-                held = self.values.variables[name]
+            elif words[0] == "export" and name in self.values.values:
+                held = self.values.values[name]
                 declared[name] = held if isinstance(held, str) else " ".join(held)
-        if words[0] == "export" or "x" in switches:
+        if words[0] == "export" or any(word.startswith("-") and "x" in word for word in words[1:]):
             self.exported |= declared
 
-    def assigned(self, command: Command) -> dict[str, str]:
+    def assigned(self, node: Node) -> dict[str, str]:
         """Set the variables of a command; return those that hold a text."""
         values, found = self.values, {}
-        for name, index, append, value in command.assignments:
-            if isinstance(value, list):
-                items = values.all_words(value)
-                if name in values.stated and not append and items and all(map(is_unknown, items)):
-                    items = values.stated[name].split()
-                values.set(name, items, append=append)
+        for one in [node] if node.type == "variable_assignment" else node.children:
+            if one.type != "variable_assignment":
                 continue
-            taken = values.taken
-            text = values.text(value)
-            if name in values.stated and values.taken > taken and not append:
-                text = values.stated[name]
-            if index:
-                values.set(name, [text], append=True)
-                continue
-            values.set(name, text, append=append)
-            held = values.variables[name]
+            name, _, index = self.script.text(one.children[0]).partition("[")
+            given = one.child_by_field_name("value")
+            append, taken = len(one.children) > 1 and one.children[1].type == "+=", values.taken
+            value: Value = "" if given is None else self.text(given)
+            if given is not None and given.type == "array":
+                value = values.words(self.script, [child for child in given.named_children if child.type in WORDS])
+            elif index:
+                value, append = [str(value)], True
+            values.set(name, value, append=append, soft=values.taken > taken)
+            held = values.values[name]
             if isinstance(held, str):
                 found[name] = held
         return found
 
-    def lost(self, command: Command, words: list[str], last: tuple[int, int] | None) -> None:
+    def lost(self, end: int, words: list[str], last: tuple[int, int] | None) -> None:
         """Record options that stand where a command should: the rest of one that a line end cut off."""
         if last is None:
             self.stray += words
             return
-        end, at = last
-        why = _cut(self.script.lines, end) or _cut(self.script.lines, command.line - 1) or "no backslash ends the line"
+        before, at = last
+        detail = "no backslash ends the line, or a comment or an empty line follows it"
         loss = Unmapped(
-            field=f"line continuation on line {end}",
+            field=f"line continuation on line {before}",
             value=self.unknowns.shown(" ".join(words)),
             reason="dead knob",
-            detail=f"{why}, so that bash ends the command and the flags behind it are not passed",
+            detail=f"{detail}, so that bash ends the command and the flags behind it are not passed",
             remedy="Repair the line end, or drop what follows it.",
         )
-        launch = self.found.launches[at]
-        self.found.launches[at] = replace(launch, unmapped=(*launch.unmapped, loss))
-        self.last = (command.end, at)
+        self.launches[at] = replace(self.launches[at], unmapped=(*self.launches[at].unmapped, loss))
+        self.last = (end, at)
 
-    def call(self, name: str, words: list[str]) -> None:
+    def call(self, name: str, arguments: list[str]) -> None:
         """Read the body of a function with its arguments."""
-        self.called.add(name)
-        variables, arguments = self.values.variables, words[1:]
-        before = {place: variables[place] for place in POSITIONAL if place in variables}
-        given = {str(place): word for place, word in enumerate(arguments[:9], 1)}
-        self._replace(given | {"@": arguments, "*": " ".join(arguments), "#": str(len(arguments))})
+        values = self.values.values
+        before = {place: values.pop(place) for place in POSITIONAL if place in values}
+        values |= {str(place): word for place, word in enumerate(arguments[:9], 1)}
+        values |= {"@": arguments, "*": " ".join(arguments), "#": str(len(arguments))}
         script, body = self.functions[name]
         self.within(script, [body], self.line)
-        self._replace(before)
-
-    def _replace(self, given: Mapping[str, str | list[str]]) -> None:
-        """Set the arguments of a function, and drop all others."""
         for place in POSITIONAL:
-            self.values.variables.pop(place, None)
-        self.values.variables |= given
+            values.pop(place, None)
+        values |= before
 
     def within(self, script: Script, nodes: Iterable[Node], line: int) -> None:
         """Read commands of a function, a string or another file."""
@@ -517,16 +513,16 @@ class Reader:
         text = self.sources.neighbour(words[1]) if len(words) > 1 and self.sourced < MAX_SOURCED else None
         self.sourced += text is not None
         if text is None or not self.parsed(text, line):
-            self.found.notes[f"source {self.unknowns.shown(' '.join(words[1:2]))}"] = None
+            self.notes[f"source {self.unknowns.shown(' '.join(words[1:2]))}"] = None
 
     def nested(self, text: str, line: int) -> bool:
         """Read a string that is a script; return whether it starts something."""
         if not COMMAND_WORDS.search(text):
             return False
-        count = len(self.found.launches)
+        count = len(self.launches)
         if not self.parsed(text, line):
-            self.found.notes[f"the string on line {line}"] = None
-        return len(self.found.launches) > count
+            self.notes[f"the string on line {line}"] = None
+        return len(self.launches) > count
 
     def parsed(self, text: str, line: int) -> bool:
         """Read a text that is a script; return whether it can be parsed."""
@@ -539,43 +535,69 @@ class Reader:
 
     # -- launches ----------------------------------------------------------------------------------------------------
 
-    def launch(self, command: Command, words: list[str], prefix: Mapping[str, str]) -> None:
+    def launch(self, line: int, end: int, words: list[str], prefix: Mapping[str, str]) -> None:
         """Note what a command starts."""
         inner = nested_script(words)
-        if inner is not None and self.nested(inner, command.line):
+        if inner is not None and self.nested(inner, line):
             return
         environment = {**self.exported, **prefix}
-        started = found_launch(words, environment)
+        started = found_launch(words)
         if started is None:
             return
         runner, program, arguments = started
-        line = self.line or command.line
-        self.last = (command.end, len(self.found.launches))
-        self.found.launches.append(
-            Launch(
-                line=line,
-                program=self.unknowns.shown(program),
-                arguments=tuple(arguments),
-                runner=tuple(runner),
-                environment={name: self.unknowns.shown(value) for name, value in environment.items()},
-                late=frozenset(name for name, value in environment.items() if is_unknown(value)),
-                files=self.files,
-                place=sum(one.line == line for one in self.found.launches),
-                unknowns=self.unknowns,
-            )
+        line = self.line or line
+        self.last = (end, len(self.launches))
+        place = sum(one.line == line for one in self.launches)
+        self.launches.append(
+            self.made(line, self.unknowns.shown(program), arguments, environment, runner=tuple(runner), place=place)
         )
 
-    def write(self, command: Command, words: list[str]) -> None:
+    def made(
+        self,
+        line: int,
+        program: str,
+        arguments: Iterable[str],
+        environment: Mapping[str, str],
+        *,
+        runner: tuple[str, ...] = (),
+        place: int = 0,
+    ) -> Launch:
+        """Return a launch in the present environment."""
+        return Launch(
+            line=line,
+            program=program,
+            arguments=tuple(arguments),
+            runner=runner,
+            environment={name: self.unknowns.shown(value) for name, value in environment.items()},
+            late=frozenset(name for name, value in environment.items() if is_unknown(value)),
+            files=self.files,
+            place=place,
+            unknowns=self.unknowns,
+        )
+
+    def write(self, line: int, redirects: list[Node], words: list[str]) -> None:
         """Follow what a command writes: a configuration, or a script that a shell reads."""
-        name = PurePosixPath(words[0]).name
-        text = self.values.text(command.body) if command.body is not None else None
+        name, text = PurePosixPath(words[0]).name, None
+        outputs: list[tuple[bool, str]] = []
+        for redirect in redirects:
+            for target in _targets(redirect)[:1]:
+                body = self.script.body(target)
+                sign = next((child.type for child in redirect.children if not child.is_named), "")
+                is_error = (
+                    redirect.children[0].type == "file_descriptor" and self.script.text(redirect.children[0]) != "1"
+                )
+                if body is not None:
+                    text = body[0] if body[1] else self.values.heredoc(body[0])
+                elif redirect.type == "herestring_redirect":
+                    text = self.text(target)
+                elif sign in (">", ">>", ">|", "&>") and not is_error:
+                    outputs.append((sign == ">>", self.unknowns.shown(self.text(target))))
         if text is not None and name in READ_A_SCRIPT:
-            self.nested(text, command.line)
+            self.nested(text, line)
             return
-        outputs = [(append, self.unknowns.shown(self.values.text(target))) for append, target in command.outputs]
-        for _, target in outputs:
-            if text is not None and CONFIGURATION.search(target) and PRECISION_WORDS.search(text):
-                self.found.notes[f"heredoc on line {command.line}"] = None
+        for _, output in outputs:
+            if text is not None and CONFIGURATION.search(output) and PRECISION_WORDS.search(text):
+                self.notes[f"heredoc on line {line}"] = None
         if name == "tee" and len(words) > 1:
             outputs = [("-a" in words, self.unknowns.shown(words[-1]))]
         elif name == "echo":
@@ -584,13 +606,13 @@ class Reader:
             text = None
         if name in EDITORS:
             outputs += [(False, self.unknowns.shown(word)) for word in words[1:]]
-        for append, target in outputs:
-            self.files = written(self.files, target, text, command.line, append=append)
+        for append, output in outputs:
+            self.files = WrittenFile.added(self.files, output, text, line, append=append)
 
     def held(self) -> Launch:
         """Return the arguments that variables hold, for a file that others source."""
         holders: dict[str, list[str]] = {}
-        for name, value in self.values.variables.items():
+        for name, value in self.values.values.items():
             words = value if isinstance(value, list) else value.split()
             if name not in self.values.stated and any(word.startswith("--") for word in words):
                 holders[name] = [piece for word in words for piece in word.split()]
@@ -600,15 +622,13 @@ class Reader:
             for name, text in texts.items()
             if not any(other != name and len(held) > len(text) and text in held for other, held in texts.items())
         ]
-        return Launch(
-            line=0,
-            program=", ".join(merged),
-            arguments=(*(word for name in merged for word in holders[name]), *self.stray),
-            environment={name: self.unknowns.shown(value) for name, value in self.exported.items()},
-            late=frozenset(name for name, value in self.exported.items() if is_unknown(value)),
-            files=self.files,
-            unknowns=self.unknowns,
-        )
+        arguments = (*(word for name in merged for word in holders[name]), *self.stray)
+        return self.made(0, ", ".join(merged), arguments, self.exported)
+
+
+def _targets(redirect: Node) -> list[Node]:
+    """Return the words of a redirection: its file first."""
+    return [child for child in redirect.named_children if child.type in WORDS]
 
 
 def _is_arithmetic(node: Node) -> bool:
@@ -616,17 +636,45 @@ def _is_arithmetic(node: Node) -> bool:
     return node.type == "compound_statement" and node.children[0].type == "(("
 
 
-def _cut(lines: list[str], end: int) -> str:
-    """Return why a command ends on a line although the next one seems to go on with it; empty: nothing says why."""
-    line = lines[end - 1] if 0 < end <= len(lines) else ""
-    before = lines[end - 2] if 1 < end <= len(lines) else ""
-    if re.search(r"\\[ \t]+$", line):
-        return "a blank follows the backslash"
-    if "#" in line and (line.rstrip().endswith("\\") or before.rstrip().endswith("\\")):
-        return "a comment stands there" if line.lstrip().startswith("#") else "a comment hides the backslash"
-    if before.endswith("\\") and not line.strip():
-        return "the line behind the backslash is empty"
-    if not line.endswith("\\"):
-        return ""
-    after = next((one for one in lines[end:] if one.strip()), "")
-    return "a comment stands there" if after.lstrip().startswith("#") else "the line behind the backslash is empty"
+def _is_test(node: Node) -> bool:
+    """Return whether a node is nothing but tests."""
+    if node.type == "list":
+        return _is_test(node.children[0]) and _is_test(node.children[-1])
+    return node.type in ("test_command", "negated_command") or _is_arithmetic(node)
+
+
+def _either(strong: bool, *sides: bool | None) -> bool | None:
+    """Return what two sides of `||` (`strong` is True) or `&&` (False) say together."""
+    if strong in sides:
+        return strong
+    return None if None in sides else not strong
+
+
+def _decided(words: list[str], *, double: bool) -> bool | None:
+    """Return what the words inside `[ ... ]` or, with `double`, `[[ ... ]]` say; None where only the run decides."""
+    for joint, strong in ((("||", "-o"), True), (("&&", "-a"), False)):
+        for word in joint:
+            if word in words[1:-1]:
+                place = words.index(word, 1)
+                return _either(strong, *(_decided(side, double=double) for side in (words[:place], words[place + 1 :])))
+    words = [word for word in words if word not in ("(", ")")]
+    if words[:1] == ["!"]:
+        inner = _decided(words[1:], double=double)
+        return None if inner is None else not inner
+    if any(map(is_unknown, words)):
+        return None
+    if len(words) == 1:
+        return bool(words[0])
+    if len(words) == 2 and words[0] in ("-z", "-n"):
+        return bool(words[1]) == (words[0] == "-n")
+    if len(words) != 3:
+        return None
+    left, sign, right = words
+    if sign in EQUALITY:
+        equal = fnmatchcase(left, right) if double else left == right
+        return equal == (sign != "!=")
+    if sign == "=~" and re.fullmatch(r"[\w^$-]+", right):
+        return re.search(right, left) is not None
+    if sign in NUMERIC and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
+        return bool(NUMERIC[sign](int(left), int(right)))
+    return None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.launch.values import is_unknown
+import yaml
+
+from bridge.interop.launch.variables import is_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["CommandWords", "nested", "typed"]
+__all__ = ["CommandWords", "nested"]
 
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 NUMBER = re.compile(r"-\d|-\.\d")
@@ -27,6 +29,7 @@ class CommandWords:
     """
 
     def __init__(self, words: Iterable[str], shown: Callable[[str], str]) -> None:
+        self.shown = shown
         self.options: dict[str, str | bool] = {}
         """`--some-name value`, by `some_name`; True without a value. The last one counts."""
         self.overrides: dict[str, str] = {}
@@ -36,85 +39,63 @@ class CommandWords:
         """Option or override whose value only the run decides -> the value as it was written."""
         self.loose: list[str] = []
         """Words that only the run decides and that may hold any option."""
-        self.known: list[str] = []
-        """The words without those that only the run decides."""
         self.written: dict[str, str] = {}
         """Option -> the option as it was written."""
         waiting = ""
         for word in words:
-            if word.startswith("-") and not NUMBER.match(word) and len(word.lstrip("-")) > 0:
-                waiting = self._option(word, shown)
+            if word.startswith("-") and not NUMBER.match(word) and word.strip("-"):
+                waiting = self._option(word)
             elif waiting:
-                self._value(waiting, word, shown)
+                self._value(self.options, waiting, word)
                 waiting = ""
             else:
-                self._other(word, shown)
+                self._other(word)
 
-    def _option(self, word: str, shown: Callable[[str], str]) -> str:
+    @property
+    def known(self) -> list[str]:
+        """The options and their values without those that only the run decides."""
+        pairs = ((self.written[key], value) for key, value in self.options.items())
+        return [name if value is True else f"{name}={value}" for name, value in pairs]
+
+    def _option(self, word: str) -> str:
         """Note an option; return its name where a value may follow."""
-        name, equals, value = word.lstrip("-").partition("=")
-        key = name.replace("-", "_")
+        name, equals, value = word.partition("=")
         if is_unknown(name):
-            self.loose.append(shown(word))
+            self.loose.append(self.shown(word))
             return ""
-        self.written[key] = word.partition("=")[0]
+        key = name.lstrip("-").replace("-", "_")
+        self.written[key], self.options[key] = name, True
         self.undecided.pop(key, None)
         if equals:
-            self._value(key, value, shown)
-            return ""
-        self.options[key] = True
-        self.known.append(word)
-        return key
+            self._value(self.options, key, value)
+        return "" if equals else key
 
-    def _value(self, key: str, value: str, shown: Callable[[str], str]) -> None:
-        if is_unknown(value) and HOLDS_OPTIONS.search(shown(value)):
-            self.loose.append(shown(value))
-            return
-        if is_unknown(value):
-            self.undecided[key] = shown(value)
-            self.options.pop(key, None)
-            if self.known[-1:] == [self.written[key]]:
-                self.known.pop()
-            return
-        self.options[key] = value
-        if self.known[-1:] == [self.written[key]]:
-            self.known.append(value)
+    def _value(self, group: dict[str, Any], key: str, value: str) -> None:
+        """Note the value of an option or override."""
+        if is_unknown(value) and group is self.options and HOLDS_OPTIONS.search(self.shown(value)):
+            self.loose.append(self.shown(value))
+        elif is_unknown(value):
+            self.undecided[key] = self.shown(value)
+            group.pop(key, None)
         else:
-            self.known.append(f"{self.written[key]}={value}")
+            self.undecided.pop(key, None)
+            group[key] = value
 
-    def _other(self, word: str, shown: Callable[[str], str]) -> None:
+    def _other(self, word: str) -> None:
         found = OVERRIDE.fullmatch(word)
         if found is not None and not is_unknown(found[1]):
-            key, value = found[1], found[2]
-            if is_unknown(value):
-                self.undecided[key] = shown(value)
-                self.overrides.pop(key, None)
-            elif word.startswith("~"):
-                self.overrides.pop(key, None)
+            if word.startswith("~"):
+                self.overrides.pop(found[1], None)
             else:
-                self.undecided.pop(key, None)
-                self.overrides[key] = value
+                self._value(self.overrides, found[1], found[2])
         elif is_unknown(word):
-            self.loose.append(shown(word))
+            self.loose.append(self.shown(word))
         else:
             self.rest.append(word)
-            self.known.append(word)
 
 
-def typed(value: str | bool) -> Any:
-    """Return a value as YAML reads it, a text where that fails."""
-    import yaml
-
-    if isinstance(value, bool):
-        return value
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        return value
-
-
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as mappings within mappings; a key below a plain value goes over it."""
+def nested(flat: Mapping[str, str | bool]) -> dict[str, Any]:
+    """Return dotted keys as mappings within mappings, values as YAML reads them; a key below a value goes over it."""
     found: dict[str, Any] = {}
     for key, value in flat.items():
         *path, last = re.split(r"[./]", key)
@@ -123,5 +104,13 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(inner.get(name), dict):
                 inner[name] = {}
             inner = inner[name]
-        inner[last] = value
+        inner[last] = _typed(value)
     return found
+
+
+def _typed(value: Any) -> Any:
+    """Return a text as YAML reads it, as it is where that fails."""
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value

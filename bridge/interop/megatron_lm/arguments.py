@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.launches import UNREADABLE, Launch, holds_arguments, trainings
-from bridge.interop.launch.relevance import may_hold_options
-from bridge.interop.launch.values import is_unknown
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, UNREADABLE, Launch, may_hold_options, trainings
+from bridge.interop.launch.variables import is_unknown
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.inert import SCALER_SCHEDULE
@@ -194,7 +193,7 @@ def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
             text = shown(word)
             first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
             listed = option and TAKES_A_LIST.search(dest(option)) and not POSITIONAL.fullmatch(text)
-            named = holds_arguments(text) or bears_on_precision(text.lower())
+            named = HOLDS_ARGUMENTS.search(text) or bears_on_precision(text.lower())
             if may_hold_options(word) and (named or not (first or listed)):
                 found.undecided.append(text)
             values += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.interop.document import MAX_BYTES
-from bridge.interop.launch.relevance import PRECISION_WORDS
+from bridge.interop.launch.launches import PRECISION_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

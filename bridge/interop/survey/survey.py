@@ -16,7 +16,7 @@ from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import runs_of
 from bridge.interop.detect import candidates
 from bridge.interop.document import Document
-from bridge.interop.launch.relevance import PRECISION_WORDS
+from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.survey.files import Files, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
 from bridge.interop.survey.source import ORDER, Source, source_of
@@ -149,8 +149,7 @@ class _Reader:
             runs = []
             if PRECISION_WORDS.search(LISTED.sub("", COMMENTS.sub("", document.text))):
                 self.refuse(name, error, document.path)
-        kinds = [(run, LAUNCHES[run.said_by]) for run in runs]
-        self.found += [_of_run(run, name, kind) for run, kind in kinds if kind is not None]
+        self.found += [_of_run(run, name, LAUNCHES[run.said_by]) for run in runs]
         self.found += of_variables(variables, name, "script variable")
 
     def configuration(self, document: Document, name: str) -> None:
@@ -192,8 +191,8 @@ def _of_run(run: Run, name: str, kind: str) -> Source:
     )
 
 
-LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag", "variables": None}
-"""What decides in a launch -> its kind; None: a variable, which is listed by itself."""
+LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag"}
+"""Source of the precision in a launch -> its kind."""
 
 
 def _te_precision_file(document: Document, name: str) -> Source | None:

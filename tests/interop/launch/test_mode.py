@@ -134,12 +134,6 @@ def test_a_helper_does_not_stand_for_a_trainer_whose_precision_is_elsewhere() ->
         only(f"{helper}\npython run_recipe.py --recipe llama3_8b_pretrain_config")
 
 
-@pytest.mark.parametrize("words", ["mytrainer --bf16 True --hook x.py", "mytrainer --hook x.py --bf16 True"])
-def test_a_program_is_no_value_of_an_option(words: str) -> None:
-    with pytest.raises(PayloadError, match="mytrainer: no system here knows the program's arguments"):
-        only(words)
-
-
 def test_the_command_of_a_job_that_ray_submits_is_a_launch() -> None:
     run = only("ray job submit --address=a -- python3 train.py --bf16 --fp8-format hybrid")
     assert (run.imported.label, run.imported.config.fp8) == ("line 2, train.py", "hybrid")
@@ -183,6 +177,22 @@ def test_the_compute_dtype_of_a_performance_script_names_the_mode() -> None:
 def test_the_program_that_reads_a_trainers_arguments_is_named(program: str, decided_by: str) -> None:
     imported = only(f"{program} --output_dir out --per_device_train_batch_size 8").imported
     assert (imported.decided_by, imported.mode_is_stated) == (decided_by, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "modes"),
+    [
+        ('P=none\nif [ "$P" = bf16 ]; then A=--bf16; fi', ["fp32"]),
+        ("P=none\ncase $P in bf*) A=--bf16;; esac", ["fp32"]),
+        ('P=fp16\n[ "$P" = bf16 ] && A=--bf16 || A=--fp16', ["fp16"]),
+        ('P=${P:-none}\nif [ "$P" = bf16 ]; then A=--bf16; fi', [None, "bf16"]),
+        ('for P in none bf16; do [ "$P" = bf16 ] && A=--bf16; done', [None]),
+        ("P=${P:-bf16}\nif [ $P = fp16 ]; then A=--fp16; elif [ $P = bf16 ]; then A=--bf16; fi", ["bf16", "fp16"]),
+    ],
+)
+def test_a_known_value_rules_a_branch_out_and_a_default_does_not(text: str, modes: list[str | None]) -> None:
+    found = [run.imported for run in runs_of(Document.of_text(f"#!/bin/bash\nA=\n{text}\n{WHOLE} $A\n", "run.sh"))]
+    assert [one.config.mode if one.mode_is_stated else None for one in found] == modes
 
 
 # -- what the run itself printed ---------------------------------------------------------------------------------------

@@ -29,12 +29,6 @@ READ = {
         "amp_o1",
         {"autocast_dtype": "bf16"},
     ),
-    "trainer, exported": (
-        f"export ACCELERATE_MIXED_PRECISION=fp16\npython {TRAINER}",
-        "huggingface",
-        "amp_o1",
-        {"fp16": True},
-    ),
     "trainer, launcher's fp8": (
         f"accelerate launch --mixed_precision fp8 --fp8_backend TE --fp8_margin 2 {TRAINER}",
         "accelerate",
@@ -71,7 +65,6 @@ READ = {
         "amp_o1",
         {"fp16": True},
     ),
-    "exported": ("export ACCELERATE_MIXED_PRECISION=bf16\npython train.py", "accelerate", "amp_o1", {"fp32": True}),
     "nemo": (
         f"{NEMO} trainer.precision=bf16 model.megatron_amp_O2=True ++model.fp8=True +model.fp8_hybrid=True"
         " model.transformer_engine=true",
@@ -98,7 +91,6 @@ READ = {
         "true",
         {"bf16": True},
     ),
-    "fabric": ("fabric run --precision=16-mixed train.py", "lightning", "amp_o1", {"fp16": True}),
     "torchtitan": (
         "torchrun -m torchtitan.train --training.mixed_precision_param bfloat16"
         " --model.converters quantize.linear.float8",
@@ -142,9 +134,6 @@ ELSEWHERE = {
     f"{NEMO} --config-name=gpt_175b": "gpt_175b.yaml",
     f"{NEMO} --config-name=gpt_5b.yaml": "from gpt_5b.yaml, which",
     "torchrun -m torchtitan.train --job.config_file llama.toml": "llama.toml",
-    "axolotl preprocess a.yml\naxolotl train b.yml": "b.yml",
-    "accelerate launch -m axolotl.cli.train c.yml": "c.yml",
-    "FORCE_TORCHRUN=1 llamafactory-cli train sft.yaml": "sft.yaml",
 }
 
 
@@ -282,17 +271,17 @@ def test_two_options_of_a_trainer_without_one_of_training_are_no_training(text: 
 
 CONVERTED = (
     'if [ -n "$MX" ]; then A="--model.converters=mx"; else A=""; fi\n'
-    'CONFIG_FILE="./x.toml" $ROOT/run_train.sh --training.steps=5 $A'
+    "torchrun -m torchtitan.train --job.config_file=./x.toml --training.steps=5 $A"
 )
 
 
-def test_a_way_without_arguments_is_told_and_its_file_named() -> None:
+def test_a_branch_without_arguments_is_reported_and_its_file_named() -> None:
     run = only(CONVERTED)
     assert (run.system.name, run.imported.config.fp8_recipe) == ("torchtitan", "mxfp8")
-    assert run.imported.label == 'line 3, $ROOT/run_train.sh; line 2, if [ -n "$MX" ]'
+    assert run.imported.label == 'line 3, torchtitan.train; line 2, if [ -n "$MX" ]'
     found = lost(run)
-    assert found["CONFIG_FILE"] == "./x.toml"
-    assert found['line 3, $ROOT/run_train.sh; line 2, not [ -n "$MX" ]'] == "./x.toml"
+    assert found["--job.config_file"] == "./x.toml"
+    assert found['line 3, torchtitan.train; line 2, not [ -n "$MX" ]'] == "./x.toml"
     assert 'line 2, if [ -n "$MX" ]' in found
     with pytest.raises(PayloadError, match=r"takes its precision from ./x.toml, which is not read"):
         runs_of(script(CONVERTED), None, {"variables": "MX="})
@@ -312,11 +301,11 @@ def test_a_default_of_a_launcher_is_named_and_no_other() -> None:
     ]
 
 
-def test_an_exported_variable_that_only_the_run_sets_is_named() -> None:
-    with pytest.raises(PayloadError, match=r"takes its precision from \$MP, which is not read"):
-        runs_of(script("export ACCELERATE_MIXED_PRECISION=$MP\npython train.py"))
-    found = lost(only(f"export ACCELERATE_MIXED_PRECISION=$MP\npython {TRAINER} --bf16"))
-    assert found["ACCELERATE_MIXED_PRECISION"] == "$MP"
+def test_an_exported_variable_is_named() -> None:
+    for value in ("$MP", "bf16"):
+        imported = only(f"export ACCELERATE_MIXED_PRECISION={value}\npython {TRAINER}").imported
+        assert imported.decided_by is not None
+        assert ("ACCELERATE_MIXED_PRECISION", value) in [(loss.field, loss.value) for loss in imported.unmapped]
 
 
 @pytest.mark.parametrize(
