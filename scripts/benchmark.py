@@ -77,9 +77,10 @@ def _import_microseconds(modules: str, counted: str) -> int:
 def sync(repeats: int = 300) -> list[dict[str, Any]]:
     """Measure one sync of all three owners with its checks, on fresh owners each time."""
     warnings.simplefilter("ignore")  # Megatron's own, once per object
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import TransformerConfig
 
-    from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
     from bridge.registry.registry import get_mixed_precision_config, synchronize
 
     records = []

@@ -94,7 +94,7 @@ def read_run(
 
 def as_overrides(words: list[str]) -> list[str]:
     """Return the words as overrides: a word without ``=`` or ``~`` that is no key is a recipe's name."""
-    from bridge.front.sections import KEYS
+    from bridge.front.problems import KEYS
 
     return [
         word if "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS else f"mixed_precision={word}"

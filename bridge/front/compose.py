@@ -37,8 +37,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from bridge.errors import RunConfigError
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.problems import COMMAND_LINE, Layer, Origins, Problems, leaves
-from bridge.front.sections import KEYS, OWNERS, PRECISION, RECIPES, SECTIONS
+from bridge.front.problems import (
+    COMMAND_LINE,
+    KEYS,
+    OWNERS,
+    PRECISION,
+    RECIPES,
+    SECTIONS,
+    Layer,
+    Origins,
+    Problems,
+    leaves,
+)
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from bridge.errors import RunConfigError
 from bridge.front.compose import as_hydra_reads, recipe_sources
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.problems import COMMAND_LINE, Origins, Problems, leaves
-from bridge.front.sections import KEYS, OWNERS, PRECISION, RECIPES, SECTIONS
+from bridge.front.problems import COMMAND_LINE, KEYS, OWNERS, PRECISION, RECIPES, SECTIONS, Origins, Problems, leaves
 from bridge.precision import strict_yaml
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 

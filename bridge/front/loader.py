@@ -20,8 +20,7 @@ from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, close
 from bridge.front.compose import Composition, Search, composed
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import decode_fields
-from bridge.front.problems import Layer, Origins, Problems, leaves
-from bridge.front.sections import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS
+from bridge.front.problems import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
 from bridge.plan.shape import impossible_sizes
 from bridge.precision.dtypes import torch_dtype
 from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
@@ -170,11 +169,11 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
     """
     if not isinstance(run, RunValues):
         run = run_of(run, missing=False)
-    from bridge.megatron.gpt import ACTIVATIONS, GPTConfig  # heavy
-    from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
+    from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
+    from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
     from bridge.training.run import early_faults
 
-    owners = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
+    owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
     functions = {"activation_func": ACTIVATIONS}
     ours = decoded_sections(run, SECTIONS)
     arguments = decoded_sections(run, owners, functions)

@@ -39,7 +39,7 @@ from bridge.front.compose import (
 )
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.loader import config_folder, container, decoded_sections, run_of
-from bridge.front.sections import SECTIONS
+from bridge.front.problems import SECTIONS
 
 if TYPE_CHECKING:
     import argparse

@@ -1,4 +1,4 @@
-"""`Origins`, who set each key of a run's config, and `Problems`, the faults found in one, each with its origin."""
+"""The keys of a run's config, `Origins`, who set each of them, and `Problems`, the faults found in it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,35 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, TrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["COMMAND_LINE", "Layer", "Origins", "Problems", "leaves"]
+__all__ = [
+    "COMMAND_LINE",
+    "KEYS",
+    "OWNERS",
+    "PRECISION",
+    "RECIPES",
+    "RUN_KEYS",
+    "SECTIONS",
+    "Layer",
+    "Origins",
+    "Problems",
+    "leaves",
+]
 
+PRECISION = "mixed_precision"
+RECIPES = "recipes_from"
+SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointConfig, "logging": LoggingConfig}
+"""Sections with classes of our own; they are listed with their defaults."""
+OWNERS = ("model", "optimizer", "ddp")
+"""Sections with classes of Megatron Core, which are imported only when a run needs them."""
+RUN_KEYS = ("precision_backend", "target", "silence")
+"""Keys of a run that are no sections."""
+KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
+"""Every top-level key of a run's config."""
 COMMAND_LINE = "command line"
 
 

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from megatron.core.distributed import DistributedDataParallelConfig as MegatronDistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 
-__all__ = ["DistributedDataParallelConfig", "OptimizerConfig"]
+__all__ = [
+    "DistributedDataParallelConfig",
+    "MegatronDistributedDataParallelConfig",
+    "MegatronOptimizerConfig",
+    "OptimizerConfig",
+]
 
 
 @dataclass

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.fields import PAIRS, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.pairs import PAIRS, off_switches
 from bridge.sync.owner import ABSENT, Owner, same
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route

@@ -79,8 +79,10 @@ def test_a_value_that_does_not_fit_is_refused(value: Any, annotation: Any, claus
 
 
 def _megatron_classes() -> dict[str, Any]:
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+
     from bridge.megatron.gpt import GPTConfig
-    from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
 
     return {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.backend import Backend, running
 from bridge.megatron.emulation.linear import emulated_linears, gemm_precision, require_emulable
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import GPTConfig, build_gpt, run_config
-from bridge.megatron.owners import DistributedDataParallelConfig
 from bridge.megatron.process import training_process
 from bridge.numerics import GemmPrecision, quantise, scaled_linear
 

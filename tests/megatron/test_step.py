@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
 
 from bridge.megatron.corpus import open_corpus
 from bridge.megatron.data import batches, build_splits
 from bridge.megatron.gpt import GPTConfig, build_gpt, parameter_count, run_config, unwrapped
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
-from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
 from bridge.megatron.process import training_process
 from bridge.megatron.step import Trainer
 

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import pytest
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.fp8_utils import is_first_last_bf16_layer
+from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
@@ -16,7 +18,6 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.errors import BridgeError, RunConfigError, UnknownFieldError
-from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload

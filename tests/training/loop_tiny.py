@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
 
 from bridge.megatron.gpt import GPTConfig
-from bridge.megatron.owners import DistributedDataParallelConfig, OptimizerConfig
 from bridge.training.config import CheckpointConfig, ConfigContainer, DataConfig, LoggingConfig, TrainConfig
 from bridge.training.loop import pretrain
 from tests import warm

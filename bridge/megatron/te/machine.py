@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
+from bridge.rules.versions import at_least, dotted, installed, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,12 +39,12 @@ class Machine:
 def read_machine() -> Machine:
     """Return the machine of this process. Imports Transformer Engine where there is a CUDA device for it."""
     present = torch.cuda.is_available()
-    version = _installed_version()
+    version = installed("te")
     return Machine(
         device=torch.cuda.get_device_name() if present else None,
         compute_capability=torch.cuda.get_device_capability() if present else None,
         cuda=torch.version.cuda,
-        transformer_engine=version,
+        transformer_engine=str(version) if version is not None else None,
         load_error=_load_error() if present and version is not None else None,
     )
 
@@ -74,22 +74,15 @@ def _below_floors(row: Scheme, machine: Machine) -> Iterator[str]:
     """Yield which floors of a scheme the machine stays below, as far as it has the part at all."""
     capability, floor, ceiling = machine.compute_capability, row.min_compute_capability, row.below_compute_capability
     if capability is not None and floor is not None and capability < floor:
-        yield f"compute capability {_dotted(floor)} for {row.name} ({machine.device} has {_dotted(capability)})"
+        yield f"compute capability {dotted(floor)} for {row.name} ({machine.device} has {dotted(capability)})"
     if capability is not None and ceiling is not None and capability >= ceiling:
-        below = f"a compute capability below {_dotted(ceiling)}"
-        yield f"{below} for {row.name} ({machine.device} has {_dotted(capability)})"
-    if machine.cuda is not None and row.min_cuda is not None and _release(machine.cuda) < _release(row.min_cuda):
+        below = f"a compute capability below {dotted(ceiling)}"
+        yield f"{below} for {row.name} ({machine.device} has {dotted(capability)})"
+    if machine.cuda is not None and row.min_cuda is not None and _is_below(machine.cuda, row.min_cuda):
         yield f"CUDA {row.min_cuda} for {row.name} (torch is built with {machine.cuda})"
     version, oldest = machine.transformer_engine, row.min_transformer_engine
-    if version is not None and oldest is not None and _release(version) < _release(oldest):
+    if version is not None and oldest is not None and _is_below(version, oldest):
         yield f"transformer_engine {oldest} for {row.name} ({version} is installed)"
-
-
-def _installed_version() -> str | None:
-    try:
-        return importlib.metadata.version("transformer-engine")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _load_error() -> str | None:
@@ -102,11 +95,5 @@ def _load_error() -> str | None:
     return None
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release, 2.8.0.dev0+abc as (2, 8, 0)."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
+def _is_below(version: str, least: str) -> bool:
+    return at_least(parse_version(version), least) is False

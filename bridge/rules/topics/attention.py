@@ -10,8 +10,6 @@ from bridge.rules.versions import at_least
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _no_backend(s: RuleContext) -> Any:
     if not s.model.fp8_dot_product_attention or s.is_emulated:

@@ -11,8 +11,6 @@ from bridge.rules.topics.stored import storing
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _gathers_through_buffer(s: RuleContext) -> bool:
     return s.gathers_fp8 and s.reuses_buffer and not s.has_megatron_fsdp and not s.is_emulated

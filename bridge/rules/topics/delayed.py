@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bridge.rules.rule import Rule, owners_rule, precision_rule
 
-__all__ = ["RULES"]
-
 RULES = (
     Rule(
         heading="PB221: amax reduction over pipeline or expert ranks",

@@ -10,8 +10,6 @@ from bridge.rules.rule import environment_rule
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 _SAME_MODE = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 _CHANGES = {
     "tensorwise": ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES",),

@@ -11,8 +11,6 @@ from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, precision_rule, te
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _is_on(s: RuleContext) -> bool:
     return s.model.first_last_layers_bf16 and (_kept(s) > 0)

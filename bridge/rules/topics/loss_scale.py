@@ -11,8 +11,6 @@ from bridge.rules.rule import PARSER, Rule, each, inert_rule, owners_rule, preci
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _bad(value: float | None, least: float = 0.0) -> bool:
     # `math.isfinite` raises on an integer of hundreds of digits.

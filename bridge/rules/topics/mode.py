@@ -9,8 +9,6 @@ from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, inert_rule, mcore, owne
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _several_modes(s: RuleContext) -> Any:
     on = [mode for mode in ("fp32", "fp16", "bf16") if s.stated.get(mode)]

@@ -10,8 +10,6 @@ from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, te
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _pads(s: RuleContext) -> bool:
     return bool(s.model.moe_router_padding_for_quantization or s.model.moe_router_padding_for_fp8)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.rules.fields import NAMES
-from bridge.rules.pairs import PAIRS
+from bridge.rules.fields import NAMES, PAIRS
 from bridge.rules.rule import Rule, owners_rule, precision_rule
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, owners_rule, target
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _LEGAL = {
     "main_grads_dtype": ("fp32", "bf16"),

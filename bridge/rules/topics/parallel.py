@@ -10,8 +10,6 @@ from bridge.rules.topics.alignment import tokens, widths
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _shards_weights(s: RuleContext) -> bool:
     """Megatron's generalised tensor parallelism: weights are gathered when they are used."""

@@ -10,8 +10,6 @@ from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, each, mcore, target_rul
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 
 def _discards_outputs(s: RuleContext) -> bool:
     return "moe_act" in s.recomputed or "layernorm" in s.recomputed

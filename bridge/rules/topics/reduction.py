@@ -6,8 +6,6 @@ from functools import partial
 
 from bridge.rules.rule import PARSER, Rule, mcore, owners_rule
 
-__all__ = ["RULES"]
-
 _ddp = partial(owners_rule, gate="has_ddp")
 
 RULES = (

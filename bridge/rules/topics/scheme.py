@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES"]
-
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
 _ALGORITHMS = ("most_recent", "max")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.pairs import SWITCHES, off_switches
 from bridge.rules.rule import PARSER, mcore, owners_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
-
-__all__ = ["RULES"]
 
 
 def _refused_by_v2(s: RuleContext) -> list[dict[str, Any]]:
