@@ -1,22 +1,7 @@
 """Every exception that a user of Precision Bridge can meet.
 
-BridgeError                      exit code 2: what was asked for cannot be done as asked
-├── PrecisionConfigError         (ValueError)      a config that can never be right; carries every finding
-├── PrecisionTypeError           (TypeError)       a value of the wrong type for its field
-├── UnknownFieldError            (AttributeError)  no such field; carries close matches
-├── UnknownRecipeError           (ValueError)      no such recipe; carries close matches
-├── DuplicateRecipeError         (ValueError)      two definitions under one name
-├── RecipeSourceError            a module, file or plugin of recipes that cannot be loaded or used
-├── SyncError                    (ValueError)      the synchroniser refuses; nothing was changed
-│   ├── SyncConflictError        an owner's own value differs and `on_conflict="error"`
-│   └── SyncCheckError           the result would not pass Megatron's validation or our post-conditions
-├── RunConfigError               a key or value of the run's configuration; carries close matches
-├── CheckError                   what is known to go wrong with a run, found before it was built
-├── PayloadError                 (ValueError)      another system's configuration that cannot be read as such
-├── BackendUnavailableError      this machine cannot run what the recipe asks for
-├── DataError                    training data that cannot be used
-├── CheckpointError              a checkpoint that cannot be written or resumed from
-└── TrainingError                exit code 1: the run itself failed (a loss that is not finite, ...)
+`BridgeError` is the root: what was asked for cannot be done as asked, and a command ends with exit code 2. A
+`TrainingError` ends it with 1: the run itself failed.
 
 `WrongValueError` (ValueError) is internal: a value that a reader of plain data cannot use. Its caller knows the path
 and raises one of the errors above. Errors carry their parts as attributes, so that no code reads another error's text.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,8 @@ from bridge.registry.registry import REGISTRY
 if TYPE_CHECKING:
     import argparse
 
+    from bridge.preflight.auto import Support
     from bridge.preflight.check import Report
-    from bridge.preflight.support import Support
 
 __all__ = ["add_parsers", "matrix_markdown"]
 
@@ -59,20 +58,13 @@ def _check(chosen: argparse.Namespace) -> int:
     )
     if chosen.sarif:
         _write_sarif(report, chosen)
+    from bridge.report.findings import findings_dict, findings_text  # rich is heavy
+    from bridge.report.table import show
+
     if chosen.json:
-        from bridge.report.findings import findings_dict
-
         print_json(findings_dict(report, strict=chosen.strict))
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        from bridge.report.findings import findings_text
-
-        Console(highlight=False).print(findings_text(report, is_quiet=chosen.quiet))
     else:
-        from bridge.report.findings import render_findings
-
-        print(render_findings(report, is_quiet=chosen.quiet), end="")
+        show(findings_text(report, is_quiet=chosen.quiet))
     return report.exit_code(strict=chosen.strict)
 
 
@@ -98,7 +90,7 @@ def _write_sarif(report: Report, chosen: argparse.Namespace) -> None:
 
 def _support_matrix(chosen: argparse.Namespace) -> None:
     """Print the matrix, or one target's column of it with the reasons."""
-    from bridge.preflight.support import matrix, support
+    from bridge.preflight.auto import matrix, support
     from bridge.preflight.target import parse_target
 
     if chosen.json and chosen.markdown:
@@ -117,14 +109,14 @@ def _support_matrix(chosen: argparse.Namespace) -> None:
     elif chosen.markdown:
         print(_markdown(rows))
     else:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        from bridge.report.table import Column, show, table  # rich is heavy
+
+        show(table([Column(heading=heading, wraps=heading == "why") for heading in rows[0]], rows[1:]))
 
 
 def matrix_markdown() -> str:
     """Return the matrix as a Markdown table."""
-    from bridge.preflight.support import matrix
+    from bridge.preflight.auto import matrix
 
     return _markdown(_cells(matrix(REGISTRY.names())))
 

@@ -1,4 +1,4 @@
-"""`precision-bridge explain FIELD [NAME]`: a field's meaning, homes and conditions; `explain PB101`: a rule in full."""
+"""`precision-bridge explain FIELD [NAME]`: a field's meaning, place and conditions; `explain PB101`: a rule in full."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WRITTEN = {
 
 def add_parsers(commands: Any) -> None:
     """Add the command."""
-    text = "explain a field (meaning, homes, when it acts) or a rule (PB101)"
+    text = "explain a field (its meaning, where Megatron keeps it, when it acts) or a rule (PB101)"
     parser = add_command(commands, "explain", _explain, text)
     parser.add_argument(
         "field",
@@ -130,7 +130,7 @@ def _field_text(found: dict[str, Any]) -> str:
         lines.append(f"  Read under: {', '.join(found['read_by_schemes'])}.")
     for home in found["homes"]:
         if home["attribute"] is None:
-            lines.append(f"  No home in {home['class']}. {home['note']}")
+            lines.append(f"  No field of {home['class']}. {home['note']}")
             continue
         since = f", megatron-core >= {home['since_megatron_core']}" if home["since_megatron_core"] else ""
         lines.append(f"  {home['owner']}.{home['attribute']} ({home['class']}{since})")

@@ -56,8 +56,8 @@ def _lines(found: Survey, *, everything: bool) -> Iterator[str]:
     for kind, members in _grouped(found.ranked, lambda source: source.kind).items():
         yield f"{kind}:"
         for head, same in _grouped(members, _head).items():
-            told = [_told(source, named=len(same) == 1) for source in same]
-            yield from _under(head, width, _capped(told, SHOWN, everything))
+            entries = [_line(source, named=len(same) == 1) for source in same]
+            yield from _under(head, width, _capped(entries, SHOWN, everything))
     if found.partial:
         yield "these do not decide the precision of a whole run:"
         groups = _grouped(found.partial, lambda source: f"{source.system}\n{source.says}").values()
@@ -110,7 +110,7 @@ def _place(source: Source) -> str:
     return f"{source.path}, {source.run}" if source.run else source.path
 
 
-def _told(source: Source, *, named: bool) -> str:
+def _line(source: Source, *, named: bool) -> str:
     """Return where a source stands and what it says beyond its precision; where asked, the recipe it amounts to."""
     says = "" if source.says == source.precision else f": {source.says}"
     recipe = f" [{source.recipe}]" if named and source.recipe not in (None, source.precision) else ""
@@ -129,10 +129,10 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
     if not ranked:
         return ["None of them says what a whole run trains in."]
     if found.agree and len(found.semantics) > 1:
-        ways = ", ".join(
-            f"{way} ({next(_place(source) for source in ranked if source.semantics == way)})" for way in found.semantics
+        kinds = ", ".join(
+            f"{kind} ({next(_place(one) for one in ranked if one.semantics == kind)})" for kind in found.semantics
         )
-        return [f"All agree on {ranked[0].precision}, under different semantics: {ways}."]
+        return [f"All agree on {ranked[0].precision}, under different semantics: {kinds}."]
     if found.agree:
         return [f"All agree: {ranked[0].precision}."]
     files = len({source.path for source in ranked})
@@ -141,8 +141,8 @@ def _verdict(found: Survey, reasons: Mapping[str, str]) -> list[str]:
         return [f"They disagree. {first}; {files} files are more than one run uses, so give the folder of one."]
     top = [source for source in ranked if source.kind == ranked[0].kind]
     if winner is None:
-        said = " or ".join(dict.fromkeys(str(source.precision) for source in top))
-        which = f"No single winner: those of the kind '{top[0].kind}' differ ({said}), and a run uses one of them."
+        values = " or ".join(dict.fromkeys(str(source.precision) for source in top))
+        which = f"No single winner: those of the kind '{top[0].kind}' differ ({values}), and a run uses one of them."
     else:
         others = len({source.path for source in top}) - 1
         who = f"{winner.path} and {others} more that say the same win" if others else f"{winner.path} wins"

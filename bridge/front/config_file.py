@@ -79,12 +79,12 @@ class ConfigFile:
         """Write one override over the sections, or add to the problems what is wrong with it."""
         key = override.key_or_group
         section, _, field = key.partition(".")
-        shown = (override.input_line or "").partition("=")[2]
+        text = (override.input_line or "").partition("=")[2]
         if section not in KEYS:
-            problems.unknown(key, shown, "no such section", KEYS, word=section)
+            problems.unknown(key, text, "no such section", KEYS, word=section)
             return
         if override.is_sweep_override():
-            problems.add(key, "takes one value", shown)
+            problems.add(key, "takes one value", text)
             return
         value = None if override.is_delete() else override.value()
         if not field and section in MAPPINGS and not isinstance(value, dict | None):
@@ -152,7 +152,7 @@ def _sections(path: Path) -> dict[str, Any]:
 
 
 def _data(value: Any) -> Any:
-    """Return what a Megatron Bridge YAML says, with names for the functions, dtypes and enums it would build."""
+    """Return the data of a Megatron Bridge YAML, with names for the functions, dtypes and enums it would build."""
     if isinstance(value, list):
         return [_data(item) for item in value]
     if not isinstance(value, dict):

@@ -20,7 +20,7 @@ from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, close
 from bridge.front.compose import Composition, Search, composed
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import decode_fields
-from bridge.front.problems import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
+from bridge.front.problems import KEYS, MADE_BY, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
 from bridge.plan.shape import impossible_sizes
 from bridge.precision.dtypes import torch_dtype
 from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
@@ -294,8 +294,11 @@ def _stated_precision(
         return None
     origins = problems.origins
     by_origin: dict[str, dict[str, Any]] = {}
+    made_by = given.get(MADE_BY)
     for name, value in given.items():
         path = f"{PRECISION}.{name}"
+        if name == MADE_BY:
+            continue
         if name not in config.field_names():
             problems.unknown(path, value, "no such field", config.field_names())
             continue
@@ -310,6 +313,9 @@ def _stated_precision(
         config.made_by(recipe.recipe if recipe is not None and recipe.recipe else choice)
     for origin in (origin for origin in ordered if origin not in origins.of_recipe):
         config.state(origin, **by_origin[origin])
+    if made_by is not None:
+        own = REGISTRY.get(made_by).to_dict() if made_by in REGISTRY else config.stated_values
+        config.made_by(made_by, over=[name for name, value in config.stated_values.items() if own.get(name) != value])
     return config
 
 

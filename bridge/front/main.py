@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -163,9 +164,10 @@ def _task(
     def task(config: DictConfig) -> None:
         settings: Any = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
+        run = made
         try:
             with own_environment():
-                run = made or _container(run_of(retraced(config, settings), missing=False))
+                run = run or _container(run_of(retraced(config, settings), missing=False))
                 job(run, Path(run.logging.run_dir or run_dir))
         except Exception as error:
             if not isinstance(error, BridgeError):
@@ -175,6 +177,8 @@ def _task(
                 return
             if settings.mode == RunMode.MULTIRUN:  # Hydra shows the first failure only, and after the last job
                 log.log(logging.ERROR, "This job failed. %s", error, exc_info=not isinstance(error, BridgeError))
+                if run is None and {path.name for path in run_dir.iterdir()} <= {".hydra", f"{settings.job.name}.log"}:
+                    shutil.rmtree(run_dir)  # Hydra made it before this job was refused
             raise
 
     return task

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMMAND_LINE",
     "KEYS",
+    "MADE_BY",
     "OWNERS",
     "PRECISION",
     "RECIPES",
@@ -27,6 +28,8 @@ __all__ = [
 
 PRECISION = "mixed_precision"
 RECIPES = "recipes_from"
+MADE_BY = "_recipe_"
+"""Key of `mixed_precision` in the config.yaml of a run: the recipe that its fields are from."""
 SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointConfig, "logging": LoggingConfig}
 """Sections with classes of our own; they are listed with their defaults."""
 OWNERS = ("model", "optimizer", "ddp")

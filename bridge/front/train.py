@@ -14,8 +14,10 @@ import yaml
 from bridge.errors import CheckError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
+from bridge.front.problems import MADE_BY
 from bridge.precision.dtypes import dtype_token
 from bridge.preflight.check import check_run
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
 from bridge.training.config import write_precision
@@ -117,7 +119,9 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     precision = sections.pop("mixed_precision")
     sections.pop("precision_choice")  # how it was chosen is in findings.json; this file says what to run
-    stated = precision.to_dict() if hasattr(precision, "to_dict") else precision
+    stated = precision
+    if isinstance(precision, MixedPrecisionConfig):
+        stated = ({MADE_BY: precision.recipe} if precision.recipe else {}) | precision.to_dict()
     return {"mixed_precision": stated, **{name: plain_value(section) for name, section in sections.items()}}
 
 

@@ -1,9 +1,14 @@
-"""Record of the GEMMs of a step: their formats, noted by the layers themselves while the step runs."""
+"""Record of the GEMMs of a step, noted by the layers themselves while it runs: their formats, and quantisation errors.
+
+Every so many steps, of each emulated layer the row-wise copies of input, weight and grad_output are compared with their
+sources, in the first micro-batch; the numbers are of this rank's shard. A stored weight is compared with its master
+where this rank holds all of it. Nothing is drawn or changed: a measured step trains as any other.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +17,8 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from bridge.megatron.emulation.linear import EmulatedLinear
-from bridge.numerics import Observer
+from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.numerics import Observer, QuantisationError, quantisation_error, stored_operand
 from bridge.plan.precision_plan import compact
 from bridge.precision.schemes import GEMMS
 
@@ -21,7 +27,16 @@ if TYPE_CHECKING:
 
     from bridge.numerics import GemmOperand
 
-__all__ = ["GemmRecord", "format_gemms", "gather_stages", "global_layer_names", "of_all_stages", "watch_gemms"]
+__all__ = [
+    "GemmRecord",
+    "QuantisationRow",
+    "Telemetry",
+    "format_gemms",
+    "gather_stages",
+    "global_layer_names",
+    "of_all_stages",
+    "watch_gemms",
+]
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -115,3 +130,86 @@ def _kind(records: Sequence[GemmRecord]) -> str:
     formats = ", ".join(f"{gemm} {gemms[gemm]}" for gemm in GEMMS if gemm in gemms)
     modules = sorted({record.module.rpartition(".")[2] for record in low})
     return f"{low[0].scheme}, {formats} ({', '.join(modules)})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantisationRow:
+    """One operand of one layer at one step."""
+
+    step: int
+    layer: int
+    """Number of the transformer layer in the whole model, from 1 on."""
+    module: str
+    operand: str
+    """input, weight or grad_output."""
+    format: str
+    amax: float
+    scale: float | None
+    underflow: float
+    saturated: float
+    sqnr_db: float
+
+
+class _ErrorObserver(Observer):
+    """Measures one layer's operands, each once."""
+
+    def __init__(self, step: int, where: tuple[int, str], rows: list[QuantisationRow]) -> None:
+        self.step = step
+        self.where = where
+        self.rows = rows
+        self.seen: set[str] = set()
+
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Measure an operand, if it is row-wise and the first of its role."""
+        if operand.columnwise or operand.role in self.seen:
+            return
+        self.seen.add(operand.role)
+        self.rows.append(_row(self.step, self.where, operand, quantisation_error(source, operand)))
+
+
+def _row(step: int, where: tuple[int, str], operand: GemmOperand, found: QuantisationError) -> QuantisationRow:
+    layer, module = where
+    return QuantisationRow(
+        step=step, layer=layer, module=module, operand=operand.role, format=operand.spec.format, **asdict(found)
+    )
+
+
+class Telemetry:
+    """The measurements of a run."""
+
+    def __init__(self, model: Sequence[torch.nn.Module]) -> None:
+        """Find the emulated layers of this rank's model chunks."""
+        self.rows: list[QuantisationRow] = []
+        self._layers: list[tuple[Any, tuple[int, str]]] = [
+            (module, where) for module, where in global_layer_names(model).items() if isinstance(module, EmulatedLinear)
+        ]
+
+    @contextmanager
+    def measuring(self, step: int) -> Iterator[None]:
+        """Measure the operands that are quantised in a ``with`` block, and the stored weights as they are before it."""
+        for layer, where in self._layers:
+            layer.observer = _ErrorObserver(step, where, self.rows)
+            if isinstance(layer.weight, StoredWeight):
+                self._measure_stored(step, where, layer.weight)
+        try:
+            yield
+        finally:
+            for layer, _ in self._layers:
+                layer.observer = None
+
+    def _measure_stored(self, step: int, where: tuple[int, str], weight: StoredWeight) -> None:
+        master = getattr(weight, "main_param", None)
+        if master is None or master.numel() != weight.numel():
+            return
+        source = master.detach().view(weight.shape).to(weight.gathered_dtype)
+        held = stored_operand(weight.stored, "weight")
+        row = _row(step, where, held, quantisation_error(source, held))
+        scale_inv = weight.stored.scale_inv
+        scale = 1 / scale_inv.item() if weight.stored.spec.whole_tensor and scale_inv is not None else None
+        self.rows.append(replace(row, amax=weight.stored.amax.item(), scale=scale))
+
+    def of_all_stages(self) -> list[QuantisationRow]:
+        """Return the rows of all pipeline stages in order; a collective call."""
+        order = {"input": 0, "weight": 1, "grad_output": 2}
+        rows = [row for part in gather_stages(self.rows) for row in part]
+        return sorted(rows, key=lambda row: (row.step, row.layer, row.module, order[row.operand]))

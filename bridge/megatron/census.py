@@ -46,7 +46,7 @@ def _linear_types() -> tuple[type, ...]:
     types = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
     try:
         from transformer_engine.pytorch.module.base import TransformerEngineBaseModule
-    except (ImportError, OSError, RuntimeError):  # optional, and broken installations fail in any of these ways
+    except (ImportError, OSError, RuntimeError):  # optional, and broken installations fail with any of these
         return types
     return (*types, TransformerEngineBaseModule)
 

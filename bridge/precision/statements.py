@@ -15,7 +15,7 @@ from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.fields import StatedField
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ["ORIGIN", "Statements"]
 
@@ -84,7 +84,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             known, stated = self.__dataclass_fields__, _stated_fields(type(self))
             for name in changes:
                 if name not in known or name == "_origin":
-                    raise TypeError(_unknown_field(name, type(self)))
+                    raise TypeError(str(_unknown_field(name, type(self))))
             for field in dataclasses.fields(self):
                 if field.name in stated:
                     continue
@@ -99,6 +99,12 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             self._state({name: value for name, value in changes.items() if name in stated})
             if hasattr(self, "__post_init__"):
                 self.__post_init__()
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse a name that does not exist, with the nearest field."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise _unknown_field(name, type(self))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # @dataclass leaves a constructor that is already there alone, so that subclasses keep track of what was stated.
@@ -182,7 +188,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         own_class: Any = type(self)
         field = _stated_fields(own_class).get(name)
         if field is None:
-            raise UnknownFieldError(_unknown_field(name, type(self)), close_matches(name, self.field_names()))
+            raise _unknown_field(name, type(self))
         return field
 
     def _read(self, field: StatedField) -> Any:
@@ -238,12 +244,12 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 self._sources.pop(known, None)
                 self._aside.pop(known, None)
 
-    def made_by(self, recipe: str) -> None:
-        """Remember the recipe this config came from; every statement so far is the recipe's."""
+    def made_by(self, recipe: str, *, over: Collection[str] = ()) -> None:
+        """Remember the recipe this config came from; its statements are all so far, but for the fields `over`."""
         self._recipe = recipe
         for name in self._values:
             self._sources.setdefault(name, f"recipe {recipe}")
-        self._of_recipe = dict(self._sources)
+        self._of_recipe = {name: source for name, source in self._sources.items() if name not in over}
 
     @property
     def stated_over_recipe(self) -> tuple[str, ...]:
@@ -259,7 +265,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         if name.startswith("_") or hasattr(type(self), name) or name in type(self).__dataclass_fields__:
             object.__setattr__(self, name, value)
             return
-        raise UnknownFieldError(_unknown_field(name, type(self)), close_matches(name, self.field_names()))
+        raise _unknown_field(name, type(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), **{kept: dict(vars(self)[kept]) for kept in _KEPT}}
@@ -274,12 +280,12 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return dataclasses.asdict(self) == dataclasses.asdict(other)
 
     def __repr__(self) -> str:
-        shown = []
+        parts = []
         for name in self.field_names():
             if name in self._values:  # a dtype as torch shows it, the rest as it was stated
                 value = getattr(self, name) if self._field(name).kind == "dtype" else self._values[name]
-                shown.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+                parts.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
 
 
 def _descriptor(owner: type, name: str) -> object:
@@ -301,7 +307,7 @@ def _followers(owner: Any) -> tuple[tuple[str, str, str | None], ...]:
     return tuple((name, f.needs, fields[f.needs].twin) for name, f in fields.items() if f.needs is not None)
 
 
-def _unknown_field(name: str, owner: type[Statements]) -> str:
+def _unknown_field(name: str, owner: type[Statements]) -> UnknownFieldError:
     matches = close_matches(name, owner.field_names())
     remedy = did_you_mean(matches) or "`precision-bridge explain` lists the fields."
-    return f"mixed_precision.{name}: no such field. {remedy}"
+    return UnknownFieldError(f"mixed_precision.{name}: no such field. {remedy}", matches)

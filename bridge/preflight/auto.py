@@ -5,6 +5,8 @@
 The policy is a table: per compute capability what is safe ("auto"), what an FP8 ask gets, and what is fastest. Nothing
 is chosen for a machine without a visible GPU unless a target says so: what a driver or a login node sees is not what
 the run will find.
+
+`support` says which recipe runs on which target, and `matrix` of all of them: for FP8 and FP4 the rules decide.
 """
 
 from __future__ import annotations
@@ -15,14 +17,32 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.plan.modules import embedding_modules, layer_modules, output_modules
 from bridge.plan.shape import ModelShape
-from bridge.preflight.support import support
+from bridge.preflight.setup import Setup
 from bridge.preflight.target import EXAMPLE, Target, detect_target
-from bridge.rules.versions import TITLES, at_least
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.rule import ask, by_gate
+from bridge.rules.rulebook import BY_ID
+from bridge.rules.target import GPUS, Gpu
+from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
+from bridge.rules.versions import TITLES, at_least, dotted
 
 if TYPE_CHECKING:
-    from bridge.rules.target import Gpu
+    from collections.abc import Iterable
 
-__all__ = ["POLICIES", "REQUESTS", "Choice", "Policy", "count_parameters", "resolve_auto"]
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = [
+    "POLICIES",
+    "REQUESTS",
+    "Choice",
+    "Policy",
+    "Support",
+    "count_parameters",
+    "generations",
+    "matrix",
+    "resolve_auto",
+    "support",
+]
 
 SMALL = 100_000_000
 """Parameters below which a model is trained in FP32."""
@@ -44,13 +64,13 @@ class Policy:
     """First compute capability of the row; the row holds up to the next one."""
     title: str
     """The GPUs that people know there."""
-    safe: tuple[str, ...]
+    safe: str = "bf16_mixed"
     """For "auto"."""
     fp8: tuple[str, ...] = ()
     """For "auto:fp8"; empty: there is none."""
     fastest: tuple[str, ...] = ()
     """For "auto:fastest", before what is safe."""
-    why: str = ""
+    why: str = "BF16 is native, and FP8 is taken on ask"
     """The reason for the safe choice."""
     why_no_fp8: str = "no FP8 matrix units"
     """Why an FP8 ask is refused where there is no recipe for it."""
@@ -62,55 +82,34 @@ _BLOCKWISE = "bf16_with_fp8_subchannel_scaling_mixed"
 _MXFP8 = "bf16_with_mxfp8_mixed"
 _NVFP4 = "bf16_with_nvfp4_mixed"
 
+_BLACKWELL = (_MXFP8, _CURRENT)
 POLICIES = (
-    Policy(since=(0, 0), title="before Volta", safe=("fp32",), why="no matrix units: FP16 only on explicit ask"),
+    Policy(since=(0, 0), title="before Volta", safe="fp32", why="no matrix units: FP16 only on explicit ask"),
     Policy(
         since=(7, 0),
         title="Volta and Turing",
-        safe=("fp16_mixed",),
+        safe="fp16_mixed",
         fastest=("fp16_mixed",),
         why="FP16 matrix units and no BF16; a dynamic loss scale",
     ),
-    Policy(since=(8, 0), title="Ampere", safe=("bf16_mixed",), fastest=("bf16_mixed",), why="BF16 is native"),
-    Policy(
-        since=(8, 9),
-        title="Ada",
-        safe=("bf16_mixed",),
-        fp8=(_CURRENT, _DELAYED),
-        fastest=(_CURRENT, _DELAYED),
-        why="BF16 is native, and FP8 is taken on ask",
-    ),
-    Policy(
-        since=(9, 0),
-        title="Hopper",
-        safe=("bf16_mixed",),
-        fp8=(_CURRENT, _BLOCKWISE, _DELAYED),
-        fastest=(_CURRENT, _DELAYED),
-        why="BF16 is native, and FP8 is taken on ask",
-    ),
+    Policy(since=(8, 0), title="Ampere", fastest=("bf16_mixed",), why="BF16 is native"),
+    Policy(since=(8, 9), title="Ada", fp8=(_CURRENT, _DELAYED), fastest=(_CURRENT, _DELAYED)),
+    Policy(since=(9, 0), title="Hopper", fp8=(_CURRENT, _BLOCKWISE, _DELAYED), fastest=(_CURRENT, _DELAYED)),
     Policy(
         since=(10, 0),
         title="Blackwell",
-        safe=("bf16_mixed",),
-        fp8=(_MXFP8, _CURRENT),
-        fastest=(_NVFP4, _MXFP8, _CURRENT),
+        fp8=_BLACKWELL,
+        fastest=(_NVFP4, *_BLACKWELL),
         why="BF16 is native, and MXFP8 and NVFP4 are taken on ask",
     ),
-    Policy(
-        since=(12, 0),
-        title="RTX Blackwell",
-        safe=("bf16_mixed",),
-        fp8=(_MXFP8, _CURRENT),
-        fastest=(_NVFP4, _MXFP8, _CURRENT),
-        why="BF16 is native, and FP8 is taken on ask",
-    ),
+    Policy(since=(12, 0), title="RTX Blackwell", fp8=_BLACKWELL, fastest=(_NVFP4, *_BLACKWELL)),
 )
 """Merged from what Transformer Engine, Megatron Bridge, torchtitan and Accelerate choose or refuse, 2026-08-22."""
 
 _NO_GPU = Policy(
     since=(0, 0),
     title="a CPU",
-    safe=("fp32",),
+    safe="fp32",
     fastest=("bf16_autocast_mixed",),
     why="a CPU gains nothing from BF16 for sure",
     why_no_fp8="no GPU: low precision can be emulated there, never gained from",
@@ -118,7 +117,6 @@ _NO_GPU = Policy(
 _ROCM = Policy(
     since=(0, 0),
     title="CDNA 3",
-    safe=("bf16_mixed",),
     fastest=("bf16_mixed",),
     why="BF16 is native",
     why_no_fp8="the gates of ROCm's Transformer Engine are not known here",
@@ -205,7 +203,7 @@ def resolve_auto(request: str, *, target: Target | None = None, parameters: int 
     if not candidates:
         rejected += [(name, "FP8 and FP4 are taken on ask only") for name in policy.fp8[:1]]
     if chosen is None:
-        chosen = policy.safe[0]
+        chosen = policy.safe
         if wanted == "auto:stable" and chosen == "fp16_mixed":
             rejected.append((chosen, "FP16 overflows where BF16 and FP32 do not"))
             chosen = "fp32"
@@ -219,7 +217,7 @@ def _fp8(request: str, policy: Policy, target: Target) -> Choice:
         why = "; ".join(f"{name}: {reason}" for name, reason in rejected) or f"{policy.title}: {policy.why_no_fp8}"
         raise BackendUnavailableError(
             f"mixed_precision: no FP8 recipe runs on the target, got {request!r} on {target} ({why}). Choose "
-            f"{policy.safe[0]}, or another target."
+            f"{policy.safe}, or another target."
         )
     reason = f"it is the FP8 scheme for {policy.title}"
     return Choice(request=request, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(target))
@@ -255,3 +253,80 @@ def _too_early(name: str, target: Target) -> str | None:
             known = f"this is {has}" if has else "the target does not say"
             return f"its FP4 weights are right from {TITLES[product]} {least} on, and {known}"
     return None
+
+
+_VERDICT_OF = {
+    **dict.fromkeys(("PB602", "PB603", "PB608", "PB606", "PB610", "PB605"), "no"),
+    **dict.fromkeys(("PB611", "PB609", "PB617", "PB604"), "emulated"),
+    **dict.fromkeys(("PB614", "PB607"), "unknown"),
+}
+"""Rule -> the verdict where it speaks; the first verdict counts."""
+_WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614")
+"""Rules whose verdict no version changes."""
+_GATES = by_gate(BY_ID[name] for name in _VERDICT_OF)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Support:
+    """Whether a target runs a recipe."""
+
+    verdict: str
+    """native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on versions that the
+    target does not state. no: does not run."""
+    reason: str
+    """Why, as a clause."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """(product, least version) pairs that the recipe needs there."""
+
+
+def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
+    """Return whether `target` runs `recipe`, as far as GPU, CUDA and Transformer Engine decide it.
+
+    Raises:
+        UnknownRecipeError: No such recipe.
+    """
+    config = get_mixed_precision_config(recipe)
+    if target.gpu is None:
+        return Support(verdict="unknown", reason="the target names no GPU")
+    if config.scheme is not None:
+        return _low_precision(config, target)
+    mode = "bf16" if config.autocast_enabled else config.mode
+    if mode == "bf16" and not target.gpu.has_native_bf16:
+        return Support(verdict="emulated", reason="BF16 is native from compute capability 8.0 on")
+    if mode == "fp16" and not target.gpu.is_gpu:
+        return Support(verdict="emulated", reason="CPUs convert FP16 for most operators")
+    return Support(verdict="native", reason=f"{mode.upper()} is native")
+
+
+def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
+    setup = Setup(config, target=target)
+    found = ask(_GATES, setup)
+    verdict = next((verdict for name, verdict in _VERDICT_OF.items() if name in {one.id for one in found}), "native")
+    reasons = [
+        f"{one.rule}, this is {one.value}"
+        if one.path in ("target.te", "target.cuda") and one.id != "PB608"
+        else one.rule
+        for one in found
+        if _VERDICT_OF[one.id] == verdict
+    ]
+    needs: tuple[tuple[str, str], ...] = ()
+    if setup.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):
+        te = BLOCKWISE_ON_BLACKWELL if is_blockwise_on_blackwell(setup) else setup.row.min_transformer_engine
+        floors = (("te", te), ("cuda", setup.row.min_cuda))
+        needs = tuple((product, least) for product, least in floors if least is not None)
+    return Support(verdict=verdict, reason="; ".join(reasons) or f"{config.scheme} is native", needs=needs)
+
+
+def generations() -> dict[str, list[Gpu]]:
+    """Return the columns of the matrix: architecture and compute capability -> its GPUs, which run the same recipes."""
+    found: dict[str, list[Gpu]] = {}
+    for gpu in GPUS.values():
+        title = gpu.generation if gpu.capability is None else f"{gpu.generation} {dotted(gpu.capability)}"
+        found.setdefault(title, []).append(gpu)
+    return found
+
+
+def matrix(recipes: Iterable[str]) -> dict[str, dict[str, Support]]:
+    """Return recipe -> generation's title -> support, with no versions assumed."""
+    columns = generations()
+    return {name: {title: support(name, Target(gpu=gpus[0])) for title, gpus in columns.items()} for name in recipes}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from bridge.report.table import plain_text
 from bridge.rules.rule import EVIDENCE
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.report import plain
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from bridge.preflight.check import Report
     from bridge.rules.rule import Rule, RuleFinding
 
-__all__ = ["findings_dict", "findings_text", "render_findings", "sarif"]
+__all__ = ["findings_dict", "findings_text", "sarif"]
 
 _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -49,11 +48,6 @@ def verdict_line(report: Report) -> str:
     found = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
     silenced = f", {len(report.silenced)} silenced" if report.silenced else ""
     return f"{', '.join(found) or 'nothing found'}{silenced}"
-
-
-def render_findings(report: Report, *, is_quiet: bool = False) -> str:
-    """Return the report as plain text, for a file or a pipe."""
-    return plain_text(findings_text(report, is_quiet=is_quiet), wrap=False)
 
 
 def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:

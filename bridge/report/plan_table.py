@@ -54,7 +54,7 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
                 for label, (names, line) in zip(labels, folded, strict=False)
             ]
         )
-    parts = [table(columns, *sections, title=plan.label)]
+    parts = [table(columns, *sections, title=plan.label, keys=2)]
     everywhere = [f"{heading} {value}" for heading, value in shared.items() if value]
     if everywhere:
         parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
@@ -173,7 +173,7 @@ def align_table(report: AlignmentReport) -> RenderableType:
             verdict = Text("yes, small", style="yellow")
         rows.append((gemm.layers, gemm.module, tokens, str(gemm.outputs), str(gemm.inputs), runs, verdict))
     title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs"
-    parts = [table(GEMM_COLUMNS, rows, title=title)]
+    parts = [table(GEMM_COLUMNS, rows, title=title, keys=2)]
     parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
     if report.small:
         rule = SMALL["tensor" if report.scheme in ("tensorwise", "delayed") else "block"]

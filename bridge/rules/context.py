@@ -223,7 +223,7 @@ class RuleContext:
     def where(self, path: str) -> str | None:
         """Return the source that set a path, or None where that is not known."""
         section, _, name = path.partition(".")
-        if section == "mixed_precision" and self.precision is not None and name in FIELD_DEFAULTS:
+        if section == "mixed_precision" and self.precision is not None:
             for known in NAMES_OF.get(name, (name,)):
                 if known in self.stated:
                     return self.precision.sources.get(known) or "stated"

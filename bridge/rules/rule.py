@@ -45,6 +45,7 @@ __all__ = [
     "mcore",
     "owners_rule",
     "precision_rule",
+    "sync_rule",
     "target_rule",
     "te",
 ]
@@ -98,10 +99,11 @@ class Rule:
     info: str = ""
     remedies: tuple[str, ...]
     """The remedies, each an imperative clause without a full stop."""
-    source: str
-    """File and version, or thread and date."""
-    evidence: str = "verified"
-    """A key of `EVIDENCE`."""
+    verified: str = ""
+    """The source: file and version, or thread and date. The evidence is the name of the field that holds it: one of
+    these three, the keys of `EVIDENCE`."""
+    reported: str = ""
+    weak: str = ""
     needs: str = "shape"
     """A key of `NEEDS`."""
     sync: str | None = None
@@ -134,6 +136,16 @@ class Rule:
         return self._sentence.partition(": ")[2]
 
     @property
+    def source(self) -> str:
+        """File and version, or thread and date."""
+        return self.verified or self.reported or self.weak
+
+    @property
+    def evidence(self) -> str:
+        """A key of `EVIDENCE`."""
+        return next(name for name in EVIDENCE if getattr(self, name))
+
+    @property
     def path(self) -> str:
         """The setting that the rule is about."""
         return self._sentence.partition(": ")[0]
@@ -148,7 +160,8 @@ precision_rule = partial(Rule, needs="precision")
 owners_rule = partial(Rule, needs="owners")
 target_rule = partial(Rule, needs="target")
 environment_rule = partial(Rule, needs="environment")
-inert_rule = partial(owners_rule, sync="reported", gate="precision")
+sync_rule = partial(owners_rule, sync="reported")
+inert_rule = partial(sync_rule, gate="precision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,19 +182,14 @@ class RuleFinding(Finding):
     """Why it was silenced; None where it was not."""
 
 
-def mcore(*, since: str | None = None, until: str | None = None) -> VersionRange:
-    """Return a range of megatron-core versions."""
-    return _range("mcore", since, until)
-
-
-def te(*, since: str | None = None, until: str | None = None) -> VersionRange:
-    """Return a range of Transformer Engine versions."""
-    return _range("te", since, until)
-
-
-def _range(product: str, since: str | None, until: str | None) -> VersionRange:
+def _range(product: str, *, since: str | None = None, until: str | None = None) -> VersionRange:
+    """Return a range of versions."""
     limits = [f"{operator}{version}" for operator, version in ((">=", since), ("<", until)) if version is not None]
     return VersionRange(product=product, versions=SpecifierSet(",".join(limits)))
+
+
+mcore = partial(_range, "mcore")
+te = partial(_range, "te")
 
 
 def each(*rows: tuple[str, Any]) -> list[dict[str, str]]:

@@ -97,7 +97,7 @@ class SyncReport:
     rows: tuple[SyncRow, ...]
     """Every precision field of every owner."""
     findings: tuple[Finding, ...] = field(default=())
-    """Fields without a home or an effect, and settings that will not work."""
+    """Fields without an attribute or an effect, and settings that will not work."""
     megatron_version: str = "unknown"
     """Version of the installed megatron-core."""
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from bridge.megatron.audit import GemmRecord
+    from bridge.megatron.audit import GemmRecord, QuantisationRow
     from bridge.megatron.census import CensusRow
-    from bridge.megatron.telemetry import QuantisationRow
 
 __all__ = ["Display", "RunSummary", "display", "show_summary"]
 
@@ -152,13 +151,13 @@ def show_summary(
 ) -> None:
     """Print the closing tables."""
     console = console or Console()
-    show(_result_table(summary), console, least=0)
+    show(_result_table(summary), console)
     if summary.census:
-        show(_census_table(summary.census), console, least=0)
+        show(_census_table(summary.census), console)
     if summary.gemms:
         console.print(f"Matmuls of the first step: {format_gemms(summary.gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
-        show(worst_table(quantisation), console, least=0)
+        show(worst_table(quantisation), console)
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from bridge.training.config import runtime_config_update
 from bridge.training.run import build_run, precision_label, require_sane_values, require_sections
 
 if TYPE_CHECKING:
-    from bridge.megatron.telemetry import QuantisationRow
+    from bridge.megatron.audit import QuantisationRow
     from bridge.training.config import ConfigContainer
 
 __all__ = ["MEASUREMENTS", "measure_quantisation"]

@@ -6,6 +6,7 @@ The values that no run can begin with are found before anything is built.
 from __future__ import annotations
 
 import math
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError
 from bridge.megatron import checkpoint as checkpoints
+from bridge.megatron.audit import Telemetry
 from bridge.megatron.backend import Backend, choose_backend
 from bridge.megatron.census import Activations
 from bridge.megatron.checkpoint import load_fault
@@ -21,7 +23,6 @@ from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.step import StepResult, Trainer
-from bridge.megatron.telemetry import Telemetry
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.training.metrics import TrainRecord, ValidationRecord
 
@@ -161,13 +162,6 @@ def require_sections(config: ConfigContainer) -> None:
         )
 
 
-def _require_whole_batches(config: ConfigContainer, process: Process) -> None:
-    """Refuse a global batch that is not a whole number of micro-batches on every rank."""
-    fault = batch_fault(config.train, ranks=process.data_parallel_size)
-    if fault is not None:
-        raise RunConfigError(str(fault))
-
-
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend | None = None) -> Run:
     """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
 
@@ -183,7 +177,9 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         DataError: The data cannot be used.
         CheckpointError: The checkpoint cannot be loaded, or there is a later one where this run would save.
     """
-    _require_whole_batches(config, process)
+    fault = batch_fault(config.train, ranks=process.data_parallel_size)
+    if fault is not None:
+        raise RunConfigError(str(fault))
     backend = choose_backend(config.precision_backend, config.model) if backend is None else backend
     train = config.train
     model: Any = config.model
@@ -289,12 +285,20 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
     faults = value_faults(config, origin_of)
     found: list[Finding | None] = []
     if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
-        found.append(batch_fault(config.train, origin_of=origin_of))
+        found.append(batch_fault(config.train, ranks=_launched_ranks(config.model), origin_of=origin_of))
     if config.data.path is not None:
         found.append(path_fault(config.data.path))
     if config.checkpoint.load is not None:
         found.append(load_fault(Path(config.checkpoint.load)))
     return [*faults, *(fault for fault in found if fault is not None)]
+
+
+def _launched_ranks(model: Any) -> int | None:
+    """Return the data-parallel ranks of the launch that this process belongs to; None for one alone."""
+    world = os.environ.get("WORLD_SIZE", "")
+    sizes = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
+    ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
+    return ranks if ranks > 1 else None
 
 
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:

@@ -208,7 +208,7 @@ def test_the_matrix_is_printed_as_text_markdown_and_json() -> None:
     assert data["bf16_with_nvfp4_mixed"]["Hopper 9.0"]["verdict"] == "no"
     assert data["bf16_with_mxfp8_mixed"]["Blackwell 10.0"]["needs"] == {"te": "2.1", "cuda": "12.8"}
     assert markdown.stdout.startswith("| recipe | Volta 7.0 | Turing 7.5 | Ampere 8.0 |")
-    assert text.stdout.count("\n") == len(data) + 1
+    assert [word for word in text.stdout.split() if word in data] == list(data)
     one = json.loads(run("support-matrix", "--target", "h100,te2.2,cuda12.9", "--json").stdout)
     assert one["recipes"]["bf16_with_fp8_current_scaling_mixed"]["verdict"] == "native"
 

@@ -95,7 +95,7 @@ def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
     text = run("explain", "fp8_margin").stdout
     assert "Read under: delayed." in text
     assert "model.fp8_margin (TransformerConfig, megatron-core >= 0.16.1)" in text
-    assert "No home in TransformerConfig" in run("explain", "fp32").stdout
+    assert "No field of TransformerConfig" in run("explain", "fp32").stdout
     assert len(run("explain").stdout.splitlines()) == 32
 
 

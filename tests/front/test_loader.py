@@ -83,6 +83,17 @@ def test_a_precision_without_a_recipe_is_a_mapping(tmp_path):
     assert precision.source_of("fp8") == "run.yaml"
 
 
+def test_a_saved_run_is_called_by_its_recipe(tmp_path):
+    text = "mixed_precision: {_recipe_: %s, bf16: true, params_dtype: bf16, pipeline_dtype: bf16, fp8: %s}\n"
+    path = written(tmp_path, text % ("bf16_mixed", "hybrid"))
+    precision = load_run(["mixed_precision.hysteresis=4"], config_file=path).precision
+    assert precision is not None
+    assert precision.label == "bf16_mixed, fp8=hybrid, hysteresis=4"
+    unknown = load_run(config_file=written(tmp_path, text % ("a_recipe_of_another_project", "null"))).precision
+    assert unknown is not None
+    assert unknown.label == "a_recipe_of_another_project"
+
+
 def test_auto_is_what_it_comes_to_on_the_declared_target(tmp_path):
     text = "mixed_precision: auto\nmodel: {num_layers: 80, hidden_size: 8192, num_attention_heads: 64}\n"
     path = written(tmp_path, text)

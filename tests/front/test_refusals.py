@@ -254,3 +254,9 @@ def test_the_full_error_switch_shows_the_traceback(train) -> None:
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
     assert "MissingConfigException" in done.stderr
+
+
+def test_a_batch_that_the_ranks_of_the_launch_cannot_share_is_refused_before_a_folder_is_made(refused) -> None:
+    message = refused("model=gpt_tiny", "train=smoke", "train.global_batch_size=8", WORLD_SIZE="3", RANK="0")
+    assert message.startswith("train.global_batch_size: must be a multiple of micro_batch_size 4")
+    assert " x 3 data-parallel ranks, got 8 (command line). Use 12, say." in message

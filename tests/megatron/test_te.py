@@ -434,11 +434,11 @@ class TestMachine:
             "import importlib.util, sys\n"
             f"spec = importlib.util.spec_from_file_location('m', {str(path)!r})\n"
             "m = importlib.util.module_from_spec(spec); sys.modules['m'] = m; spec.loader.exec_module(m)\n"
-            "print(m._installed_version(), m._load_error(), sep=': ')"
+            "print(m.installed('te'), m._load_error(), sep=': ')"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": str(TE)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(TE), str(Path(__file__).parents[2])))},
             capture_output=True,
             text=True,
             check=True,

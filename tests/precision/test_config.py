@@ -243,6 +243,9 @@ def test_a_misspelt_field_is_refused_with_the_nearest() -> None:
     with pytest.raises(UnknownFieldError) as caught:
         config.fp8_marign = 2  # type: ignore[attr-defined]
     assert str(caught.value).startswith("mixed_precision.fp8_marign: no such field. Did you mean 'fp8_margin'")
+    with pytest.raises(UnknownFieldError, match="Did you mean 'fp8_recipe'"):
+        _ = config.fp8_recip
+    assert not hasattr(config, "fp8_recip")
     with pytest.raises(TypeError, match="no such field"):
         MixedPrecisionConfig(bf61=True)
     with pytest.raises(UnknownFieldError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.auto import POLICIES, count_parameters, resolve_auto
+from bridge.preflight.auto import POLICIES, count_parameters, generations, matrix, resolve_auto, support
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
-from bridge.preflight.support import generations, matrix, support
 from bridge.preflight.target import parse_target
 from bridge.registry.registry import REGISTRY, is_auto
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from bridge.megatron.telemetry import QuantisationRow
+from bridge.megatron.audit import QuantisationRow
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
@@ -51,15 +52,30 @@ REPORTS = {
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_no_heading_is_cut_on_a_narrow_terminal(name):
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_heading_is_cut_at_80_columns(name, terminal):
     content, headings = REPORTS[name]
     out = io.StringIO()
-    console = Console(width=20, file=out)
-    show(content(), console, least=0)
+    console = Console(width=80, file=out, force_terminal=terminal, no_color=True, color_system=None)
+    show(content(), console)
     assert "…" not in out.getvalue()
     for heading in headings:
         assert heading in out.getvalue()
-    assert console.width == 20
+    if terminal:
+        assert all(cell_len(line.rstrip()) <= 80 for line in out.getvalue().splitlines())
+    assert console.width == 80
+
+
+def test_a_table_too_wide_for_a_terminal_is_several_with_its_first_columns():
+    content = table(("name", *(f"column {number}" for number in range(6))), [("a row", *"uvwxyz")], keys=1)
+    out = io.StringIO()
+    show(content, Console(width=40, file=out, force_terminal=True, color_system=None))
+    heads = [line.split() for line in out.getvalue().splitlines() if "column" in line]
+    assert [head[0] for head in heads] == ["name", "name", "name"]
+    assert [word for head in heads for word in head if word.isdecimal()] == list("012345")
+    narrow = io.StringIO()
+    show(content, Console(width=12, file=narrow, force_terminal=True, color_system=None))
+    assert all(value in narrow.getvalue() for value in "uvwxyz")
 
 
 def test_plain_text_has_the_columns_that_a_table_needs():

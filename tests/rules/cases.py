@@ -1,6 +1,17 @@
 """For each rule a run that breaks it and one that differs from it by as little as possible and does not."""
 
+from dataclasses import dataclass
+
+from bridge.precision.fields import stated
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+
+
+@dataclass(kw_only=True, repr=False, eq=False)
+class WithOwnField(MixedPrecisionConfig):
+    """A team's class with a field that Megatron's configs do not have."""
+
+    kernel: str | None = stated(None, kind="name", optional=True)
 
 
 def run(precision=None, target=None, **sections):
@@ -176,6 +187,7 @@ CASES = {
     "PB128": (full(dict(DELAYED, fp8_margin=-1), H100), full(dict(DELAYED, fp8_margin=0), H100)),
     "PB129": (full(NVFP4, "b200x8,te2.14,cuda12.9,mcore0.16.1"), full(NVFP4, "b200x8,te2.14,cuda12.9,mcore0.17.1")),
     "PB130": (run(WITHOUT_GATHER, B200), run(dict(MXFP8, fp8_param_gather=False, **{BUFFER: False}), B200)),
+    "PB131": (run(WithOwnField(bf16=True, kernel="fused")), run(WithOwnField(bf16=True))),
     "PB141": (run(recipe("fp16_mixed", loss_scale=0.0)), run(recipe("fp16_mixed", loss_scale=128.0))),
     "PB142": (
         run(recipe("fp16_mixed", initial_loss_scale=1.0, min_loss_scale=2.0)),

@@ -60,7 +60,7 @@ def test_every_rule_is_a_whole_row() -> None:
         assert re.fullmatch(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)?", rule.path), rule.id
         assert rule.message, rule.id
         assert rule.heading == f"{rule.id}: {rule.title}"
-        assert rule.evidence in EVIDENCE
+        assert sum(bool(getattr(rule, evidence)) for evidence in EVIDENCE) == 1, rule.id
         assert rule.needs in NEEDS
         assert rule.sync is None or (rule.sync in SYNC and rule.needs in ("precision", "owners")), rule.id
         assert rule.title, rule.id

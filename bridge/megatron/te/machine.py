@@ -89,7 +89,7 @@ def _load_error() -> str | None:
     """Return why Transformer Engine cannot be imported, None where it can."""
     try:
         importlib.import_module("transformer_engine.pytorch")
-    except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails in any of these ways
+    except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails with any of these
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return re.split(r"\. ", reason)[0].rstrip(".")
     return None

@@ -135,7 +135,7 @@ def import_recipes() -> Any:
     """
     try:
         return importlib.import_module("transformer_engine.common.recipe")
-    except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails in any of these ways
+    except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails with any of these
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BackendUnavailableError(
             f"transformer_engine: must be importable, and is not ({reason}). Install transformer-engine[pytorch]."

@@ -128,7 +128,7 @@ RULES = (
         error="train.micro_batch_size: the tokens of a rank (seq_length x micro_batch_size over context and sequence "
         "parallel ranks) are {tokens}, and must be a multiple of {multiple} under {s.scheme}",
         remedies=("pad to {nearest} tokens", "choose another sequence length, micro-batch or layout"),
-        source="Transformer Engine 2.20 pytorch/utils.py, common/gemm/cublaslt_gemm.cu; modelscope/ms-swift issue "
+        verified="Transformer Engine 2.20 pytorch/utils.py, common/gemm/cublaslt_gemm.cu; modelscope/ms-swift issue "
         "9722, 2026-07-10",
     ),
     _low(
@@ -136,7 +136,7 @@ RULES = (
         predicate=_refused_widths,
         error="model.hidden_size: its part on one rank ({size}{how}) must be a multiple of {multiple} under {s.scheme}",
         remedies=("choose a width that is", "change the parallel sizes"),
-        source="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issue "
+        verified="Transformer Engine 2.20 pytorch/utils.py, pytorch/csrc/quantizer.cpp; NVIDIA/TransformerEngine issue "
         "1422, 2025-01-25",
     ),
     target_rule(
@@ -145,8 +145,7 @@ RULES = (
         warning="model.hidden_size: its part on one rank ({size}{how}) is no multiple of 128, the side of a block: "
         "ragged blocks run, gathering quantised tensors does not",
         remedies=("choose a multiple of 128", "use fp8_recipe='tensorwise'"),
-        source="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
-        evidence="reported",
+        reported="Transformer Engine 2.20 tensor/float8_blockwise_tensor.py; ROCm/Megatron-LM issue 130, 2026-05-15",
         gate="is_blockwise",
     ),
     _low(
@@ -155,15 +154,14 @@ RULES = (
         warning="data.pad_multiple: must be a multiple of {needed}: {sequence} per sequence for its context and tensor "
         "parallel parts, {slab} per packed slab for {s.scheme}",
         remedies=("pad to {needed}",),
-        source="NVIDIA-NeMo/RL issues 1569 (2025-11-25), 1884 (2026-02-05) and 2182 (2026-03-31)",
-        evidence="reported",
+        reported="NVIDIA-NeMo/RL issues 1569 (2025-11-25), 1884 (2026-02-05) and 2182 (2026-03-31)",
     ),
     target_rule(
         heading="PB505: Mamba projection that FP8 does not take",
         predicate=_mamba_width,
         error="model.mamba_num_heads: the input projection is {width} wide, and must be a multiple of 16 under FP8",
         remedies=("change mamba_num_heads, mamba_num_groups or mamba_state_dim",),
-        source="megatron-core 0.16.1 ssm/mamba_mixer.py: an assertion",
+        verified="megatron-core 0.16.1 ssm/mamba_mixer.py: an assertion",
         gate="fp8",
     ),
     _low(
@@ -171,8 +169,7 @@ RULES = (
         predicate=_small,
         info="model.hidden_size: FP8 GEMMs this narrow were measured slower than BF16 ones: {names}",
         remedies=("measure both", "use a smaller tensor-parallel size", "keep FP8 for larger models"),
-        source="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "
+        weak="pytorch/torchtitan issue 1207, 2025-05 (wk and wv, 4096 x 1024, 40 % slower); huggingface/accelerate "
         "issue 1647, 2023-06-27",
-        evidence="weak",
     ),
 )

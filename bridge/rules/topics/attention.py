@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import MODEL_CHECK, Rule, mcore, owners_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, mcore, sync_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -29,30 +29,27 @@ RULES = (
         error="fp8_dot_product_attention: FP8 attention under current scaling needs {what}: there is no backend at the "
         "first forward pass",
         remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
-        source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
+        reported="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
         "attention/dot_product_attention/utils.py",
-        evidence="reported",
         gate="is_tensorwise",
     ),
-    owners_rule(
+    sync_rule(
         heading="PB442: FP8 attention that does not reach MXFP8",
-        sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention,
         warning="fp8_dot_product_attention: has no effect: megatron-core hands it to Transformer Engine under mxfp8 "
         "from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
+        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
         gate="is_mxfp8",
         versions=(mcore(until="0.18"),),
     ),
-    owners_rule(
+    sync_rule(
         heading="PB443: FP8 attention that does not reach NVFP4",
-        sync="reported",
         predicate=lambda s: s.model.fp8_dot_product_attention and s.scheme == "nvfp4",
         warning="fp8_dot_product_attention: has no effect: megatron-core hands it to Transformer Engine under nvfp4 "
         "from 0.17 on",
         remedies=("drop it", "use megatron-core 0.17"),
-        source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
+        verified="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
         gate="fp4",
         versions=(mcore(until="0.17"),),
     ),
@@ -61,6 +58,6 @@ RULES = (
         predicate=lambda s: s.model.apply_query_key_layer_scaling and not s.model.attention_softmax_in_fp32,
         warning="model.attention_softmax_in_fp32: apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
     ),
 )

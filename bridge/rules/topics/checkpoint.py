@@ -52,9 +52,8 @@ RULES = (
             "resume with the precision it was written in",
             "silence this with the reason, if the change is meant",
         ),
-        source="NVIDIA/TransformerEngine issue 982 (2024-07-02: the loss explodes); NVIDIA-NeMo/Automodel issue 3814, "
-        "2026-09-05",
-        evidence="reported",
+        reported="NVIDIA/TransformerEngine issue 982 (2024-07-02: the loss explodes); NVIDIA-NeMo/Automodel issue "
+        "3814, 2026-09-05",
         gate="is_resumed",
         explanation="Delayed scaling keeps its scales and histories in the checkpoint: another scheme drops them, and "
         "coming from one it starts with scale 1. Stored FP8 weights are read as what they were written in.",
@@ -70,7 +69,7 @@ RULES = (
         warning="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE: Transformer Engine reads delayed scaling's state "
         "from a checkpoint with this set to 1 only",
         remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
-        source="Transformer Engine 2.20 pytorch/module/base.py, _extra_state.py",
+        verified="Transformer Engine 2.20 pytorch/module/base.py, _extra_state.py",
         gate="is_resumed",
         versions=(te(since="2.20"),),
     ),
@@ -80,7 +79,7 @@ RULES = (
         warning="train.stream_ckpt_dequant: weights under current scaling are scaled anew per slice, which corrupts "
         "what is loaded",
         remedies=("set it to False, as Megatron-LM's argument parser does",),
-        source=PARSER,
+        verified=PARSER,
         gate="is_tensorwise",
         versions=(mcore(since="0.19", until="0.20"),),
     ),
@@ -89,7 +88,7 @@ RULES = (
         predicate=lambda s: s.is_low and s.rank is not None and s.rank % 16 and {"value": s.rank},
         warning="peft.rank: must be a multiple of 16 for FP8 and FP4 GEMMs",
         remedies=("use 16 or 32", "keep the adapters in {s.mode}"),
-        source="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; modelscope/ms-swift issue 5063, "
+        verified="Transformer Engine 2.20 pytorch/utils.py assert_dim_for_fp8_exec; modelscope/ms-swift issue 5063, "
         "2025-07-22",
         gate="has_peft",
     ),
@@ -103,8 +102,7 @@ RULES = (
         warning="fp8_param_gather: frozen base weights have no master weights to be cast from, and crashes were "
         "reported",
         remedies=("set it to False",),
-        source="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",
-        evidence="reported",
+        reported="modelscope/ms-swift issues 7290 (2026-01-05) and 9371 (2026-05-17)",
         gate="has_peft",
     ),
 )

@@ -14,8 +14,7 @@ RULES = (
             "use fp8_recipe='tensorwise', which keeps no history",
             "make sure that no expert or stage stays idle",
         ),
-        source="NVIDIA/Megatron-LM issues 442 (2023-08-01) and 912 (2024-07-09); NVIDIA/TransformerEngine issue 2343",
-        evidence="reported",
+        reported="NVIDIA/Megatron-LM issues 442 (2023-08-01) and 912 (2024-07-09); NVIDIA/TransformerEngine issue 2343",
         gate="is_delayed",
     ),
     precision_rule(
@@ -23,7 +22,7 @@ RULES = (
         predicate=lambda s: s.model.fp8_amax_history_len == 1 and s.model.fp8_amax_compute_algo == "max",
         info="fp8_amax_history_len: the largest of a history of one step is the most recent",
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
-        source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
+        verified="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
         gate="is_delayed",
     ),
     owners_rule(
@@ -31,7 +30,7 @@ RULES = (
         predicate=lambda s: s.model.fp8_param,
         info="model.fp8_param: delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
-        source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
+        verified="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
         gate="is_delayed",
     ),
 )

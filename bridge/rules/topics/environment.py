@@ -65,7 +65,7 @@ RULES = (
         error="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES: blockwise scaling runs as MXFP8 there, which takes "
         "power-of-two scales only",
         remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
-        source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
+        verified="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
         gate="is_blockwise",
     ),
     _variable(
@@ -78,7 +78,7 @@ RULES = (
         error="model.apply_query_key_layer_scaling: must agree with the environment variable "
         "NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
         remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
-        source="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
+        verified="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
     ),
     _variable(
         heading="PB523: determinism set in one place only",
@@ -89,7 +89,7 @@ RULES = (
         ),
         error="model.deterministic_mode: needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
         remedies=("set the variable", "set deterministic_mode=False"),
-        source="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
+        verified="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
     ),
     _variable(
         heading="PB524: another source says another precision",
@@ -97,8 +97,7 @@ RULES = (
         warning="environment.ACCELERATE_MIXED_PRECISION: says another precision than this run's {s.mode}; Megatron "
         "does not read it, other libraries do",
         remedies=("unset it", "make it agree"),
-        source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
-        evidence="reported",
+        reported="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
     ),
     _variable(
         heading="PB525: FP8 attention overruled by a variable",
@@ -106,7 +105,7 @@ RULES = (
         warning="environment.NVTE_DPA_FP8_RECIPE: replaces the attention's scheme, and F16 turns FP8 attention off, "
         "whatever the config says",
         remedies=("unset it",),
-        source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
+        verified="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
     ),
     environment_rule(
         heading="PB526: backward override under delayed scaling",
@@ -114,7 +113,7 @@ RULES = (
         error="environment.NVTE_BACKWARD_OVERRIDE: must be unset under delayed scaling, whose recipe class refuses any "
         "value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
-        source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
+        verified="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
         gate="is_delayed",
     ),
     environment_rule(
@@ -123,7 +122,7 @@ RULES = (
         warning="environment.NVTE_BACKWARD_OVERRIDE: gives {s.scheme} scaling other numbers than the config shows, on "
         "every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
-        source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
+        verified="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
         gate="is_low",
     ),
 )

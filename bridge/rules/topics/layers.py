@@ -53,7 +53,7 @@ RULES = (
         predicate=_stated_zero,
         error="first_last_layers_bf16: both layer counts are 0, so no layer is kept in BF16",
         remedies=("state a count above 0", "leave both unstated (Megatron keeps 1 and 1)", "set it to False"),
-        source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
+        verified="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
         "training/mixed_precision.py, 2026-08-22, whose 0 and 0 switch it off",
     ),
     inert_rule(
@@ -61,7 +61,7 @@ RULES = (
         warning="num_layers_at_start_in_bf16: has no effect: {why}",
         predicate=lambda s: s.inert_and_stated(LAYER_COUNTS),
         remedies=("state first_last_layers_bf16=True", "drop it"),
-        source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
+        verified="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
     precision_rule(
         heading="PB263: layers in BF16 under delayed scaling",
@@ -69,7 +69,7 @@ RULES = (
         error="first_last_layers_bf16: delayed scaling cannot keep layers in BF16: its FP8 context spans the whole "
         "block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
-        source=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",
+        verified=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",
         gate="is_delayed",
     ),
     _under_fp8(
@@ -77,7 +77,7 @@ RULES = (
         predicate=_beyond_a_stage,
         error="num_layers_at_start_in_bf16: must be at most num_layers // pipeline stages, which is {limit}",
         remedies=("use {limit} or less", "use fewer pipeline stages"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
     ),
     Rule(
         heading="PB265: more layers in BF16 than the model has",
@@ -85,7 +85,7 @@ RULES = (
         error="num_layers_at_start_in_bf16: must be at most num_layers, which is {s.model.num_layers}; Megatron checks "
         "it under FP8 only",
         remedies=("use {s.model.num_layers} or less",),
-        source="megatron-core 0.16.1 and 0.19.2 transformer_config.py __post_init__: the check stands under `if "
+        verified="megatron-core 0.16.1 and 0.19.2 transformer_config.py __post_init__: the check stands under `if "
         "self.fp8`",
         gate="fp4",
     ),
@@ -99,7 +99,7 @@ RULES = (
         error="first_last_layers_bf16: all {s.model.num_layers} layers are kept in BF16, so nothing of this run is in "
         "{s.scheme}",
         remedies=("lower the counts", "use a deeper model", "choose a recipe without FP8 and FP4"),
-        source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
+        verified="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
         gate="is_low",
     ),
     _under_fp8(
@@ -109,9 +109,8 @@ RULES = (
         error="model.tp_comm_overlap: user buffers hold FP8 and BF16 layers at once from Transformer Engine 2.8 on "
         "only",
         remedies=("use Transformer Engine 2.8", "set tp_comm_overlap=False", "set first_last_layers_bf16=False"),
-        source="NVIDIA/Megatron-LM issue 1703, 2025-07-24; UserBufferQuantizationMode is absent from Transformer "
+        reported="NVIDIA/Megatron-LM issue 1703, 2025-07-24; UserBufferQuantizationMode is absent from Transformer "
         "Engine 2.7 although megatron-core 0.19.2 training/initialize.py asks for it from 2.7 on",
-        evidence="reported",
         versions=(te(until="2.8"),),
     ),
     _under_fp8(
@@ -120,21 +119,21 @@ RULES = (
         info="first_last_layers_bf16: multi-token prediction (layers: {s.model.mtp_num_layers}) runs in FP8 whatever "
         "the counts are",
         remedies=("read the last layers as those of the decoder",),
-        source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1",
+        verified="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1",
     ),
     inert_rule(
         heading="PB269: layers in BF16 without low precision",
         warning="first_last_layers_bf16: has no effect: {why}",
         predicate=lambda s: s.stated.get("first_last_layers_bf16") and s.inert_and_stated(["first_last_layers_bf16"]),
         remedies=("drop it", "say fp8 or fp4"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_context",
+        verified="megatron-core 0.16.1 fp8_utils.get_fp8_context",
     ),
     _under_fp8(
         heading="PB270: captured graphs ignore the layers in BF16",
         predicate=lambda s: _is_on(s) and s.model.cuda_graph_impl == "transformer_engine",
         warning="model.cuda_graph_impl: graphs captured by Transformer Engine before 2.8 run every layer in FP8",
         remedies=("use Transformer Engine 2.8", "set cuda_graph_impl=none", "set first_last_layers_bf16=False"),
-        source="megatron-core 0.19.2 transformer/cuda_graphs.py",
+        verified="megatron-core 0.19.2 transformer/cuda_graphs.py",
         versions=(te(until="2.8"),),
     ),
     Rule(
@@ -143,7 +142,7 @@ RULES = (
         info="first_last_layers_bf16: each Mamba, attention and MLP block counts as one of the {s.model.num_layers} "
         "layers, so the counts keep blocks, not pairs of them",
         remedies=("count blocks",),
-        source="megatron-core 0.16.1 ssm/mamba_block.py, fp8_utils.is_first_last_bf16_layer",
+        verified="megatron-core 0.16.1 ssm/mamba_block.py, fp8_utils.is_first_last_bf16_layer",
         gate="is_low",
     ),
 )

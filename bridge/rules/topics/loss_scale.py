@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import PARSER, Rule, each, inert_rule, owners_rule, precision_rule
+from bridge.rules.rule import PARSER, Rule, each, inert_rule, owners_rule, precision_rule, sync_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -51,14 +51,14 @@ RULES = (
         predicate=_no_number,
         error="loss_scale: must be {what}",
         remedies=("{hint}",),
-        source="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
+        verified="megatron-core 0.16.1 optimizer/grad_scaler.py, optimizer/__init__.py",
     ),
     precision_rule(
         heading="PB142: loss scale begins below its floor",
         predicate=_starts_below_floor,
         error="initial_loss_scale: must not be below min_loss_scale, which is {s.optimizer.min_loss_scale!r}",
         remedies=("raise it", "lower min_loss_scale"),
-        source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler",
+        verified="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler",
     ),
     precision_rule(
         heading="PB143: loss-scale window is no whole number",
@@ -66,18 +66,17 @@ RULES = (
         error="loss_scale_window: must be a whole number of steps, at least 1: the scaler compares it with a step "
         "count by ==, and a fraction never grows",
         remedies=("use 1000, Megatron's default",),
-        source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler.update",
+        verified="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler.update",
     ),
     inert_rule(
         heading="PB144: loss-scale schedule without effect",
         warning="initial_loss_scale: has no effect: {why}",
         predicate=lambda s: s.inert_and_stated(SCALER_SCHEDULE),
         remedies=("drop it", "choose an fp16 recipe without loss_scale"),
-        source="megatron-core 0.16.1 optimizer/__init__.py",
+        verified="megatron-core 0.16.1 optimizer/__init__.py",
     ),
-    owners_rule(
+    sync_rule(
         heading="PB145: loss scale without effect",
-        sync="reported",
         predicate=lambda s: (
             s.has_optimizer
             and s.optimizer.loss_scale
@@ -86,7 +85,7 @@ RULES = (
         ),
         warning="loss_scale: has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),
-        source="megatron-core 0.16.1 optimizer/__init__.py",
+        verified="megatron-core 0.16.1 optimizer/__init__.py",
         gate="is_fp32",
     ),
     Rule(
@@ -98,7 +97,7 @@ RULES = (
         error="ddp.check_for_nan_in_grad: a dynamic loss scale overflows by design, from 2**32 down, and this check is "
         "fatal",
         remedies=("set it to False, as Megatron-LM's argument parser does", "choose a recipe, which does"),
-        source=f"{PARSER}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
+        verified=f"{PARSER}; megatron-core 0.19.2 distributed/param_and_grad_buffer.py",
         gate="has_dynamic_scale",
     ),
     owners_rule(
@@ -106,7 +105,7 @@ RULES = (
         predicate=lambda s: s.has_optimizer and s.optimizer.optimizer not in ("adam", "sgd"),
         error="optimizer.optimizer: emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
-        source="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
+        verified="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
         gate="is_fp16",
     ),
     owners_rule(
@@ -117,7 +116,7 @@ RULES = (
         warning="loss_scale: the emerging optimizer's part has no scaler while its Adam companion has, so they unscale "
         "differently",
         remedies=("drop it: BF16 needs no loss scale",),
-        source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
+        verified="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),
     Rule(
         heading="PB149: one loss scale per optimizer",
@@ -125,7 +124,7 @@ RULES = (
         info="optimizer.optimizer: dense and expert parameters have optimizers of their own, each with its own dynamic "
         "loss scale, and only the first scales the loss",
         remedies=("watch the two scales", "choose a bf16 recipe, which has none"),
-        source="Megatron-LM main of 2026-08-22 optimizer/optimizer.py ChainedOptimizer",
+        verified="Megatron-LM main of 2026-08-22 optimizer/optimizer.py ChainedOptimizer",
         gate="has_dynamic_scale",
     ),
 )

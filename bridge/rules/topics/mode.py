@@ -43,7 +43,7 @@ RULES = (
         predicate=_several_modes,
         error="bf16: only one of fp32, fp16 and bf16 can be on",
         remedies=("keep one and set the others to False",),
-        source=f"{MODEL_CHECK}; Megatron Bridge training/config.py, 2026-08-22",
+        verified=f"{MODEL_CHECK}; Megatron Bridge training/config.py, 2026-08-22",
         explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does not, and would pick "
         "FP16.",
     ),
@@ -52,7 +52,7 @@ RULES = (
         predicate=_dtype_of_another_mode,
         error="params_dtype: must be {legal} in a run whose mode is {s.mode}",
         remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (nothing checks it for configs built in "
+        verified="Megatron-LM training/arguments.py validate_args, 0.19.2 (nothing checks it for configs built in "
         "Python)",
         explanation="Megatron-LM's argument parser derives the dtype of weights and of pipeline buffers from --bf16 "
         "and --fp16. Configs built in Python can disagree: weights of one dtype then meet norms and embeddings of "
@@ -64,7 +64,7 @@ RULES = (
         error="model.params_dtype: half-precision weights need the mode switched on, or the optimizer steps on them "
         "without FP32 masters",
         remedies=("set model.{s.model.params_dtype} and optimizer.{s.model.params_dtype} to True", "choose a recipe"),
-        source="megatron-core 0.16.1 optimizer/__init__.py: FP32Optimizer is chosen by optimizer.fp16 and "
+        verified="megatron-core 0.16.1 optimizer/__init__.py: FP32Optimizer is chosen by optimizer.fp16 and "
         "optimizer.bf16",
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
         "in 256 or less), so that it rounds away and the weight never moves. FP32 master weights keep the sum.",
@@ -75,35 +75,35 @@ RULES = (
         predicate=lambda s: s.model.enable_autocast and (s.model.autocast_dtype or s.model.params_dtype) == "fp32",
         error="autocast_enabled: autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
-        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
+        verified="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
     ),
     inert_rule(
         heading="PB105: autocast dtype without autocast",
         warning="autocast_dtype: has no effect: {why}",
         predicate=lambda s: s.inert_and_stated(["autocast_dtype"]),
         remedies=("state autocast_enabled=True", "drop it"),
-        source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
+        verified="megatron-core 0.16.1 pipeline_parallel/schedules.py",
     ),
     Rule(
         heading="PB106: FP32 residual in an FP32 run",
         predicate=lambda s: s.model.fp32_residual_connection and s.is_fp32,
         error="model.fp32_residual_connection: an FP32 residual stream means something in fp16 and bf16 runs only",
         remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
-        source=PARSER,
+        verified=PARSER,
     ),
     Rule(
         heading="PB107: FP16 cross entropy outside FP16",
         predicate=lambda s: s.model.fp16_lm_cross_entropy and not s.is_fp16,
         error="model.fp16_lm_cross_entropy: cross entropy in FP16 works in an fp16 run only",
         remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
-        source=PARSER,
+        verified=PARSER,
     ),
     Rule(
         heading="PB108: pipeline without a dtype",
         predicate=lambda s: s.has_model and s.pp > 1 and s.model.pipeline_dtype is None,
         error="model.pipeline_dtype: pipeline stages need the dtype of what they receive",
         remedies=("set it to the dtype of the activations ({s.mode})", "choose a recipe, which does"),
-        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
+        verified="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
     ),
     Rule(
         heading="PB109: FP32 residual received in another dtype",
@@ -113,7 +113,7 @@ RULES = (
         warning="pipeline_dtype: an FP32 residual stream crosses stages in FP32, and this is the dtype of the receive "
         "buffers",
         remedies=("state pipeline_dtype='fp32'", "use megatron-core 0.17, which corrects it itself"),
-        source="megatron-core 0.17.1 transformer_config.py __post_init__ corrects it with a warning; 0.16.1 does not",
+        verified="megatron-core 0.17.1 transformer_config.py __post_init__ corrects it with a warning; 0.16.1 does not",
         versions=(mcore(until="0.17"),),
     ),
     Rule(
@@ -122,7 +122,7 @@ RULES = (
         warning="model.enable_autocast: has no effect under model.overlap_moe_expert_parallel_comm: the schedule "
         "enters another context instead",
         remedies=("turn the overlap off", "use a recipe without autocast"),
-        source="megatron-core 0.16.1 and 0.19.2 pipeline_parallel/combined_1f1b.py",
+        verified="megatron-core 0.16.1 and 0.19.2 pipeline_parallel/combined_1f1b.py",
         gate="is_moe",
     ),
     Rule(
@@ -131,7 +131,7 @@ RULES = (
         info="model.disable_bf16_reduced_precision_matmul: is set for the whole process when the config is made, and "
         "never set back",
         remedies=("make no other model in the same process that relies on it being on",),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
     ),
     Rule(
         heading="PB112: batch-invariant mode outside BF16",
@@ -139,13 +139,13 @@ RULES = (
         warning="model.batch_invariant_mode: batch-invariant kernels are made for BF16 weights, which Megatron asserts "
         "from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
-        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+        verified="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
     precision_rule(
         heading="PB113: autocast dtype that autocast does not take",
         predicate=lambda s: s.model.autocast_dtype not in (None, "bf16", "fp16", "fp32"),
         error="autocast_dtype: must be bf16, fp16 or fp32",
         remedies=("use one of these", "drop it"),
-        source="PyTorch 2.13 torch/amp/autocast_mode.py",
+        verified="PyTorch 2.13 torch/amp/autocast_mode.py",
     ),
 )

@@ -48,15 +48,14 @@ RULES = (
         warning="model.moe_router_padding_for_quantization: the tokens of an expert are no multiple of what {s.scheme} "
         "GEMMs need, so padding kernels run, or it fails",
         remedies=("set it to True", "set moe_pad_expert_input_to_capacity=True with an aligned capacity"),
-        source="NVIDIA/TransformerEngine issue 2966, 2026-05-07; NVIDIA-NeMo/RL issue 1884, 2026-02-05",
-        evidence="reported",
+        reported="NVIDIA/TransformerEngine issue 2966, 2026-05-07; NVIDIA-NeMo/RL issue 1884, 2026-02-05",
     ),
     _moe(
         heading="PB422: router padding under this dispatcher",
         predicate=lambda s: _pads(s) and s.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq"),
         error="model.moe_token_dispatcher_type: router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
     ),
     _moe(
         heading="PB423: router padding without FP8 or FP4",
@@ -64,7 +63,7 @@ RULES = (
         error="model.moe_router_padding_for_quantization: pads the routing map for nothing in a {s.mode} run, and "
         "Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
     ),
     _moe(
         heading="PB424: deprecated name",
@@ -72,7 +71,7 @@ RULES = (
         info="model.moe_router_padding_for_fp8: is the old name of moe_router_padding_for_quantization, which Megatron "
         "sets from it",
         remedies=("use the new name",),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
     ),
     _moe(
         heading="PB425: grouped GEMM in FP8 needs Transformer Engine 1.11",
@@ -80,7 +79,7 @@ RULES = (
         predicate=lambda s: s.model.moe_grouped_gemm and s.fp8 and not s.is_emulated and s.te is not None,
         error="model.moe_grouped_gemm: grouped FP8 GEMMs came with Transformer Engine 1.11",
         remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
         versions=(te(until="1.11"),),
     ),
     _moe(
@@ -89,7 +88,7 @@ RULES = (
         info="model.moe_router_dtype: the router's probabilities are computed in {s.mode}; FP32 is what most large "
         "runs use",
         remedies=("set it to fp32",),
-        source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; pytorch/torchtitan issue 2389, "
+        verified="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; pytorch/torchtitan issue 2389, "
         "2026-02",
     ),
     _moe(
@@ -97,7 +96,7 @@ RULES = (
         predicate=lambda s: s.model.overlap_moe_expert_parallel_comm and s.is_fp32,
         error="model.overlap_moe_expert_parallel_comm: works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
-        source=f"{MODEL_CHECK}: an assertion",
+        verified=f"{MODEL_CHECK}: an assertion",
     ),
     _moe(
         heading="PB428: FP4 does not reach the overlapped schedule",
@@ -105,7 +104,7 @@ RULES = (
         warning="fp4: under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, so GEMMs run in "
         "{s.mode}",
         remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
-        source="megatron-core 0.16.1 models/common/model_chunk_schedule_plan.py; fixed in 0.19.2 "
+        verified="megatron-core 0.16.1 models/common/model_chunk_schedule_plan.py; fixed in 0.19.2 "
         "(get_inner_quantization_context)",
         versions=(mcore(until="0.19.2"),),
     ),
@@ -121,7 +120,7 @@ RULES = (
         warning="model.use_transformer_engine_op_fuser: the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or "
         "NVFP4 with FP4_RECIPE=nvfp4 set; this run asks for {s.scheme}",
         remedies=("set it to False", "choose an MXFP8 recipe", "set FP4_RECIPE=nvfp4 for an NVFP4 run"),
-        source="megatron-core 0.19.2 extensions/transformer_engine.py TEFusedMLPWithGroupedLinear",
+        verified="megatron-core 0.19.2 extensions/transformer_engine.py TEFusedMLPWithGroupedLinear",
         versions=(mcore(since="0.18"),),
     ),
     _moe(
@@ -130,7 +129,7 @@ RULES = (
         error="model.moe_single_grouped_weight: one tensor for all experts' weights works under mxfp8 and nvfp4 only, "
         "and this run is {s.scheme}",
         remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
-        source="megatron-core 0.19.2 transformer_config.py __post_init__",
+        verified="megatron-core 0.19.2 transformer_config.py __post_init__",
         versions=(mcore(since="0.18"),),
     ),
     _moe(
@@ -138,7 +137,7 @@ RULES = (
         predicate=_low_precision_transport,
         error="model.moe_dispatch_fwd_dtype: needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs",
         remedies=("set it to bf16", "set these four"),
-        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+        verified="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
         versions=(mcore(since="0.20"),),
     ),
     _moe(
@@ -146,7 +145,7 @@ RULES = (
         predicate=lambda s: s.model.batch_invariant_mode and s.is_low,
         error="model.batch_invariant_mode: a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
-        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+        verified="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
         versions=(mcore(since="0.20"),),
     ),
     _moe(
@@ -156,7 +155,7 @@ RULES = (
         error="model.moe_grouped_gemm: grouped GEMM kernels need compute capability 8.0, and the target has "
         "{s.capability[0]}.{s.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),
-        source=PARSER,
+        verified=PARSER,
     ),
     _moe(
         heading="PB434: ncclep with a capacity factor in low precision",
@@ -165,7 +164,7 @@ RULES = (
         error="model.moe_expert_capacity_factor: under the ncclep dispatcher and FP8 or FP4 needs compute capability "
         "10.0 and NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
         remedies=("set it to None", "use another dispatcher backend"),
-        source="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
+        verified="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
         versions=(mcore(since="0.20"),),
     ),
 )

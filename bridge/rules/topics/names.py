@@ -10,7 +10,7 @@ from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.fields import NAMES, PAIRS
-from bridge.rules.rule import Rule, owners_rule, precision_rule
+from bridge.rules.rule import Rule, owners_rule, precision_rule, sync_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -48,6 +48,11 @@ def _without_home(s: RuleContext) -> list[dict[str, Any]]:
         for row in s.rows
         if row.since is not None and row.owner in s.given and s.stands_out(row.field or "")
     ]
+
+
+def _unrouted(s: RuleContext) -> list[dict[str, Any]]:
+    known = {*FIELD_DEFAULTS, *(row.field for row in s.rows)}
+    return [{"path": f"mixed_precision.{name}"} for name in s.stated if name not in known]
 
 
 def _below_least(s: RuleContext) -> list[dict[str, Any]]:
@@ -113,8 +118,7 @@ RULES = (
         predicate=lambda s: [{"path": one.path, "value": one.value, "why": one.why} for one in s.malformed],
         error="model: {why}",
         remedies=("write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",),
-        source="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
-        evidence="reported",
+        reported="huggingface/accelerate issue 1386, 2023-05-04; AMD-AGI/Primus issue 886, 2026-07-20",
         gate="malformed",
         explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a string; a quoted "
         '"false" is a non-empty, hence true, string. A value that can only mean one thing is taken; the rest is named.',
@@ -124,9 +128,8 @@ RULES = (
         predicate=_misspelt,
         error="model: there is no such field: an unknown key is dropped, or lands where nothing reads it",
         remedies=("{hint}",),
-        source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); NVIDIA-NeMo/Megatron-Bridge issue "
+        reported="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); NVIDIA-NeMo/Megatron-Bridge issue "
         "2957, 2026-03-23",
-        evidence="reported",
     ),
     owners_rule(
         heading="PB123: recipe replaces an owner's value",
@@ -147,7 +150,8 @@ RULES = (
             "drop it to go with the recipe",
             "{keep}",
         ),
-        source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it silently",
+        verified="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it "
+        "silently",
         gate="precision",
     ),
     owners_rule(
@@ -156,7 +160,7 @@ RULES = (
         predicate=_disagreeing,
         error="model.bf16: must equal {other}, which is {theirs!r}: it is one setting in two places",
         remedies=("give both the same value", "let a recipe state it, which writes both"),
-        source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own copy; NVIDIA-NeMo/RL "
+        verified="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own copy; NVIDIA-NeMo/RL "
         "issue 3281, 2026-07-18",
     ),
     _recipe(
@@ -164,7 +168,7 @@ RULES = (
         predicate=_misnamed,
         warning="fp8_recipe: the recipe is called {name}, which promises {promised}, and its values are {actual}",
         remedies=("choose the recipe whose name says it", "give the changed recipe a name of its own"),
-        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22 "
+        verified="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22 "
         "(nanov2_bf16_with_fp8_current_scaling_mixed is blockwise)",
     ),
     owners_rule(
@@ -176,7 +180,7 @@ RULES = (
         ],
         warning="model.fp8: must be None where it is off: CUDA graphs and inference ask whether it is None",
         remedies=("use None",),
-        source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
+        verified="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: `config.fp8 is not None`",
     ),
     owners_rule(
         heading="PB127: size below one",
@@ -192,22 +196,21 @@ RULES = (
         ],
         error="model.tensor_model_parallel_size: must be at least 1",
         remedies=("use 1 for no parallelism of that kind",),
-        source="megatron-core 0.16.1 parallel_state.py",
+        verified="megatron-core 0.16.1 parallel_state.py",
     ),
     precision_rule(
         heading="PB128: count below its least value",
         predicate=_below_least,
         error="fp8_margin: must be at least {least}",
         remedies=("use {least} or more",),
-        source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
+        verified="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
     ),
-    owners_rule(
+    sync_rule(
         heading="PB129: no home in this Megatron",
-        sync="reported",
         predicate=_without_home,
         warning="fp4_param_gather: {home} does not exist before megatron-core {since}, so it is not set there",
         remedies=("use megatron-core {since}", "drop it"),
-        source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
+        verified="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
     ),
     _recipe(
         heading="PB130: switch off with the one it needs",
@@ -216,6 +219,15 @@ RULES = (
         info="reuse_grad_buf_for_mxfp8_param_ag: is off, because a later statement turned off what it needs; {by} had "
         "turned it on",
         remedies=("state False, which says the same", "leave it"),
-        source="this project: bridge.precision.statements",
+        verified="this project: bridge.precision.statements",
+    ),
+    sync_rule(
+        heading="PB131: field that no config has",
+        predicate=_unrouted,
+        warning="mixed_precision: no config that the recipe is written into has a field of this name, so it changes "
+        "nothing",
+        remedies=("add the field to the config that reads it", "drop it"),
+        verified="this project: bridge.sync.plan",
+        gate="precision",
     ),
 )

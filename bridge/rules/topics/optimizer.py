@@ -48,7 +48,7 @@ RULES = (
         predicate=lambda s: s.optimizer.optimizer_cpu_offload and not s.has_precision_aware,
         error="optimizer.optimizer_cpu_offload: an offloaded optimizer reuses the code of the precision-aware one",
         remedies=("set optimizer.use_precision_aware_optimizer=True", "keep the optimizer on the GPU"),
-        source=PARSER,
+        verified=PARSER,
         gate="has_optimizer",
     ),
     owners_rule(
@@ -56,7 +56,8 @@ RULES = (
         predicate=lambda s: s.optimizer.optimizer_cpu_offload and not s.is_delayed,
         error="optimizer.optimizer_cpu_offload: an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=("set fp8_param_gather=False", "use fp8_recipe='delayed'", "keep the optimizer on the GPU"),
-        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each other",
+        verified=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each "
+        "other",
         gate="gathers_fp8",
     ),
     owners_rule(
@@ -64,7 +65,7 @@ RULES = (
         predicate=_states_in_fp32,
         error="optimizer.exp_avg_dtype: must be fp32 unless optimizer.use_precision_aware_optimizer is on",
         remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
-        source=OPTIMIZER_CHECK,
+        verified=OPTIMIZER_CHECK,
         gate="is_plain_optimizer",
     ),
     _precision_aware(
@@ -72,14 +73,14 @@ RULES = (
         predicate=_impossible_states,
         error="optimizer.exp_avg_dtype: must be one of {legal}",
         remedies=("use one of them",),
-        source="Megatron-LM training/arguments.py, 0.19.2: choices of the argument parser",
+        verified="Megatron-LM training/arguments.py, 0.19.2: choices of the argument parser",
     ),
     _precision_aware(
         heading="PB345: precision-aware optimizer that is not Adam",
         predicate=lambda s: s.optimizer.optimizer != "adam",
         error="optimizer.optimizer: only Adam is precision-aware",
         remedies=("use adam", "set use_precision_aware_optimizer=False"),
-        source=OPTIMIZER_CHECK,
+        verified=OPTIMIZER_CHECK,
     ),
     _precision_aware(
         heading="PB346: precision-aware optimizer that is not distributed",
@@ -87,7 +88,7 @@ RULES = (
         error="optimizer.use_distributed_optimizer: the precision-aware optimizer works as a distributed optimizer "
         "only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
-        source=f"{OPTIMIZER_CHECK}; from 0.20 on refused when the optimizer is built",
+        verified=f"{OPTIMIZER_CHECK}; from 0.20 on refused when the optimizer is built",
     ),
     _precision_aware(
         heading="PB347: FP8 branch in a run without FP8",
@@ -95,8 +96,8 @@ RULES = (
         warning="optimizer.fp8_recipe: sends the precision-aware optimizer down its FP8 branch although fp8 is off: "
         "masters stay in Megatron and nothing is saved",
         remedies=("set it to None", "choose a recipe, which does"),
-        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__; Megatron Bridge's bf16_mixed writes "
-        "'tensorwise' here, 2026-08-22",
+        verified="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__; Megatron Bridge's bf16_mixed "
+        "writes 'tensorwise' here, 2026-08-22",
     ),
     _precision_aware(
         heading="PB348: precision-aware optimizer together with FP8 scaling",
@@ -105,14 +106,14 @@ RULES = (
         "and casts gradients to FP32, so BF16 main gradients and param remainders save nothing; the moments' dtypes "
         "still do",
         remedies=("keep it for exp_avg_dtype and exp_avg_sq_dtype", "use fp8_recipe='delayed' for the fused path"),
-        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, distrib_optimizer.py",
+        verified="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, distrib_optimizer.py",
     ),
     _precision_aware(
         heading="PB349: param remainders turned off",
         predicate=lambda s: s.optimizer.store_param_remainders,
         warning="optimizer.store_param_remainders: Megatron sets it to False before Transformer Engine 2.1",
         remedies=("use Transformer Engine 2.1", "set it to False, as it will be"),
-        source=OPTIMIZER_CHECK,
+        verified=OPTIMIZER_CHECK,
         versions=(te(until="2.1"),),
     ),
     target_rule(
@@ -121,7 +122,7 @@ RULES = (
         error="optimizer.use_precision_aware_optimizer: needs Transformer Engine's FusedAdam, and the target has no "
         "Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
-        source=OPTIMIZER_CHECK,
+        verified=OPTIMIZER_CHECK,
         gate="has_precision_aware",
     ),
     Rule(
@@ -133,7 +134,7 @@ RULES = (
         error="optimizer.overlap_param_gather_with_optimizer_step: needs the distributed optimizer, "
         "overlap_param_gather and interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
-        source=PARSER,
+        verified=PARSER,
         gate="has_optimizer",
     ),
     _precision_aware(
@@ -142,6 +143,6 @@ RULES = (
         error="optimizer.use_layer_wise_distributed_optimizer: the layer-wise distributed optimizer cannot be "
         "precision-aware",
         remedies=("set one of the two to False",),
-        source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
+        verified="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),
 )

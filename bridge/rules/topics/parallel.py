@@ -72,8 +72,7 @@ RULES = (
         warning="fp8_recipe: gathering blockwise tensors over TP {s.tp} with sequence parallelism was reported to fail "
         "(all-gather requires a quantizable tensor)",
         remedies=("{align}", "use TP 1", "use fp8_recipe='tensorwise'"),
-        source="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
-        evidence="reported",
+        reported="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
         gate="is_blockwise",
     ),
     Rule(
@@ -82,15 +81,14 @@ RULES = (
         warning="model.tp_comm_overlap: needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron "
         "Bridge sets it to False",
         remedies=("set sequence_parallel=True", "set it to False, as it will be"),
-        source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
+        verified=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
     ),
     target_rule(
         heading="PB403: tensor-parallel overlap under MXFP8",
         predicate=_odd_for_user_buffers,
         warning="model.tp_comm_overlap: MXFP8 user buffers were made for widths that are multiples of 128",
         remedies=("choose widths that are multiples of 128", "set tp_comm_overlap=False"),
-        source="NVIDIA/TransformerEngine pull request 1711",
-        evidence="reported",
+        reported="NVIDIA/TransformerEngine pull request 1711",
         gate="is_mxfp8",
     ),
     Rule(
@@ -99,7 +97,7 @@ RULES = (
         error="fp4_param_gather: weights sharded for tensor parallelism are gathered in FP4, so they have to be stored "
         "in it",
         remedies=("set fp4_param_gather=True", "set the number of weight shards to 1"),
-        source=PARSER,
+        verified=PARSER,
         gate="fp4",
         versions=(mcore(since="0.19"),),
     ),
@@ -112,7 +110,7 @@ RULES = (
             "set fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True",
             "set the number of weight shards to 1",
         ),
-        source=PARSER,
+        verified=PARSER,
         gate="is_mxfp8",
         versions=(mcore(since="0.19"),),
     ),
@@ -121,7 +119,7 @@ RULES = (
         predicate=_broken_replicas,
         error="target.count: the GPUs of the run must be a multiple of {what}",
         remedies=("ask for another number of GPUs", "change the parallel sizes"),
-        source="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
+        verified="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
         gate="has_model",
     ),
     Rule(
@@ -134,7 +132,7 @@ RULES = (
             "use more than two stages",
             "do not interleave",
         ),
-        source=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
+        verified=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
         gate="has_model",
     ),
     Rule(
@@ -142,6 +140,6 @@ RULES = (
         predicate=_indivisible,
         error="model.num_attention_heads: does not divide by {by}: each rank has to get the same part",
         remedies=("choose a multiple", "change the parallel sizes"),
-        source=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; pipeline_parallel/schedules.py",
+        verified=f"{MODEL_CHECK}, tensor_parallel/utils.py divide; pipeline_parallel/schedules.py",
     ),
 )

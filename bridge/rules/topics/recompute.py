@@ -31,7 +31,7 @@ RULES = (
         predicate=_discards_outputs,
         error="model.recompute_modules: moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
         gate="is_delayed",
     ),
     _fp8_run(
@@ -40,7 +40,7 @@ RULES = (
         error="model.recompute_modules: moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 "
         "on",
         remedies=("use Transformer Engine 2.6", "take them out"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
         versions=(te(until="2.6"),),
     ),
     Rule(
@@ -50,7 +50,7 @@ RULES = (
         ),
         error="train.torch_compile: Transformer Engine refuses delayed scaling inside a compiled graph",
         remedies=("use fp8_recipe='tensorwise'", "do not compile"),
-        source="Transformer Engine 2.20 pytorch/quantization.py check_recipe_support; NVIDIA/TransformerEngine issue "
+        verified="Transformer Engine 2.20 pytorch/quantization.py check_recipe_support; NVIDIA/TransformerEngine issue "
         "2759",
         gate="is_delayed",
     ),
@@ -59,8 +59,7 @@ RULES = (
         predicate=lambda s: _captures(s) and not s.is_emulated,
         warning="model.cuda_graph_impl: captured FP8 layers gave NaN or stale weights in several reports",
         remedies=("compare the first steps with a run without graphs", "use Transformer Engine 2.8"),
-        source="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
-        evidence="weak",
+        weak="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
         versions=(te(until="2.8"),),
     ),
     Rule(
@@ -71,7 +70,7 @@ RULES = (
         ),
         error="train.check_for_nan_in_loss: a step captured as one CUDA graph cannot stop for a NaN check",
         remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
+        verified="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
         gate="has_model",
     ),
@@ -84,7 +83,7 @@ RULES = (
         error="model.inference_cuda_graph_scope: FP8 blocks are captured for inference with "
         "transformer_impl=inference_optimized and mxfp8 only",
         remedies=("use another scope", "use both"),
-        source=PARSER,
+        verified=PARSER,
         gate="fp8",
         versions=(mcore(since="0.18"),),
     ),
@@ -94,7 +93,7 @@ RULES = (
         warning="model.transformer_impl: inference-optimised layers under MXFP8 need FlashInfer 0.6.4, which this "
         "check does not know of",
         remedies=("make sure that FlashInfer is 0.6.4 or later", "use transformer_impl='transformer_engine'"),
-        source=PARSER,
+        verified=PARSER,
         gate="is_mxfp8",
     ),
     Rule(
@@ -107,7 +106,7 @@ RULES = (
         error="model.recompute_modules: shared_experts cannot be recomputed in FP8 or FP4 under local CUDA graphs with "
         "sharded weights",
         remedies=("take it out", "set cuda_graph_impl=none"),
-        source="megatron-core 0.19.2 transformer_config.py __post_init__: an assertion",
+        verified="megatron-core 0.19.2 transformer_config.py __post_init__: an assertion",
         gate="is_low",
         versions=(mcore(since="0.19"),),
     ),

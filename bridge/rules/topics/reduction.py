@@ -21,7 +21,7 @@ RULES = (
         warning="ddp.grad_reduce_in_fp32: is Megatron's class default, while Megatron-LM's argument parser turns it on "
         "for BF16: gradients are accumulated over micro-batches and ranks in BF16",
         remedies=("set it to True", "choose a recipe: the bf16 ones state True", "silence this if BF16 is meant"),
-        source=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
+        verified=f"{PARSER}; NVIDIA/Megatron-LM issue 1335, 2024-12-24",
         gate="is_bf16",
     ),
     Rule(
@@ -29,7 +29,7 @@ RULES = (
         predicate=lambda s: s.stated.get("grad_reduce_in_fp32") is False and s.has_ddp and not s.has_megatron_fsdp,
         info="grad_reduce_in_fp32: gradients go {s.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
-        source="megatron-core 0.16.1 distributed/distributed_data_parallel.py",
+        verified="megatron-core 0.16.1 distributed/distributed_data_parallel.py",
         gate="is_bf16",
     ),
     owners_rule(
@@ -38,7 +38,7 @@ RULES = (
         warning="optimizer.main_grads_dtype: contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients "
         "are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2: asserted there, ignored by configs built in "
+        verified="Megatron-LM training/arguments.py validate_args, 0.19.2: asserted there, ignored by configs built in "
         "Python",
         gate="has_precision_aware",
     ),
@@ -48,7 +48,7 @@ RULES = (
         warning="ddp.reduce_scatter_with_fp32_accumulation: Megatron-LM sets it to False together with "
         "grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
-        source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
+        verified="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
     ),
     _ddp(
         heading="PB365: local FP32 accumulation together with FP32 reduction",
@@ -56,7 +56,7 @@ RULES = (
         error="ddp.param_name_patterns_for_fp32_local_accumulation: chooses parameters to accumulate in FP32 where "
         "grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
-        source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
+        verified="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
         versions=(mcore(since="0.17"),),
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.inert import BUFFER, SCHEME_SETTINGS
-from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, owners_rule, precision_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ RULES = (
         predicate=_unknown_format,
         error="fp8: must be {known}",
         remedies=("{hint}",),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
+        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
         "Transformer Engine",
         gate="is_low",
     ),
@@ -124,21 +124,21 @@ RULES = (
         predicate=_unknown_scheme,
         error="fp8_recipe: must be {known}",
         remedies=("{hint}",),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
+        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
     ),
     precision_rule(
         heading="PB203: unknown amax algorithm",
         predicate=_unknown_algorithm,
         error="fp8_amax_compute_algo: must be 'most_recent' or 'max'",
         remedies=("{hint}",),
-        source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
+        verified="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
     ),
     precision_rule(
         heading="PB204: FP8 and FP4 together",
         predicate=lambda s: s.fp8 and s.fp4,
         error="fp4: cannot be combined with FP8, which is {s.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
         gate="is_low",
     ),
     precision_rule(
@@ -146,7 +146,7 @@ RULES = (
         predicate=_scheme_without_format,
         error="fp8_recipe: a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
-        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
+        verified="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
         gate="precision",
     ),
     precision_rule(
@@ -155,9 +155,8 @@ RULES = (
         predicate=lambda s: s.fp8 == "hybrid",
         warning="fp8: MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
-        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
+        reported="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
         "NVIDIA's own CI from megatron-core 0.14 to 0.16",
-        evidence="reported",
         gate="is_mxfp8",
     ),
     precision_rule(
@@ -165,9 +164,7 @@ RULES = (
         predicate=lambda s: s.fp8 in ("hybrid", "e4m3"),
         info="fp8: whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
-        source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
-        "e4m3",
-        evidence="weak",
+        weak="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in e4m3",
         gate="is_blockwise",
     ),
     owners_rule(
@@ -179,7 +176,7 @@ RULES = (
         ],
         error="model.fp8_quantizer_factory: a custom scheme needs the dotted path of a function that makes quantizers",
         remedies=("set it to package.module.function", "choose a named scheme"),
-        source=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
+        verified=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
         gate="is_custom",
     ),
     precision_rule(
@@ -187,7 +184,7 @@ RULES = (
         predicate=lambda s: s.fp8 == "e4m3",
         warning="fp8: is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
+        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
         gate="is_custom",
     ),
     inert_rule(
@@ -195,16 +192,15 @@ RULES = (
         warning="fp8_margin: has no effect: {why}",
         predicate=_without_effect,
         remedies=("drop it", "choose a scheme that reads it"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
+        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
         explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
     ),
-    owners_rule(
+    sync_rule(
         heading="PB211: weight gradients cannot leave FP8",
-        sync="reported",
         predicate=lambda s: s.model.fp8_wgrad is False and at_least(s.te, "2.0") is not False,
         warning="fp8_wgrad: has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
-        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
+        verified="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
         gate="fp8",
     ),
     target_rule(
@@ -213,7 +209,7 @@ RULES = (
         warning="model.transformer_impl: Megatron's local layers ignore FP8 and FP4: every GEMM of this {s.scheme} run "
         "would be {s.mode}",
         remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),
-        source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; "
+        verified="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; "
         "hiyouga/LLaMA-Factory issue 9500, 2025-11-16",
         gate="is_low",
     ),
@@ -222,7 +218,7 @@ RULES = (
         predicate=_module_recipes,
         error="model.quant_recipe: {key}: {what}",
         remedies=("correct the entry",),
-        source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
+        verified="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
         gate="has_model",
     ),
     Rule(
@@ -231,7 +227,7 @@ RULES = (
         warning="model.quant_recipe: each module recipe has fp8_param and fp4_param of its own, which Megatron does "
         "not compare with the run's",
         remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {s.mode}"),
-        source="Megatron-LM main of 2026-08-22 training/argument_utils.py",
+        verified="Megatron-LM main of 2026-08-22 training/argument_utils.py",
         gate="is_low",
     ),
     Rule(
@@ -239,7 +235,7 @@ RULES = (
         predicate=lambda s: s.model.fp8_output_proj and not s.is_mxfp8,
         error="model.fp8_output_proj: the output head runs in FP8 under MXFP8 only",
         remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
-        source="megatron-core 0.19.2 transformer_config.py __post_init__",
+        verified="megatron-core 0.19.2 transformer_config.py __post_init__",
         versions=(mcore(since="0.18"),),
     ),
     Rule(
@@ -247,7 +243,7 @@ RULES = (
         predicate=lambda s: s.model.fp8_output_proj and s.is_hybrid,
         warning="model.fp8_output_proj: has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
-        source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
+        verified="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
         gate="is_mxfp8",
         versions=(mcore(since="0.18"),),
     ),
@@ -256,6 +252,6 @@ RULES = (
         predicate=lambda s: s.model.activation_func_fp8_input_store and not s.model.gated_linear_unit,
         error="model.activation_func_fp8_input_store: the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
-        source=MODEL_CHECK,
+        verified=MODEL_CHECK,
     ),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, mcore, owners_rule, te
+from bridge.rules.rule import PARSER, mcore, owners_rule, sync_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -52,7 +52,7 @@ RULES = (
         warning="fp8_param_gather: Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and "
         "later",
         remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
+        verified="Megatron-LM training/arguments.py validate_args, 0.19.2",
         gate="gathers_fp8",
         versions=(te(since="2.0"),),
     ),
@@ -61,7 +61,7 @@ RULES = (
         predicate=lambda s: s.has_torch_fsdp2,
         warning="fp4_param_gather: Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
         remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
+        verified="Megatron-LM training/arguments.py validate_args, 0.19.2",
         gate="gathers_fp4",
         versions=(te(until="2.7"),),
     ),
@@ -70,17 +70,16 @@ RULES = (
         predicate=lambda s: s.has_torch_fsdp2,
         error="fp16: torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
-        source=PARSER,
+        verified=PARSER,
         gate="is_fp16",
     ),
-    owners_rule(
+    sync_rule(
         heading="PB324: Megatron-FSDP turns the shared buffer off",
-        sync="reported",
         predicate=_buffer_under_fsdp,
         warning="reuse_grad_buf_for_mxfp8_param_ag: has no effect: Megatron-FSDP does not implement it, and it is "
         "turned off before a run",
         remedies=("set it to False, as runtime_config_update does", "use the distributed optimizer"),
-        source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
+        verified="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
     ),
     owners_rule(
@@ -88,7 +87,7 @@ RULES = (
         predicate=lambda s: s.has_megatron_fsdp,
         error="fp8_param_gather: FSDP gathers FP8 weights from Transformer Engine 2.3 on",
         remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
-        source="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
+        verified="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
         gate="gathers_fp8",
         versions=(te(until="2.3"),),
     ),
@@ -97,18 +96,17 @@ RULES = (
         predicate=_refused_by_v2,
         error="ddp.megatron_fsdp_version: version 2 of Megatron-FSDP takes {what}",
         remedies=("use version 1", "use the distributed optimizer", "change the setting"),
-        source="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
+        verified="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
         "distributed/fsdp/mcore_fsdp_adapter.py; "
         "Megatron Bridge training/config.py, 2026-08-22",
         gate="has_fsdp_v2",
     ),
-    owners_rule(
+    sync_rule(
         heading="PB327: Megatron-FSDP does not read the reduction dtype",
-        sync="reported",
         predicate=lambda s: "grad_reduce_in_fp32" in s.stated,
         warning="grad_reduce_in_fp32: has no effect under Megatron-FSDP of megatron-core 0.19 and later",
         remedies=("set ddp.megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype instead",),
-        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
+        verified="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
         gate="has_megatron_fsdp",
         versions=(mcore(since="0.19"),),
     ),
@@ -117,7 +115,7 @@ RULES = (
         predicate=lambda s: s.is_half and s.ddp.megatron_fsdp_main_grads_dtype is None,
         warning="ddp.megatron_fsdp_main_grads_dtype: None means the weights' dtype, so main gradients are {s.mode}",
         remedies=("set it to fp32", "accept {s.mode} gradients"),
-        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
+        verified="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
         gate="has_megatron_fsdp",
         versions=(mcore(since="0.19"),),
     ),
@@ -126,15 +124,14 @@ RULES = (
         predicate=lambda s: (s.has_megatron_fsdp or s.has_torch_fsdp2) and s.optimizer.optimizer not in ("adam", "sgd"),
         error="optimizer.optimizer: optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
-        source=PARSER,
+        verified=PARSER,
         gate="has_optimizer",
     ),
-    owners_rule(
+    sync_rule(
         heading="PB330: sharding switch that is off in one place",
-        sync="reported",
         predicate=_switched,
         warning="optimizer.use_distributed_optimizer: has to be on: {why}",
         remedies=("set {path}=True, as runtime_config_update does",),
-        source="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
+        verified="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
     ),
 )

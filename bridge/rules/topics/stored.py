@@ -69,7 +69,7 @@ RULES = (
         predicate=lambda s: _is_unsharded(s) and storing(s, "fp8"),
         error="fp8_param_gather: weights can be stored in FP8 only under the distributed optimizer or FSDP",
         remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp8_param_gather=False"),
-        source=PARSER,
+        verified=PARSER,
         gate="gathers_fp8",
     ),
     owners_rule(
@@ -78,7 +78,7 @@ RULES = (
         predicate=lambda s: _is_unsharded(s) and storing(s, "fp4"),
         error="fp4_param_gather: weights can be stored in FP4 only under the distributed optimizer or FSDP",
         remedies=("set use_distributed_optimizer=True in optimizer and ddp", "set fp4_param_gather=False"),
-        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
+        verified="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that updates FP4 weights",
         gate="gathers_fp4",
     ),
     owners_rule(
@@ -87,7 +87,7 @@ RULES = (
         error="model.fp8_param: must equal {other}, which is {theirs!r}: the optimizer skips low-precision weights "
         "that DDP does not know of",
         remedies=("give both the same value", "choose a recipe, which writes both"),
-        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py (since 0.17.1; up to 0.17.0 the copy was "
+        verified="megatron-core 0.19.2 optimizer/distrib_optimizer.py (since 0.17.1; up to 0.17.0 the copy was "
         "unconditional)",
         versions=(mcore(since="0.17.1"),),
         explanation="The weights keep the values they were made with, and the loss falls only as far as the other "
@@ -98,7 +98,7 @@ RULES = (
         predicate=_two_answers,
         error="fp8_param: is another name of {other}, which says {theirs!r} and is the one that is read",
         remedies=("give one of the two names", "give both the same value"),
-        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
+        verified="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one set wins silently",
         gate="precision",
     ),
     precision_rule(
@@ -106,7 +106,7 @@ RULES = (
         predicate=_without_format,
         error="fp8_param_gather: weights can be stored in {name} only in an {family} run",
         remedies=("set it to False", "say {family}={chosen!r}"),
-        source=f"{MODEL_CHECK}; Megatron-LM training/arguments.py, 0.19.2",
+        verified=f"{MODEL_CHECK}; Megatron-LM training/arguments.py, 0.19.2",
     ),
     target_rule(
         heading="PB306: FP8 that takes more memory",
@@ -114,8 +114,7 @@ RULES = (
         info="fp8_param_gather: weights stay in {s.mode} and are cast again in every step: expect more memory than "
         "{s.mode} alone, not less",
         remedies=("store them in FP8 (fp8_param_gather=True)", "count it with `precision-bridge memory`"),
-        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to 2026-01-15) and 1261 (2024-10-16)",
-        evidence="reported",
+        reported="NVIDIA/TransformerEngine issues 257 (2023-06-01 to 2026-01-15) and 1261 (2024-10-16)",
         gate="fp8",
     ),
     owners_rule(
@@ -124,7 +123,7 @@ RULES = (
         warning="reuse_grad_buf_for_mxfp8_param_ag: Megatron gathers weights through the FP32 gradient buffer as BF16, "
         "whatever the mode, so FP16 weights lose three bits",
         remedies=("use BF16", "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False"),
-        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
+        verified="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
         gate="is_mxfp8",
     ),
 )

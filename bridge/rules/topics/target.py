@@ -89,15 +89,15 @@ RULES = (
         predicate=lambda s: s.is_low and s.target.gpu is None and {"value": str(s.target)},
         info="target: whether a GPU, its CUDA and its Transformer Engine run {s.scheme} was not checked",
         remedies=("declare it: --target h100x8,te2.8,cuda12.9, say",),
-        source="this check",
+        verified="this check",
     ),
     _gpu_formats(
         heading="PB602: GPU too old for the scheme",
         predicate=_too_old,
         error="target.gpu: {s.scheme} needs compute capability {least}, and the target has {has}",
         remedies=("use newer GPUs", "choose a recipe that they run (`precision-bridge support-matrix`)"),
-        source="Transformer Engine 2.20 pytorch/quantization.py; its check_recipe_support has no branch for NVFP4, so "
-        "that one fails later",
+        verified="Transformer Engine 2.20 pytorch/quantization.py; its check_recipe_support has no branch for NVFP4, "
+        "so that one fails later",
     ),
     _gpu_formats(
         heading="PB603: GPU too new for the scheme",
@@ -105,7 +105,7 @@ RULES = (
         error="target.gpu: Transformer Engine runs {s.scheme} below compute capability {limit}, and the target has "
         "{has}",
         remedies=("choose current scaling", "use GPUs of the B200 kind"),
-        source="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, 2026-04-07",
+        verified="Transformer Engine 2.20 pytorch/quantization.py; NVIDIA/Megatron-LM issue 4175, 2026-04-07",
     ),
     environment_rule(
         heading="PB604: NVFP4 on compute capability 12",
@@ -116,9 +116,8 @@ RULES = (
             "choose current scaling",
             "use GPUs of the B200 kind",
         ),
-        source="NVIDIA/TransformerEngine issues 2255 (2025-11-01: no GEMM for the backward pass) and 2956 (2026-05-03: "
-        "the fused transform fails)",
-        evidence="reported",
+        reported="NVIDIA/TransformerEngine issues 2255 (2025-11-01: no GEMM for the backward pass) and 2956 "
+        "(2026-05-03: the fused transform fails)",
         gate="needs_gpu_formats",
     ),
     _gpu_formats(
@@ -126,14 +125,14 @@ RULES = (
         predicate=lambda s: _below(s, "cuda"),
         error="target.cuda: {s.scheme} needs CUDA {floor}",
         remedies=("use CUDA {floor}", "choose another scheme"),
-        source="Transformer Engine 2.20 pytorch/quantization.py, common/gemm/cublaslt_gemm.cu",
+        verified="Transformer Engine 2.20 pytorch/quantization.py, common/gemm/cublaslt_gemm.cu",
     ),
     _gpu_formats(
         heading="PB606: Transformer Engine too old for the scheme",
         predicate=lambda s: _below(s, "te"),
         error="target.te: {s.scheme} needs Transformer Engine {floor}",
         remedies=("use Transformer Engine {floor}", "choose another scheme"),
-        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe; Transformer Engine release "
+        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe; Transformer Engine release "
         "tags",
     ),
     _gpu_formats(
@@ -141,7 +140,7 @@ RULES = (
         predicate=_unknown_versions,
         info="target: {s.scheme} needs {floors}, which the target does not say",
         remedies=("add them to --target",),
-        source="Transformer Engine 2.20 pytorch/quantization.py; Transformer Engine release tags",
+        verified="Transformer Engine 2.20 pytorch/quantization.py; Transformer Engine release tags",
     ),
     _gpu_formats(
         heading="PB608: no Transformer Engine",
@@ -149,14 +148,14 @@ RULES = (
         error="target.te: {s.scheme} needs Transformer Engine: without it Megatron's local layers run {s.mode} and say "
         "nothing",
         remedies=("install Transformer Engine", "choose a recipe without FP8 and FP4"),
-        source="megatron-core 0.16.1 to 0.19.2 fp8_utils.get_fp8_context: a null context, whatever is asked for",
+        verified="megatron-core 0.16.1 to 0.19.2 fp8_utils.get_fp8_context: a null context, whatever is asked for",
     ),
     _gpu_formats(
         heading="PB609: blockwise scaling emulated on Blackwell",
         predicate=is_blockwise_on_blackwell,
         warning="fp8_recipe: blockwise GEMMs run as MXFP8 GEMMs from compute capability 10.0 on",
         remedies=("choose an MXFP8 recipe", "accept another order of summation"),
-        source="Transformer Engine 2.20 pytorch/csrc/extensions/gemm.cpp; NVIDIA/TransformerEngine issue 2157, "
+        verified="Transformer Engine 2.20 pytorch/csrc/extensions/gemm.cpp; NVIDIA/TransformerEngine issue 2157, "
         "2025-09-05",
     ),
     _gpu_formats(
@@ -166,14 +165,14 @@ RULES = (
         ),
         error="target.te: blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
-        source="NVIDIA/TransformerEngine issue 2157, 2025-09-05",
+        verified="NVIDIA/TransformerEngine issue 2157, 2025-09-05",
     ),
     target_rule(
         heading="PB611: emulated low precision",
         predicate=lambda s: s.is_emulated and s.backend != "te" and _gpu(s),
         warning="target.gpu: nothing there runs {s.scheme} natively: the values can be emulated, the speed cannot",
         remedies=("take it as a study of the numerics", "choose a recipe without FP8 and FP4"),
-        source="this project: bridge.numerics",
+        verified="this project: bridge.numerics",
         gate="is_low",
     ),
     target_rule(
@@ -181,7 +180,7 @@ RULES = (
         predicate=_missing_for_te,
         error="target.gpu: precision_backend=te cannot run there; missing: {missing}",
         remedies=("use a machine that has it", "use precision_backend=auto or emulated"),
-        source="Transformer Engine 2.20",
+        verified="Transformer Engine 2.20",
         gate="is_low",
     ),
     target_rule(
@@ -190,8 +189,8 @@ RULES = (
         warning="target.gpu: BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() "
         "says",
         remedies=("choose an fp16 recipe", "use newer GPUs"),
-        source="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; huggingface/accelerate issue "
-        "1693, 2023-07-07",
+        verified="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; huggingface/accelerate "
+        "issue 1693, 2023-07-07",
         gate="is_bf16",
     ),
     _gpu_formats(
@@ -200,8 +199,7 @@ RULES = (
         warning="target.gpu: the rules for {s.scheme} were read in NVIDIA's Transformer Engine; the ROCm one has gates "
         "of its own",
         remedies=("run a few steps and compare the loss with BF16",),
-        source="pytorch/torchtitan issue 3760, 2026-06-24",
-        evidence="weak",
+        weak="pytorch/torchtitan issue 3760, 2026-06-24",
     ),
     target_rule(
         heading="PB615: setting that is not emulated",
@@ -216,7 +214,7 @@ RULES = (
         ),
         error="fp8_dot_product_attention: the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
-        source="this project: bridge.megatron.emulation.linear",
+        verified="this project: bridge.megatron.emulation.linear",
         gate="is_low",
     ),
     target_rule(
@@ -224,7 +222,7 @@ RULES = (
         predicate=lambda s: s.is_emulated,
         error="fp8_recipe: a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
-        source="this project: bridge.megatron.emulation.linear",
+        verified="this project: bridge.megatron.emulation.linear",
         gate="is_custom",
     ),
     target_rule(
@@ -232,8 +230,7 @@ RULES = (
         predicate=lambda s: s.capability is not None and s.capability >= (12, 0) and not s.is_emulated,
         warning="fp8_recipe: blockwise scaling was reported not to converge on compute capability 12.0",
         remedies=("choose current scaling",),
-        source="NVIDIA/TransformerEngine issue 2382, 2025-11-14",
-        evidence="weak",
+        weak="NVIDIA/TransformerEngine issue 2382, 2025-11-14",
         gate="is_blockwise",
     ),
 )
