@@ -17,32 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Self
 
-__all__ = [
-    "BackendUnavailableError",
-    "BridgeError",
-    "BridgeWarning",
-    "CheckError",
-    "CheckpointError",
-    "DataError",
-    "DuplicateRecipeError",
-    "Finding",
-    "PayloadError",
-    "PrecisionConfigError",
-    "PrecisionTypeError",
-    "RecipeSourceError",
-    "RunConfigError",
-    "SyncCheckError",
-    "SyncConflictError",
-    "SyncError",
-    "TrainingError",
-    "UnknownFieldError",
-    "UnknownRecipeError",
-    "WrongValueError",
-    "close_matches",
-    "did_you_mean",
-    "listed",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:

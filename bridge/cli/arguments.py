@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
 
-__all__ = [
-    "add_command",
-    "add_run_command",
-    "as_overrides",
-    "plan_of",
-    "print_json",
-    "read_run",
-    "text_of",
-    "unwritable",
-    "write_file",
-]
-
 
 def add_command(commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON") -> Any:
     """Add a command that can print JSON, and return its parser."""

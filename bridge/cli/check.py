@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from bridge.preflight.auto import Support
     from bridge.preflight.check import Report
 
-__all__ = ["add_parsers", "matrix_markdown"]
-
 TITLES = {"te": "TE", "cuda": "CUDA"}
 WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 

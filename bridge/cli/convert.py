@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport, Unmapped
     from bridge.interop.conversion import Run
 
-__all__ = ["add_parsers"]
-
 
 def add_parsers(commands: Any) -> None:
     """Add the command."""

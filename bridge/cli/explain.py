@@ -18,8 +18,6 @@ from bridge.sync.routes import OWNERS, ROUTES, Route, routes_of
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_parsers", "explanation", "rule_dict"]
-
 LIST = "rules"
 
 WRITTEN = {

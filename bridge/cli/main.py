@@ -12,8 +12,6 @@ from typing import NoReturn
 from bridge.cli import check, convert, explain, plan, quantisation_error, recipes, sources, twin
 from bridge.errors import BridgeError, close_matches, did_you_mean
 
-__all__ = ["main"]
-
 MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, twin)
 TRAIN = "train"
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from bridge.plan.memory_activations import Workload
     from bridge.plan.precision_plan import PrecisionPlan
 
-__all__ = ["add_parsers"]
-
 PICTURES = (".png", ".svg", ".pdf")
 RECOMPUTE = {"none": ("none", ()), "selective (core_attn)": ("selective", ("core_attn",)), "full": ("full", ())}
 BYTES = 256

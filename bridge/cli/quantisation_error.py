@@ -12,8 +12,6 @@ from bridge.cli.arguments import add_run_command, print_json, read_run
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_parsers"]
-
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
 

@@ -17,8 +17,6 @@ from bridge.registry.registry import REGISTRY
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["add_parsers"]
-
 
 def add_parsers(commands: Any) -> None:
     """Add the commands."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.survey.survey import Source, Survey
 
-__all__ = ["add_parsers"]
-
 T = TypeVar("T")
 
 WIDTH = 100

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from bridge.front.loader import RunValues
 
-__all__ = ["add_parsers"]
-
 SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 FOLDERS = ("checkpoint.save", "checkpoint.load")
 """Left out: the twin would write over the run's own checkpoints, or resume from them."""

@@ -61,22 +61,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = [
-    "JOB",
-    "VERSION_BASE",
-    "Composition",
-    "Loader",
-    "RecipeSource",
-    "Search",
-    "as_hydra_reads",
-    "composed",
-    "own_environment",
-    "prepared",
-    "recipe_sources",
-    "register",
-    "retraced",
-]
-
 SCHEME = "recipes"
 VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["ConfigFile", "read_config_file"]
-
 MAPPINGS = (*OWNERS, *SECTIONS)
 
 

@@ -20,8 +20,6 @@ from bridge.precision.fields import coerce
 if typing.TYPE_CHECKING:
     from bridge.front.problems import Problems
 
-__all__ = ["decode", "decode_fields"]
-
 SCALARS = {bool: "bool", int: "int", float: "float"}
 
 

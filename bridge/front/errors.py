@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from hydra._internal.config_repository import IConfigRepository
 
-__all__ = ["COMPOSITION_ERRORS", "translated"]
-
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """The errors that Hydra raises for its user's mistakes."""
 

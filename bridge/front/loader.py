@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from bridge.preflight.auto import Choice
 
-__all__ = ["RunValues", "config_folder", "container", "decoded_sections", "load_run", "run_of", "shipped_folder"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunValues:

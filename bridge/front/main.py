@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from bridge.front.loader import RunValues
     from bridge.training.config import ConfigContainer
 
-__all__ = ["Job", "is_first_process", "main"]
-
 Job = Callable[["ConfigContainer", Path], None]
 """A script's work on a run and its folder."""
 

@@ -11,21 +11,6 @@ from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = [
-    "COMMAND_LINE",
-    "KEYS",
-    "MADE_BY",
-    "OWNERS",
-    "PRECISION",
-    "RECIPES",
-    "RUN_KEYS",
-    "SECTIONS",
-    "Layer",
-    "Origins",
-    "Problems",
-    "leaves",
-]
-
 PRECISION = "mixed_precision"
 RECIPES = "recipes_from"
 MADE_BY = "_recipe_"

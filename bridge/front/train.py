@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
     from bridge.training.config import ConfigContainer
 
-__all__ = ["FINDINGS", "STOPPED", "main_train", "plain_container", "plain_value", "record", "require_checked", "train"]
-
 STOPPED = 130
 """Exit code of a run that Ctrl-C or a termination signal ended before its last step; everything is written."""
 FINDINGS = "findings.json"

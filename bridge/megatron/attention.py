@@ -22,8 +22,6 @@ from megatron.core.transformer.enums import AttnMaskType
 
 from bridge.megatron import wide_gemm
 
-__all__ = ["FusedDotProductAttention"]
-
 # Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a head.
 
 

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from bridge.numerics import GemmOperand
 
-__all__ = [
-    "GemmRecord",
-    "QuantisationRow",
-    "Telemetry",
-    "format_gemms",
-    "gather_stages",
-    "global_layer_names",
-    "of_all_stages",
-    "watch_gemms",
-]
-
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class GemmRecord:

@@ -22,8 +22,6 @@ from bridge.megatron.te.recipe import te_recipe
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BACKENDS", "Backend", "choose_backend", "running"]
-
 BACKENDS = ("auto", "te", "emulated")
 """Values of `precision_backend`."""
 

@@ -16,8 +16,6 @@ from bridge.megatron.optimizer import inner_optimizers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Activations", "CensusRow", "take_census", "watch_activations"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CensusRow:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from bridge.megatron.step import Trainer
 
-__all__ = ["LATEST", "Position", "latest_iteration", "load_checkpoint", "load_fault", "require_free", "save_checkpoint"]
-
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"

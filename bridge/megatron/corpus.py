@@ -20,8 +20,6 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, Indexe
 
 from bridge.errors import DataError, Finding
 
-__all__ = ["BYTES_VOCAB_SIZE", "Corpus", "open_corpus", "path_fault"]
-
 BYTES_VOCAB_SIZE = 256
 """One id per byte value."""
 END_OF_DOCUMENT = 0

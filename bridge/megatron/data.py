@@ -20,8 +20,6 @@ from bridge.megatron.corpus import END_OF_DOCUMENT, Corpus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Splits", "Vocabulary", "batches", "build_splits", "unigram_entropy"]
-
 COUNT_TOKENS = 2**26
 """Tokens per split that the unigram statistics read at most."""
 

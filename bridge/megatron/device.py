@@ -24,8 +24,6 @@ from megatron.core.tensor_parallel import random as megatron_random
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Patch", "cpu_as_cuda", "has_cuda", "is_installed", "patches"]
-
 _CPU = torch.device("cpu")
 _installed: list[bool] = []
 

@@ -21,8 +21,6 @@ from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.model import prepare_emulation
 from bridge.megatron.layer_spec import block_spec
 
-__all__ = ["GPTConfig", "build_gpt", "padded_vocab_size", "parameter_count", "run_config", "unwrapped"]
-
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 """Names that `activation_func` accepts as well as a function."""
 

@@ -19,8 +19,6 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from bridge.megatron.attention import FusedDotProductAttention
 from bridge.megatron.emulation.linear import EmulatedColumnParallelLinear, EmulatedRowParallelLinear
 
-__all__ = ["block_spec"]
-
 
 class SequenceParallelNorm:
     """Torch's norm under sequence parallelism: its parameters are marked so that their gradients are summed over TP.
@@ -30,6 +28,7 @@ class SequenceParallelNorm:
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
+        """Return the marked norm."""
         plain = copy.copy(config)
         plain.sequence_parallel = False
         norm = WrappedTorchNorm(plain, hidden_size, eps, **kwargs)

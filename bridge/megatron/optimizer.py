@@ -16,8 +16,6 @@ from bridge.megatron.emulation.stored_weight import StoredWeight
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["build_optimizer", "build_scheduler", "inner_optimizers", "unshare_steps"]
-
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's distributed optimizer over torch's Adam, whose state has a "step" that a checkpoint keeps apart.

@@ -30,8 +30,6 @@ from bridge.megatron import device, wide_gemm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Process", "apply_tf32", "return_free_memory", "training_process"]
-
 _TIMEOUT = datetime.timedelta(minutes=30)
 _runs = itertools.count()
 _PARALLEL_SIZES = (

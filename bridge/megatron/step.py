@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from bridge.megatron.process import Process
 
-__all__ = ["StepResult", "Trainer"]
-
 Batch = dict[str, torch.Tensor]
 
 

@@ -24,8 +24,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["OPERATORS", "is_installed", "slow_dtypes", "widened"]
-
 _aten = torch.ops.aten
 _installed: list[Any] = []
 

@@ -14,8 +14,6 @@ from bridge.numerics import native, tiles
 if TYPE_CHECKING:
     from bridge.numerics.tiles import TilePass, TileResult
 
-__all__ = ["amax", "hadamard", "run"]
-
 
 def amax(x_MK: torch.Tensor) -> float:
     """Return the largest magnitude of a matrix. NaN does not count; an empty matrix has 0."""

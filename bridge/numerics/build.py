@@ -26,8 +26,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Build"]
-
 _log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernel.c")

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from bridge.numerics.spec import GemmPrecision
 
-__all__ = ["SLOTS", "DelayedScaling", "update_scaling_factors"]
-
 SLOTS = {"input": 0, "weight": 1, "grad_output": 2}
 """Column of each operand in scale and amax_history."""
 

@@ -23,8 +23,6 @@ from bridge.numerics.tiles import chunk_rows
 if TYPE_CHECKING:
     from bridge.numerics.operand import GemmOperand
 
-__all__ = ["QuantisationError", "quantisation_error"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantisationError:

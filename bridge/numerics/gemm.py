@@ -29,8 +29,6 @@ from bridge.precision.schemes import GEMMS
 if TYPE_CHECKING:
     from bridge.numerics.operand import GemmOperand
 
-__all__ = ["multiply", "operand_factor", "output_factor"]
-
 _LARGEST = FORMATS["e2m1"].max * FORMATS["e4m3"].max
 """Largest code of NVFP4 times its largest block scale."""
 _NVFP4 = fp32(1.0 / _LARGEST**2)

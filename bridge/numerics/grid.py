@@ -30,8 +30,6 @@ import torch
 if TYPE_CHECKING:
     from bridge.precision.formats import Format
 
-__all__ = ["code_values", "decode", "encode", "random_units", "round_to_grid"]
-
 RANDOM_BITS = 16
 """Resolution of stochastic rounding; few enough for |x| / q + u to leave values on the grid alone in FP32."""
 

@@ -26,8 +26,6 @@ import torch
 
 from bridge.numerics.tiles import chunk_rows
 
-__all__ = ["BLOCK", "SIGNS", "hadamard_columns"]
-
 BLOCK = 16
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)

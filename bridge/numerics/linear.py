@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from bridge.numerics.quantised import Quantised
     from bridge.numerics.spec import GemmPrecision
 
-__all__ = ["LinearCall", "Observer", "ScaledLinearFunction", "WeightCache", "scaled_linear"]
-
 
 class Observer:
     """Observer of every operand and every GEMM, for telemetry and for the audit; this one ignores them."""

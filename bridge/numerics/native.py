@@ -21,8 +21,6 @@ from bridge.numerics.tiles import TilePass, TileResult
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE
 
-__all__ = ["Kernel", "Selection", "kernel_for", "load", "selection", "use", "why_not"]
-
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _RULES = {"given": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
 _PANEL = 512

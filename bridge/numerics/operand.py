@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from bridge.numerics.spec import QuantSpec
     from bridge.precision.formats import Format
 
-__all__ = ["GemmOperand", "make_operand", "shift_for", "stored_operand"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GemmOperand:

@@ -33,8 +33,6 @@ from bridge.numerics.tiles import TilePass, TileResult
 if TYPE_CHECKING:
     from bridge.numerics.spec import QuantSpec
 
-__all__ = ["as_matrix", "draw_seed", "quantise", "tensor_scale", "tile_pass"]
-
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 

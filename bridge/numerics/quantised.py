@@ -30,8 +30,6 @@ from bridge.precision.formats import FORMATS
 if TYPE_CHECKING:
     from bridge.numerics.spec import QuantSpec
 
-__all__ = ["Quantised", "pack_nibbles", "padded_scales", "unpack_nibbles"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Quantised:

@@ -40,20 +40,6 @@ import torch
 from bridge.numerics.grid import round_to_grid
 from bridge.precision.formats import FORMATS, Format
 
-__all__ = [
-    "FP32_MAX",
-    "divide",
-    "e8m0_from_amax",
-    "e8m0_multiplier",
-    "e8m0_value",
-    "fp32",
-    "nvfp4_block_scale",
-    "reciprocal",
-    "scale_from_amax",
-    "whole_nvfp4_scale",
-    "whole_scale",
-]
-
 FP32_MAX = FORMATS["fp32"].max
 
 

@@ -10,8 +10,6 @@ from bridge.errors import Finding, PrecisionConfigError, close_matches, did_you_
 from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Scheme, Tile
 
-__all__ = ["SCHEMES", "GemmPrecision", "QuantSpec"]
-
 SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
 """The schemes with operands of their own: all but the custom factories."""
 SWITCHES = {

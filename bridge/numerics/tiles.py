@@ -36,8 +36,6 @@ from bridge.precision.schemes import WHOLE, Tile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["TilePass", "TileResult", "amax_of", "chunk_rows", "run"]
-
 CHUNK_BYTES = {"cpu": 1 << 20}
 """FP32 bytes worked on at a time, per device type."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 else:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below
 
-__all__ = ["FIELD_DEFAULTS", "MODE_SWITCHES", "PEER_TARGET", "PrecisionConfig"]
-
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """Import path of Megatron Bridge's class of the same fields."""
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")

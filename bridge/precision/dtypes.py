@@ -12,8 +12,6 @@ from bridge.errors import WrongValueError, close_matches, did_you_mean
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LAZY_TORCH", "SPELLINGS", "TORCH_NAMES", "dtype_token", "is_torch_dtype", "torch_dtype"]
-
 
 class _LazyTorch:
     def __getattr__(self, name: str) -> Any:

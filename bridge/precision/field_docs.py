@@ -8,8 +8,6 @@ import functools
 import inspect
 import textwrap
 
-__all__ = ["field_docs", "field_types"]
-
 
 @functools.cache
 def _fields(cls: type) -> tuple[tuple[str, str, str], ...]:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from bridge.precision.statements import Statements
 
-__all__ = ["LAYER_COUNTS", "StatedField", "coerce", "number_of_text", "stated"]
-
 LAYER_COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 """How many layers `first_last_layers_bf16` keeps at either end."""
 YES = frozenset({"true", "yes", "on", "1"})

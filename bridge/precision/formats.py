@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FORMATS", "Format"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Format:

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FP4_SCHEMES", "FP8_SCHEMES", "GEMMS", "OPERAND_FORMATS", "SCHEMES", "WHOLE", "Gemm", "Operand", "Scheme"]
-
 Tile = tuple[int, int]
 
 WHOLE: Tile = (0, 0)
@@ -109,16 +107,10 @@ class Scheme:
     """Format of a second scale over the whole tensor, None without one."""
     power_of_two_scale: bool = False
     """Scales are powers of two."""
-    scale_rounding: str | None = None
-    """How a scale is brought to its format: down, up or nearest; None where it is kept as computed."""
     split_accumulator: tuple[bool, bool, bool] | None = None
     """fprop, dgrad, wgrad: partial sums are promoted to full FP32 (False is Hopper's fast accumulation)."""
     alignment: tuple[int, int, int] | None = None
     """M, N and K must be multiples of these for all three GEMMs to run in Transformer Engine."""
-    amax_reduction: tuple[str, ...] = ()
-    """Whose absolute maxima are reduced over which ranks."""
-    state: tuple[str, ...] = ()
-    """Tensors kept from step to step, and in checkpoints."""
     min_compute_capability: tuple[int, int] | None = None
     """Oldest GPU generation."""
     below_compute_capability: tuple[int, int] | None = None
@@ -143,10 +135,6 @@ class Scheme:
 
 _DPA = {"fp8_dpa": "fp8_dot_product_attention"}
 _TE = "Transformer Engine 2.20 common/recipe/__init__.py, pytorch/quantization.py, common/gemm/cublaslt_gemm.cu"
-_TENSOR_AMAX = (
-    "input of a column-parallel linear with sequence parallelism: tensor-parallel group",
-    "grad_output of a row-parallel linear with sequence parallelism: tensor-parallel group",
-)
 
 SCHEMES = (
     Scheme(
@@ -166,8 +154,6 @@ SCHEMES = (
         scale_format="fp32",
         split_accumulator=(False, True, True),
         alignment=(16, 16, 16),
-        amax_reduction=("all operands: amax reduction group, by default all ranks",),
-        state=("scale", "amax_history"),
         min_compute_capability=(8, 9),
         min_cuda="12.1",
         min_transformer_engine="1.0",
@@ -191,7 +177,6 @@ SCHEMES = (
         scale_format="fp32",
         split_accumulator=(False, True, True),
         alignment=(16, 16, 16),
-        amax_reduction=_TENSOR_AMAX,
         min_compute_capability=(8, 9),
         min_cuda="12.1",
         min_transformer_engine="2.2",
@@ -207,7 +192,6 @@ SCHEMES = (
         operands=_operands((1, 128), (128, 128), (1, 128)),
         scale_format="fp32",
         power_of_two_scale=True,
-        scale_rounding="down",
         split_accumulator=(True, True, True),
         alignment=(16, 16, 16),
         min_compute_capability=(9, 0),
@@ -225,7 +209,6 @@ SCHEMES = (
         operands=_operands((1, 32), (1, 32), (1, 32)),
         scale_format="e8m0",
         power_of_two_scale=True,
-        scale_rounding="up",
         split_accumulator=(False, True, True),
         alignment=(32, 32, 32),
         min_compute_capability=(10, 0),
@@ -257,10 +240,8 @@ SCHEMES = (
         ),
         scale_format="e4m3",
         tensor_scale_format="fp32",
-        scale_rounding="nearest",
         split_accumulator=(False, True, True),
         alignment=(16, 16, 16),
-        amax_reduction=_TENSOR_AMAX,
         min_compute_capability=(10, 0),
         min_cuda="12.8",
         min_transformer_engine="2.8",

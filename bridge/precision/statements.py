@@ -17,8 +17,6 @@ from bridge.precision.fields import StatedField
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["ORIGIN", "Statements"]
-
 _KEPT = ("_values", "_sources", "_aside", "_of_recipe")
 
 

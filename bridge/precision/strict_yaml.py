@@ -20,8 +20,6 @@ from bridge.errors import BridgeError, PayloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_NODES", "decoded", "load_all", "plain_text", "read_bytes"]
-
 MAX_BYTES = 512 * 1024
 """Larger than any configuration, and still read in well under two seconds."""
 MAX_DEPTH = 64

@@ -31,19 +31,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = [
-    "POLICIES",
-    "REQUESTS",
-    "Choice",
-    "Policy",
-    "Support",
-    "count_parameters",
-    "generations",
-    "matrix",
-    "resolve_auto",
-    "support",
-]
-
 SMALL = 100_000_000
 """Parameters below which a model is trained in FP32."""
 

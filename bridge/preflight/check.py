@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
     from bridge.rules.rule import RuleFinding
 
-__all__ = ["Report", "check", "check_run", "refuse_unknown", "resolve_precision", "target_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
     from bridge.sync.report import SyncRow
 
-__all__ = ["ROLES", "Malformed", "Section", "Setup", "read_precision", "read_section"]
-
 ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
 OWNERS = ("model", "optimizer", "ddp", "train")
 Origins = Callable[[str], str]

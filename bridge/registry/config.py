@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from bridge.errors import Finding
     from bridge.sync.report import SyncReport
 
-__all__ = ["MixedPrecisionConfig", "PeerConfig", "from_peer", "is_peer_config"]
-
 log = logging.getLogger(__name__)
 
 _ALONE = by_gate(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")

@@ -46,18 +46,6 @@ from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, 
 if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
 
-__all__ = [
-    "MIXED_PRECISION_RECIPES",
-    "REGISTRY",
-    "Recipe",
-    "Registry",
-    "get_mixed_precision_config",
-    "is_auto",
-    "load_recipes_from",
-    "register",
-    "synchronize",
-]
-
 PLUGINS = "bridge.recipes"
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-__all__ = ["Points", "figure_of", "plot_comparison", "plot_loss"]
-
 Points = Sequence[tuple[int, float]]
 """(step, loss) pairs."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from bridge.preflight.check import Report
     from bridge.rules.rule import Rule, RuleFinding
 
-__all__ = ["findings_dict", "findings_text", "sarif"]
-
 _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 

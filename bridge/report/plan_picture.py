@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
 
-__all__ = ["COLOURS", "draw_plan"]
-
 COLOURS = {
     "fp64": "#3b2a57",
     "fp32": "#6a4c93",

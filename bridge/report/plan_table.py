@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from bridge.plan.memory import MemoryReport, RankMemory
     from bridge.plan.precision_plan import PlanDifference, PlanModule, PrecisionPlan
 
-__all__ = ["align_table", "difference_table", "memory_table", "plan_csv", "plan_table", "size"]
-
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
 COMMON = HEADINGS[5:]
 """Columns that are named below the table where they are the same everywhere."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["plot_quantisation", "quantisation_table", "worst_table", "write_quantisation"]
-
 OPERANDS = ("input", "weight", "grad_output")
 
 

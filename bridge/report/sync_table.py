@@ -13,8 +13,6 @@ from bridge.sync.report import SyncReport, plain
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["render_sync", "sync_table"]
-
 STYLES = {
     "override": "yellow",
     "set": "green",

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
 
-__all__ = ["Column", "plain_text", "show", "table"]
-
 UNLIMITED = 10_000
 FILE_WIDTH = 116
 """Columns that a report in a file or a pipe may use for its sentences."""

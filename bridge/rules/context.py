@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from bridge.rules.versions import Version
     from bridge.sync.report import SyncRow
 
-__all__ = ["NAMES_OF", "PRECISION_OWNERS", "RuleContext", "View", "reading_of"]
-
 PRECISION_OWNERS = ("model", "optimizer", "ddp")
 NAMES_OF = {
     f"{family}_{name}": (f"{family}_param_gather", f"{family}_param")

@@ -20,17 +20,6 @@ from bridge.rules.versions import VersionRange
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = [
-    "DEFAULTS",
-    "FIELDS",
-    "NAMES",
-    "PAIRS",
-    "SWITCHES",
-    "OwnerField",
-    "Pair",
-    "off_switches",
-]
-
 _MAIN = "0.20"
 """The release that Megatron's main branch becomes."""
 

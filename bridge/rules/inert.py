@@ -10,8 +10,6 @@ from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
 
-__all__ = ["BUFFER", "SCALER_SCHEDULE", "SCHEME_SETTINGS", "inert_fields"]
-
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
 SCALER_SCHEDULE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 """Read by the dynamic loss scale of an FP16 run alone."""

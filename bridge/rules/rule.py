@@ -23,33 +23,6 @@ if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
     from bridge.rules.versions import Version
 
-__all__ = [
-    "EVIDENCE",
-    "MODEL_CHECK",
-    "NEEDS",
-    "OPTIMIZER_CHECK",
-    "PARSER",
-    "SEVERITIES",
-    "SYNC",
-    "Gates",
-    "Predicate",
-    "Rule",
-    "RuleFinding",
-    "ask",
-    "by_gate",
-    "each",
-    "environment_rule",
-    "findings_of",
-    "fires",
-    "inert_rule",
-    "mcore",
-    "owners_rule",
-    "precision_rule",
-    "sync_rule",
-    "target_rule",
-    "te",
-]
-
 Predicate = Callable[["RuleContext"], Any]
 
 SEVERITIES = ("error", "warning", "info")

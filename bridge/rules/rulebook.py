@@ -23,8 +23,6 @@ from bridge.rules.topics import (
     target,
 )
 
-__all__ = ["BY_ID", "RULES", "TOPICS"]
-
 TOPICS: dict[str, tuple[Rule, ...]] = {
     "Mode and dtypes": mode.RULES,
     "Names, types and origins": names.RULES,

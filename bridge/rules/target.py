@@ -11,8 +11,6 @@ from typing import Any
 
 from bridge.rules.versions import TITLES, Version
 
-__all__ = ["CPU", "GPUS", "PRODUCTS", "Gpu", "Target", "gpu_of_capability"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.versions import Version
 
-__all__ = ["ABSENT", "MappingOwner", "Owner", "is_model_config", "same", "seen_through"]
-
 WRITTEN = "_precision_bridge_written"
 """Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""
 

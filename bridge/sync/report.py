@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from bridge.errors import Finding
 
-__all__ = ["OVERRIDE", "SyncReport", "SyncRow", "plain"]
-
 OVERRIDE = "PB123"
 """Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""
 

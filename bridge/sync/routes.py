@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["OWNERS", "ROUTES", "Route", "routes_of"]
-
 OWNERS = {
     "model": "TransformerConfig",
     "optimizer": "OptimizerConfig",

@@ -34,20 +34,6 @@ if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.rule import RuleFinding
 
-__all__ = [
-    "NO_TRANSFORMER_ENGINE",
-    "Trial",
-    "apply",
-    "is_refused",
-    "megatron_version",
-    "reason_of",
-    "refuse_wrong_objects",
-    "role_of",
-    "run",
-    "sync_findings",
-    "try_on_copies",
-]
-
 ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
 """Every name under which an owner may hold a field of a precision."""
 

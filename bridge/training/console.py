@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from bridge.megatron.audit import GemmRecord, QuantisationRow
     from bridge.megatron.census import CensusRow
 
-__all__ = ["Display", "RunSummary", "display", "show_summary"]
-
 logger = logging.getLogger("bridge.training")
 
 

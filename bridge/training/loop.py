@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from bridge.megatron.step import StepResult
     from bridge.training.config import ConfigContainer
 
-__all__ = ["pretrain", "stop_on_signal"]
-
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     """Train as the config says and return the summary.

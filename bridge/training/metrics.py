@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["METRICS", "Metrics", "TrainRecord", "ValidationRecord", "finite", "metrics_log"]
-
 METRICS = "metrics.jsonl"
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from bridge.megatron.audit import QuantisationRow
     from bridge.training.config import ConfigContainer
 
-__all__ = ["MEASUREMENTS", "measure_quantisation"]
-
 MEASUREMENTS = 8
 """Steps that are measured, at most; the last one is always among them."""
 WARM_UP = 2

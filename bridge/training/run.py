@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from bridge.megatron.process import Process
     from bridge.training.config import ConfigContainer, TrainConfig
 
-__all__ = [
-    "Run",
-    "batch_fault",
-    "build_run",
-    "early_faults",
-    "precision_label",
-    "require_sane_values",
-    "require_sections",
-]
-
 
 @dataclass(kw_only=True)
 class Run:

@@ -54,9 +54,8 @@ def test_alignment_covers_the_tiles_that_cannot_be_ragged(scheme: Scheme) -> Non
     assert scheme.alignment[2] % 16 == 0
 
 
-def test_only_delayed_scaling_keeps_state() -> None:
-    assert {scheme.name for scheme in SCHEMES if scheme.state} == {"delayed"}
-    assert not FP8_SCHEMES["delayed"].first_last_layers_bf16
+def test_only_delayed_scaling_keeps_no_layers_in_bf16() -> None:
+    assert {scheme.name for scheme in SCHEMES if not scheme.first_last_layers_bf16} == {"delayed"}
 
 
 def test_only_the_gradient_of_nvfp4_is_rounded_stochastically() -> None:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from bridge.megatron.emulation.linear import EmulatedLinear
     from bridge.numerics import DelayedScaling
 
-__all__ = ["DelayedUpdates", "checkpoint", "scales_of_this_pass"]
-
 
 class DelayedUpdates:
     """Renews the scales of one transformer block."""

@@ -21,8 +21,6 @@ from megatron.core.distributed import param_and_grad_buffer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["separate_gathers"]
-
 
 class _Works:
     """The handles of several asynchronous collectives, to be waited for as one."""

@@ -38,16 +38,6 @@ if TYPE_CHECKING:
 
     from bridge.megatron.emulation.delayed import DelayedUpdates
 
-__all__ = [
-    "EmulatedColumnParallelLinear",
-    "EmulatedLinear",
-    "EmulatedRowParallelLinear",
-    "emulated_linears",
-    "gemm_precision",
-    "require_emulable",
-    "scheme_of",
-]
-
 
 def scheme_of(config: Any) -> str | None:
     """Return the scaling scheme that a config asks for, None for high precision."""

@@ -16,8 +16,6 @@ from bridge.megatron.optimizer import parts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["delayed_updates", "prepare_emulation", "requantise_stored_weights", "unrecorded"]
-
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     """Store the weights of a model's emulated layers where `fp8_param` or `fp4_param` asks, attach delayed updates.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from bridge.numerics import DelayedScaling
 
-__all__ = ["GatheredAsIs", "PackedWeight", "StoredWeight", "megatron_stores", "quantize_shards", "store_weight"]
-
 
 @dataclass(slots=True, eq=False)
 class _Store:

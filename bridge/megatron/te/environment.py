@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from bridge.megatron.te.recipe import TERecipe
 
-__all__ = ["NVTE_VARIABLES", "Environment", "Variable", "environment_findings", "read_environment", "set_lines"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     QuantizerFactory = Callable[[Any], Any]
 
-__all__ = ["layer_factory", "name_te_modules", "te_quantizers"]
-
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _FACTORIES = {
     "tensorwise": "current_scaling_factory",

@@ -15,8 +15,6 @@ from bridge.rules.versions import at_least, dotted, installed, parse_version
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Machine", "missing_for_te", "read_machine"]
-
 SCHEMES = {**FP4_SCHEMES, **FP8_SCHEMES}
 
 

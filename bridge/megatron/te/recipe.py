@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from bridge.megatron.te.environment import Environment
 
-__all__ = ["TERecipe", "import_recipes", "te_recipe"]
-
 _FORMATS = {"e4m3": "E4M3", "hybrid": "HYBRID"}
 _MEGATRON_DEFAULTS = {name: DEFAULTS["model"][name] for name in FP8_SCHEMES["delayed"].te_keywords.values()}
 """Defaults of `TransformerConfig`: another value was set by the user."""

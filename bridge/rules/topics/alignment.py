@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES", "tokens", "widths"]
-
 _SMALL = 1024
 """Width up to which FP8 GEMMs were measured to be slower than BF16 ones."""
 

@@ -9,8 +9,6 @@ from bridge.rules.rule import PARSER, Rule, environment_rule, mcore, te
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["FINGERPRINT", "RULES"]
-
 FINGERPRINT = (
     "fp8",
     "fp8_recipe",

@@ -15,8 +15,6 @@ from bridge.rules.rule import Rule, owners_rule, precision_rule, sync_rule
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["NAME_TOKENS", "RULES", "nearest_fields"]
-
 NAME_TOKENS = {
     "current_scaling": "tensorwise",
     "delayed_scaling": "delayed",

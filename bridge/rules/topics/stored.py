@@ -9,8 +9,6 @@ from bridge.rules.rule import MODEL_CHECK, PARSER, mcore, owners_rule, precision
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["RULES", "storing"]
-
 
 def storing(s: RuleContext, family: str) -> dict[str, Any]:
     """Return the setting that stores the weights in low precision: the recipe's, or that of an owner's own."""

@@ -11,8 +11,6 @@ from bridge.rules.versions import at_least, dotted
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
-__all__ = ["BLOCKWISE_ON_BLACKWELL", "RULES", "is_blockwise_on_blackwell"]
-
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
 """The oldest Transformer Engine that runs blockwise scaling on Blackwell."""
