@@ -190,6 +190,12 @@ def is_first_process() -> bool:
 def _container(values: RunValues) -> ConfigContainer:
     """Return the container of a run, whose own folder is made where one is named."""
     run = container(values)
+    from bridge.training.run import launch_fault  # heavy
+
+    fault = launch_fault(run, values.origin_of)
+    if fault is not None:
+        values.problems.add(fault.path, fault.rule, fault.value, fault.remedy)
+        values.problems.raise_any()
     folder = run.logging.run_dir
     if folder is not None and is_first_process():
         try:
