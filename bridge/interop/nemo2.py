@@ -64,11 +64,6 @@ RECIPES = {
 """NeMo 2's recipe -> ours, which means the same as it does since 2.6.
 
 Source: nemo/collections/llm/recipes/precision/mixed_precision.py of NeMo 2.0.0 to 2.7.3, as are the tables below."""
-RECIPES_SINCE = {
-    **{name: (2, 3) for name in RECIPES if "mxfp8" in name or "current_scaling" in name},
-    **{name: (2, 4) for name in RECIPES if "subchannel_scaling" in name},
-    "nanov2_bf16_with_fp8_current_scaling_mixed": (2, 5),
-}
 MXFP8_BEFORE = (
     ((2, 4), {"fp8": "hybrid", "fp8_param_gather": False, "reuse_grad_buf_for_mxfp8_param_ag": False}),
     ((2, 5), {"fp8": "hybrid", "reuse_grad_buf_for_mxfp8_param_ag": False}),
@@ -80,8 +75,6 @@ ARGUMENTS_SINCE = {
     "reuse_grad_buf_for_mxfp8_param_ag": (2, 5),
     **dict.fromkeys(("fp4", "fp4_recipe"), (2, 6)),
 }
-WITHOUT_PARAMS = (2, 3)
-"""The one release whose plugin takes no `fp8_params`."""
 
 
 def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport:
@@ -186,10 +179,6 @@ def _recipe(name: str, release: tuple[int, int] | None) -> ImportReport:
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
         raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
-    since = RECIPES_SINCE.get(wanted, (2, 0))
-    if release is not None and release < since:
-        rule = f"{builder.system} has no recipe {wanted!r}"
-        raise PayloadError(f"nemo2: {rule}, which came with {since[0]}.{since[1]}. Give another nemo_version.")
     fields = REGISTRY.get(RECIPES[wanted]).to_dict()
     if "mxfp8" in wanted:
         fields |= next((values for until, values in MXFP8_BEFORE if release is not None and release < until), {})
@@ -212,7 +201,7 @@ def _plugin(arguments: Mapping[Any, Any], release: tuple[int, int] | None) -> Im
     mode = _mode(values, builder)
     for name, value in values.items():
         field = FIELDS.get(name)
-        if release is not None and not _takes(name, release):
+        if release is not None and release < ARGUMENTS_SINCE.get(name, release):
             detail = f"{PLUGIN} of {builder.system} takes no such argument"
             builder.report(name, value, "unsupported", detail, "Drop it, or give the release that runs it.")
         elif field is not None:
@@ -238,11 +227,6 @@ def _plugin(arguments: Mapping[Any, Any], release: tuple[int, int] | None) -> Im
     if fields.get("fp8_wgrad") is False and fields.get("fp8"):
         builder.report("fp8_wgrad", False, "dead knob", WGRAD, "Drop it.")
     return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(fields)))
-
-
-def _takes(argument: str, release: tuple[int, int]) -> bool:
-    """Return whether the plugin of a release takes an argument that a later one does."""
-    return release >= ARGUMENTS_SINCE.get(argument, (2, 0)) and (argument, release) != ("fp8_params", WITHOUT_PARAMS)
 
 
 def _mode(values: Mapping[str, Any], builder: ImportBuilder) -> str:

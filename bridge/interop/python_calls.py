@@ -147,12 +147,10 @@ class _Names:
 
 def _live(node: ast.AST) -> Iterator[ast.AST]:
     """Walk a file, leaving out the body of `if False:`."""
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        is_dead = isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
-        waiting += node.orelse if isinstance(node, ast.If) and is_dead else ast.iter_child_nodes(node)
+    yield node
+    is_dead = isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
+    for child in node.orelse if isinstance(node, ast.If) and is_dead else ast.iter_child_nodes(node):
+        yield from _live(child)
 
 
 def _callee(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:

@@ -54,8 +54,8 @@ def import_(payload: object, *, mode: str | None = None) -> ImportReport:
     """Return what the config asks for.
 
     Args:
-        payload: A `Float8LinearConfig` or `MXFP8TrainingOpConfig`, its fields as a mapping, a recipe's name, or a
-            mapping with `float8` or `mxfp8`.
+        payload: A `Float8LinearConfig` or `MXFP8TrainingOpConfig`, a recipe's name, or a mapping with `float8` or
+            `mxfp8`, whose values are the fields of those.
         mode: bf16, fp16 or fp32: what the trainer runs outside these layers. None: BF16, and reported.
     """
     kind, given = _kind(payload)
@@ -65,12 +65,12 @@ def import_(payload: object, *, mode: str | None = None) -> ImportReport:
     if around is None:
         detail = "torchao converts linear layers and leaves the rest to the trainer; BF16 was assumed"
         builder.report("mode", None, "implied default", detail, "Say mode=bf16 to be sure.")
-    if payload and kind == "mxfp8":
+    if kind == "mxfp8":
         _import_mx(builder, given)
     elif payload:
         _import_float8(builder, given)
     is_open = bool(payload) and "fp8" not in builder.fields
-    for name, block in payload.items() if isinstance(payload, Mapping) and given.path == kind else ():
+    for name, block in payload.items() if isinstance(payload, Mapping) else ():
         if name != kind and block is not None:
             is_open = True
             detail = f"{kind} was read, and nothing else"
@@ -114,11 +114,11 @@ def _kind(payload: object) -> tuple[str, Settings]:
         kind = "mxfp8" if payload.startswith("mx") else "float8"
         return kind, Settings({"recipe" if kind == "mxfp8" else "recipe_name": payload}, TITLE, kind)
     top = Settings(payload, TITLE)
-    for kind in ("float8", "mxfp8"):
-        if kind in top:
-            return kind, top.section(kind)
-    mx = any(key in top for key in ("recipe", "wgrad_with_hp", "scale_calculation_mode"))
-    return ("mxfp8" if mx else "float8"), top
+    kinds = [kind for kind in ("float8", "mxfp8") if kind in top]
+    if top.values and not kinds:
+        raise top.wrong("", "must have float8 or mxfp8", payload, "Give torchao's fields under one of them")
+    kind = kinds[0] if kinds else "float8"
+    return kind, top.section(kind)
 
 
 def _plain(value: Any) -> Any:
@@ -198,8 +198,6 @@ def _recognise(document: Any) -> Recognised | None:
         block = content.get(key)
         if isinstance(block, Mapping) and len(content) <= 2 and (inner in block or "cast_config_input" in block):
             return Recognised(certainty=0.8, evidence=f"has `{key}.{inner}` and nothing about training")
-    if any(key.startswith("cast_config_") for key in content if isinstance(key, str)):
-        return Recognised(certainty=0.9, evidence="has `cast_config_*`, fields of torchao's Float8LinearConfig")
     return None
 
 

@@ -50,15 +50,11 @@ class PrecisionReport:
     """Class -> layers converted to FP8 or FP4, whose matmuls need not show: emulated ones, and Transformer Engine's."""
 
     def __str__(self) -> str:
-        rows = [
-            ("parameters", self.parameters, "values"),
-            ("buffers", self.buffers, "values"),
-            ("gradients", self.gradients, "values"),
-            ("optimizer state", self.optimizer_state, "values"),
-            ("activations", self.activations, "modules"),
-            ("matmuls", self.matmuls, "calls"),
-        ]
-        return "\n".join(f"{name:<16} {_counted(counts, unit)}" for name, counts, unit in rows)
+        units = {"activations": "modules", "matmuls": "calls"}
+        rows = ("parameters", "buffers", "gradients", "optimizer_state", *units)
+        return "\n".join(
+            f"{name.replace('_', ' '):<16} {_counted(getattr(self, name), units.get(name, 'values'))}" for name in rows
+        )
 
     def disagreements(self, config: str | MixedPrecisionConfig) -> list[str]:
         """Return where the report is not what the recipe asks for, one sentence each.
@@ -209,15 +205,12 @@ def _matmul_counter(matmuls: Counter[str]) -> Any:
     return Watch()  # type: ignore[no-untyped-call]
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    if hasattr(value, "dtype") and hasattr(value, "is_floating_point"):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Return the tensors in mappings, lists and tuples."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _sizes(tensors: Iterable[Any]) -> dict[str, int]:

@@ -119,9 +119,7 @@ def test_everything_fp8_is_ignored_without_transformer_engine() -> None:
         ("1.22", {}, True, "dead knob"),
         ("1.23.0", {}, True, "dead knob"),
         ("2.0.0", {}, False, None),
-        ("2.0.0", {"name": "megatron_gemma2"}, True, "dead knob"),
         ("2.0.0", {"transformer_engine": True}, True, None),
-        (None, {"name": "te_gpt"}, True, "dead knob"),
         (None, {"mcore_gpt": False}, False, None),
     ],
 )

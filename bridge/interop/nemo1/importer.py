@@ -5,7 +5,7 @@
 
 Everything called `fp8_*` acts only on Transformer Engine's layers. NeMo's own transformer takes them where
 `transformer_engine` is true. Megatron Core's GPT (`mcore_gpt`) has them in any case up to 1.23, so that `fp8` alone
-decides; from 2.0 on it has local layers without `transformer_engine`, unless `name` is a spec that brings its own.
+decides; from 2.0 on it has local layers without `transformer_engine`.
 
 Defaults moved: the shipped file had `fp8_hybrid: False`, history 1 and `most_recent` up to 1.21, and has `True`, 1024
 and `max` since 1.22; precision 16 and O1 became bf16 and O2 by 2.0. A key that is absent from the composed
@@ -25,21 +25,33 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop import lightning
-from bridge.interop.amp import amp_fields
-from bridge.interop.builders import DELAYED, ImportBuilder
-from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, as_yaml
+from bridge.interop.amp import amp_fields, export_as_amp
+from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder, semantics_of
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.lightning import report_apex
+from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
-from bridge.interop.nemo1.exporter import PLAIN, SCALER, TITLE, export
 from bridge.interop.nemo1.file import File
 from bridge.interop.settings import Settings
 from bridge.precision.fields import LAYER_COUNTS
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
+    from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_"]
 
+TITLE = "NeMo 1.x"
+PLAIN = ("fp8_recipe", "fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16")
+"""Keys of the model section that reach Megatron Core's TransformerConfig because they are called like its fields."""
+SCALER = {
+    "native_amp_init_scale": ("initial_loss_scale", 2**32),
+    "native_amp_growth_interval": ("loss_scale_window", 1000),
+    "hysteresis": ("hysteresis", 2),
+}
+"""Key of the model section -> field, and the default."""
+USUAL = {"fp8_recipe": "delayed", "fp8_wgrad": True}
+"""Field of `PLAIN` -> the value that need not be written; elsewhere false."""
 PRECISIONS = {
     **dict.fromkeys(("16", "16-mixed"), "fp16"),
     **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
@@ -51,8 +63,6 @@ NAMES = ("trainer.precision", "model.precision", "precision")
 FP8 = ("fp8", "fp8_e4m3", "fp8_hybrid", *DELAYED, "fp8_params", *PLAIN, *LAYER_COUNTS)
 """Keys of the model section that FP8 reads."""
 READ = {*FP8, *SCALER, "transformer_engine", "megatron_amp_O2", "precision", "fsdp_grad_reduce_dtype"}
-SPECS = ("te_gpt", "megatron_falcon_gpt", "megatron_gemma2", "megatron_gpt_full_te_layer_autocast", "te_gpt_hyena")
-"""Values of `name` in the model section whose layers are Transformer Engine's."""
 LOCAL_LAYERS = (2, 0)
 """The first release whose GPT on Megatron Core asks `transformer_engine`."""
 SENT = ("unsupported", "how gradients are sent, not how exactly", "Nothing to do for the precision.")
@@ -210,16 +220,15 @@ def _low_precision(file: File, builder: ImportBuilder) -> bool:
 def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
     """Return whether the layers can run FP8, and account for `transformer_engine`."""
     where, value = "model.transformer_engine", file.setting("transformer_engine")
-    own_spec = file.setting("name") in SPECS
-    always = own_spec or file.release is None or file.release < LOCAL_LAYERS
-    if file.switch("transformer_engine") or not (always and file.switch("fp8") and file.is_on_megatron_core):
+    is_on, always = file.switch("transformer_engine"), file.release is None or file.release < LOCAL_LAYERS
+    if is_on or not (always and file.switch("fp8") and file.is_on_megatron_core):
         if value is not None:
             builder.map(where)
         elif file.shipped is None and file.switch("fp8"):
             builder.implied(where, False)
-        return file.switch("transformer_engine")
+        return is_on
     remedy = "Write true, which every release takes alike."
-    if file.release is None and not own_spec:
+    if file.release is None:
         detail = (
             "a release before 2.0 was assumed: under mcore_gpt NeMo 1.21 to 1.23 build Transformer Engine's layers "
             "whatever this says, and fp8 alone decides; 2.0 builds local layers, which run no FP8"
@@ -227,9 +236,8 @@ def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
         reason = "implied default" if value is None else "semantics"
         builder.report(where, value, reason, detail, remedy.replace("Write", "Pass nemo_version, or write"))
     elif value is not None:
-        whose = f"of {file.setting('name')}" if own_spec else f"of mcore_gpt in NeMo {file.version}"
-        detail = f"the layers {whose} are Transformer Engine's whatever this says, and fp8 alone decides"
-        builder.report(where, value, "dead knob", detail, remedy)
+        layers = f"the layers of mcore_gpt in NeMo {file.version} are Transformer Engine's"
+        builder.report(where, value, "dead knob", f"{layers} whatever this says, and fp8 alone decides", remedy)
     return True
 
 
@@ -371,6 +379,73 @@ def _quantisation(file: File, builder: ImportBuilder) -> bool:
             detail = f"an option of the quantisation to {algorithm}"
             builder.report(f"quantization.{key}", value, "unsupported", detail, "Set it where the model is quantised.")
     return True
+
+
+def export(config: MixedPrecisionConfig) -> ExportReport:
+    """Return the precision's part of a NeMo 1.x configuration, every default written out."""
+    builder = ExportBuilder(config, TITLE)
+    acting = meaning(config)
+    model: dict[str, Any] = {"megatron_amp_O2": semantics_of(config) == "megatron_o2"}
+    dtype = _export_mode(builder, is_o2=model["megatron_amp_O2"])
+    _export_fp8(builder, model, acting)
+    if config.loss_scale:
+        detail = f"{TITLE} scales dynamically and only so"
+        builder.report("loss_scale", "unsupported", detail, "Use a dynamic loss scale.")
+    for key, (field, _) in SCALER.items():
+        if dtype == "fp16" and field in acting:
+            model[key] = acting[field]
+            builder.map(field, f"model.{key}")
+    if dtype == "fp16" and acting.get("min_loss_scale", 1.0) != 1.0:
+        builder.report("min_loss_scale", "unsupported", "its scaler has no floor", "Do without a floor.")
+    if model["megatron_amp_O2"]:
+        model["optim"] = {"grad_sync_dtype": "fp32" if config.grad_reduce_in_fp32 else dtype}
+        builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
+    if config.fp4:
+        fields = ("fp4", "fp4_recipe", "first_last_layers_bf16")
+        builder.report_if_stated(fields, "unsupported", f"{TITLE} has no FP4", "Use NeMo 2 or Megatron Bridge.")
+    precision = {"fp32": 32, "fp16": 16, "bf16": "bf16"}[dtype]
+    return builder.finish({"trainer": {"precision": precision}, "model": model})
+
+
+def _export_mode(builder: ExportBuilder, *, is_o2: bool) -> str:
+    """Map the mode to precision and O1 or O2; return the dtype."""
+    mode = builder.config.mode
+    dtype = mode if is_o2 else export_as_amp(builder, "trainer.precision", "model.megatron_amp_O2")
+    if is_o2:
+        builder.map(mode, "trainer.precision", "model.megatron_amp_O2")
+    for field in ("params_dtype", "pipeline_dtype") if is_o2 else ("pipeline_dtype",):
+        if builder.values[field] in (None, mode):
+            builder.map(field, "trainer.precision")
+        elif is_o2:
+            remedy = "Use O1 (megatron_amp_O2: False) for FP32 weights."
+            builder.report(field, "unsupported", f"O2 makes it {mode}", remedy)
+    if is_o2 and builder.config.autocast_enabled:
+        detail = f"{TITLE} runs autocast over FP32 weights only"
+        fields = ("autocast_enabled", "autocast_dtype")
+        builder.report_if_stated(fields, "unsupported", detail, "State params_dtype='fp32' for O1.")
+    return dtype
+
+
+def _export_fp8(builder: ExportBuilder, model: dict[str, Any], acting: dict[str, Any]) -> None:
+    chosen = builder.values["fp8"]
+    model |= {"transformer_engine": True} if chosen else {}
+    model |= {"fp8": chosen is not None, "fp8_e4m3": chosen == "e4m3", "fp8_hybrid": chosen == "hybrid"}
+    if not chosen:
+        return
+    builder.map("fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid")
+    builder.map("fp8_recipe")
+    for field in (*DELAYED, *PLAIN, *LAYER_COUNTS):
+        if field in acting and (field in DELAYED or acting[field] != USUAL.get(field, False)):
+            model[field] = acting[field]
+            builder.map(field, f"model.{field}")
+    if acting["fp8_param_gather"]:
+        model["fp8_params"] = True
+        for field in ("fp8_param", "fp8_param_gather"):
+            if acting["fp8_recipe"] == "delayed":
+                builder.map(field, "model.fp8_params")
+            else:
+                detail = "fp8_params initialises weights for delayed scaling, whatever the scheme"
+                builder.report_if_stated(field, "semantics", detail, "State fp8_param_gather=False for NeMo 1.x.")
 
 
 def recognise(document: Document) -> Recognised | None:
