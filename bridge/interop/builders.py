@@ -173,6 +173,11 @@ class ImportBuilder:
             raise PayloadError(f"{self.system}: {error} Correct the value there.") from None
         if self.decided_by is not None:
             semantics = "unstated"
+            for scheme in ("fp8", "fp4"):
+                if self.fields.get(scheme):
+                    detail = f"no mode is stated with it; {self.decided_by} decides in what all but its GEMMs runs"
+                    remedy = "State bf16, fp16 or fp32 with it."
+                    self.report(scheme, self.fields[scheme], "unsupported", detail, remedy)
         same = semantics in (semantics_of(config), "fsdp_policy")  # a policy's FP32 shards are FP32 masters
         return ImportReport(
             config=config,

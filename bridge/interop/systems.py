@@ -20,7 +20,7 @@ MODULES = MappingProxyType(
         "nemo1": "bridge.interop.nemo1.importer",
         "nemo2": "bridge.interop.nemo2",
         "te-recipe": "bridge.interop.te_recipe",
-        "axolotl": "bridge.interop.axolotl.importer",
+        "axolotl": "bridge.interop.axolotl",
         "huggingface": "bridge.interop.huggingface",
         "accelerate": "bridge.interop.accelerate",
         "deepspeed": "bridge.interop.deepspeed",

@@ -244,6 +244,18 @@ def test_a_recipe_is_named_only_where_it_keeps_the_same_master_weights(semantics
     assert builder.finish(semantics).recipe == recipe
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "fp4"])
+def test_a_scheme_without_a_mode_is_reported(scheme: str) -> None:
+    builder = ImportBuilder("another system")
+    builder.map(scheme, **{scheme: {"fp8": "hybrid", "fp4": "e2m1"}[scheme]})
+    builder.leave_mode("the recipe that the program loads")
+    imported = builder.finish("megatron_o2")
+    assert [str(loss) for loss in imported.unmapped if loss.field == scheme] == [
+        f"{scheme}={imported.config.to_dict()[scheme]!r} (unsupported): no mode is stated with it; the recipe that the "
+        "program loads decides in what all but its GEMMs runs. State bf16, fp16 or fp32 with it."
+    ]
+
+
 def test_each_key_of_the_context_is_an_argument_of_the_functions_it_names() -> None:
     for name, module in MODULES.items():
         for key in module.SYSTEM.context:

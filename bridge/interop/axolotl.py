@@ -3,34 +3,66 @@
 `bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs autocast over them. What
 that amounts to depends on what stands around it. DeepSpeed and FSDP keep FP32 masters; an adapter is trained in FP32
 over a frozen BF16 model; and without any of these there is nothing in FP32 at all.
+
+`bf16: auto` is resolved as Axolotl does, for a stated GPU: its capabilities first (cli/config.py), then `resolve_dtype`
+(utils/config), then what the builder hands to transformers (core/builders/base.py).
+Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and integrations/kernels/args.py.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bridge.interop.axolotl.detection import Detected, capabilities, detect, refuse
-from bridge.interop.axolotl.unsupported import LOOKS_LIKE_PRECISION, report_unsupported
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.float8 import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
 from bridge.interop.gpu import capability
+from bridge.interop.optimizers import report_optimizer
 from bridge.interop.scaler import assume_torch_scaler, report_scaler
 from bridge.interop.settings import Settings
+from bridge.interop.unsupported import Row, report_row, report_rows, rows
 from bridge.pytorch.loop import compute_dtype
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_"]
+__all__ = ["SYSTEM", "capabilities", "detect", "export", "import_"]
 
 TITLE = "Axolotl"
 VERSION = "Axolotl 0.19.0"
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 GATHER = "fp8_enable_fsdp_float8_all_gather"
 MAPPED = ("bf16", "fp16", "fp8", "fp8_config", GATHER, "bfloat16", "float16", "float32", "tf32")
 AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
 """Settings around the mode that decide what the weights and their gradients are."""
+LOOKS_LIKE_PRECISION = re.compile(
+    r"(^|_)(bf16|fp16|fp8|fp4|fp32|tf32|amp|nvfp4|mxfp8)(_|$)|float\d|bfloat|precision|dtype|quantiz|loss_scale|autocast|\dbit"
+)
+ATTENTION = {
+    "sage": "SageAttention quantises queries and keys to 8 bits or fewer",
+    "fp8": "attention through torchao's FP8 kernels (SM 9.0, PyTorch 2.11)",
+}
+"""Value of `attn_implementation` that bears on precision -> what it does."""
+FULL = (
+    "Up to 0.4.0, which had no schema, it meant BF16 weights without autocast and evaluation in BF16; "
+    "bf16: true is the nearest today and adds autocast"
+)
+
+
+class Detected(NamedTuple):
+    """The dtypes that Axolotl detects."""
+
+    bf16: bool
+    fp16: bool
+    """`TrainingArguments.fp16`: autocast to FP16 under a loss scale."""
+    load_dtype: str
+    """Dtype the weights are loaded in: bf16, fp16 or fp32."""
+    tf32: bool | None
+    """None: the GPU decides, and none was stated."""
+    guessed: bool
+    """Whether `bf16: auto` was decided without a stated GPU."""
 
 
 def import_(payload: object, *, gpu: object = None) -> ImportReport:
@@ -42,24 +74,29 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
             reported.
 
     Raises:
-        PayloadError: What Axolotl's own schema refuses, or a GPU that Axolotl refuses it on.
+        PayloadError: The documented `bf16: full`, which Axolotl's schema refuses, or FP8 on a GPU that it refuses.
     """
     top = Settings(payload, TITLE, lenient=True)
     can = capabilities(capability(gpu)) if gpu is not None else None
-    refuse(top, can, gpu)
+    if top.values.get("bf16") == "full":
+        rule = "is in Axolotl's documentation, and its schema refuses it (0.18 and 0.19)"
+        raise top.wrong("bf16", rule, "full", FULL)
+    if top.switch("fp8") and can is not None and not can["fp8"]:
+        rule = f"needs compute capability 9.0 or later in Axolotl, and gpu={gpu!r:.20} has less"
+        raise top.wrong("fp8", rule, True, "Use bf16, or another trainer on Ada (8.9)")
     found = detect(top, can)
     builder = ImportBuilder(TITLE)
     mode = "bf16" if found.bf16 else "fp16" if found.fp16 or found.load_dtype == "fp16" else "fp32"
-    builder.fields |= {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    state = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    builder.fields |= state
     semantics = _semantics(top, found, mode)
-    _dtypes(builder, top, found, mode, gpu)
+    _dtypes(builder, top, found, state, gpu)
     _float8(builder, top)
     _tf32(builder, top, found, gpu)
     _weights(builder, top, semantics, mode)
     if found.fp16:
         assume_torch_scaler(builder, "transformers' Trainer")
-    _sharding(builder, top, fp8=bool(top.switch("fp8")))
-    report_unsupported(builder, top, MAPPED)
+    _report_others(builder, top)
     imported = builder.finish(semantics)
     is_lost = bool(top.switch("fp8")) and "fp8" not in builder.fields
     return replace(imported, recipe=None) if is_lost or top.values.get("deepspeed") else imported
@@ -105,6 +142,34 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     return builder.finish(payload)
 
 
+def capabilities(compute_capability: tuple[int, int] | None) -> dict[str, bool]:
+    """Return what Axolotl takes a GPU of this compute capability for (None: no GPU).
+
+    BF16 counts as supported on every CUDA card: torch.cuda.is_bf16_supported includes emulation by default.
+    """
+    own = compute_capability or (0, 0)
+    return {"bf16": compute_capability is not None, "fp8": own >= (9, 0), "tf32": own >= (8, 0)}
+
+
+def detect(settings: Settings, gpu: dict[str, bool] | None) -> Detected:
+    """Return Axolotl's decision; without a stated GPU, "auto" is taken for one from Ampere on."""
+    fp16, float16, bfloat16 = (settings.switch(name) for name in ("fp16", "float16", "bfloat16"))
+    bf16_auto = "bf16" not in settings or settings["bf16"] == "auto"
+    bf16 = None if bf16_auto else settings.switch("bf16")
+    if bf16_auto and not fp16:
+        bf16 = gpu["bf16"] if gpu else True
+        if not bf16 and fp16 is None and not float16:
+            fp16 = True
+    if bf16:
+        fp16 = False
+    tf32_auto = "tf32" not in settings or settings["tf32"] == "auto"
+    tf32: bool | None = bool(settings.switch("tf32")) if not tf32_auto else gpu["tf32"] if gpu else None
+    half = bool(bf16 or bfloat16)
+    load = "bf16" if half else "fp16" if settings.switch("load_in_8bit") or fp16 or float16 else "fp32"
+    guessed = bool(bf16_auto and not fp16 and gpu is None)
+    return Detected(bf16=half, fp16=bool(fp16) and not half, load_dtype=load, tf32=tf32, guessed=guessed)
+
+
 def _semantics(top: Settings, found: Detected, mode: str) -> str:
     if mode == "fp32":
         return "fp32"
@@ -116,13 +181,13 @@ def _semantics(top: Settings, found: Detected, mode: str) -> str:
     return "amp_o1" if adapter and (found.bf16 or found.fp16) else "true"
 
 
-def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, mode: str, gpu: object) -> None:
+def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, state: dict[str, Any], gpu: object) -> None:
     """Account for bf16, fp16, bfloat16, float16 and float32."""
-    state = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    mode = next(iter(state))
     automatic = "bf16" not in top or top["bf16"] == "auto"
-    if "bf16" in top and not (automatic and found.guessed):
+    if "bf16" in top and not found.guessed:
         builder.map("bf16", **state)
-    if automatic and found.guessed:
+    if found.guessed:
         detail = (
             f"{VERSION} asks torch, which says yes for every CUDA GPU because emulation counts, and else takes FP16"
         )
@@ -136,8 +201,7 @@ def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, mode: str, g
         builder.report("bf16", "auto", "semantics", detail, remedy)
     for name, compute in (("fp16", "fp16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32")):
         if name in top and top.switch(name) and compute != mode:
-            detail = f"another setting wins: training runs in {mode}"
-            builder.report(name, True, "dead knob", detail, "Keep one of them.")
+            builder.dead(top, [name], f"another setting wins: training runs in {mode}", "Keep one of them.")
         elif name in top:
             builder.map(name, **(state if top.switch(name) else {}))
     if top.switch("bfloat16"):
@@ -146,15 +210,13 @@ def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, mode: str, g
 
 
 def _float8(builder: ImportBuilder, top: Settings) -> None:
-    gather = top.switch(GATHER)
+    gather, recipe = top.switch(GATHER), top.section("fp8_config").word("recipe", RECIPES) or "tensorwise"
     if not top.switch("fp8"):
+        dead = [name for name in ("fp8_config", GATHER) if top.values.get(name)]
+        builder.dead(top, dead, "nothing is FP8 without fp8: true")
         for name in ("fp8", GATHER):
-            if name in top and top.switch(name):
-                builder.report(name, True, "dead knob", "nothing is FP8 without fp8: true", "Drop it.")
-            elif name in top:
-                builder.map(name)
+            builder.map(name) if name in top and name not in dead else None
         return
-    recipe = top.section("fp8_config").values.get("recipe", "tensorwise")
     if recipe != "tensorwise":
         for name, value in (("fp8_config.recipe", recipe), ("fp8", True), (GATHER, gather)):
             if value is not None:
@@ -214,16 +276,42 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -
             builder.map(other)
 
 
-def _sharding(builder: ImportBuilder, top: Settings, *, fp8: bool) -> None:
+def _report_others(builder: ImportBuilder, top: Settings) -> None:
+    """Report whatever else bears on precision, and what looks as if it did and is ignored."""
+    report_rows(builder, top, "axolotl")
+    report_rows(builder, top, "axolotl_compile")
+    plugins = top.values.get("plugins")
+    named = isinstance(plugins, list) and any("kernelsplugin" in str(plugin).lower() for plugin in plugins)
+    for key, row in rows("axolotl_kernels").items():
+        if top.given(key) and (named or top[key] is False):
+            report_row(builder, key, top[key], row)
+        else:
+            detail = "a setting of the kernels plugin, which `plugins` does not name"
+            builder.dead(top, [key], detail, "Drop it, or name the plugin.")
+    attention = top.values.get("attn_implementation")
+    if str(attention) in ATTENTION:
+        report_row(builder, "attn_implementation", attention, Row(ATTENTION[str(attention)]))
+    report_optimizer(builder, "optimizer", top.values.get("optimizer"))
+    arguments = top.values.get("optim_args")
+    named_so = arguments if isinstance(arguments, dict) else [arguments]
+    if any(LOOKS_LIKE_PRECISION.search(str(name)) for name in named_so):
+        detail = "an argument of the optimizer that decides how its state or the weights are rounded"
+        report_row(builder, "optim_args", arguments, Row(detail))
     inner = top.section("fsdp_config")
-    for key in inner.values:
-        if inner.given(key) and LOOKS_LIKE_PRECISION.search(key):
-            detail = f"never handed on to FSDP, whatever its schema declares ({VERSION})"
-            builder.report(inner.name(key), inner[key], "dead knob", detail, "Drop it.")
+    looks = [key for key in inner.values if LOOKS_LIKE_PRECISION.search(key)]
+    builder.dead(inner, looks, f"never handed on to FSDP, whatever its schema declares ({VERSION})")
     for key in ("cpu_ram_efficient_loading", "fsdp_cpu_ram_efficient_loading"):
-        if fp8 and inner.values.get(key) is True:
+        if top.switch("fp8") and inner.values.get(key) is True:
             detail = "accelerate 1.8 and later refuses torchao FP8 under FSDP together with it"
             builder.report(inner.name(key), True, "unsupported", detail, "Drop it, or the run will not start.")
+    known = {*MAPPED, *rows("axolotl"), *rows("axolotl_compile"), *rows("axolotl_kernels")}
+    for key in top.values:
+        if key not in known and LOOKS_LIKE_PRECISION.search(key):
+            detail = f"not a setting of {VERSION}, which ignores unknown names without a word"
+            builder.report(key, top[key], "dead knob", detail, "Check its spelling, or drop it.")
+        elif key != key.lower() and (key.lower() in known or LOOKS_LIKE_PRECISION.search(key.lower())):
+            detail = "another letter case, which is not read"
+            builder.report(key, top[key], "dead knob", detail, f"Write {key.lower()} if it is meant.")
 
 
 def _export_float8(builder: ExportBuilder, payload: dict[str, Any]) -> None:
