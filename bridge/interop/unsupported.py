@@ -26,6 +26,8 @@ class Row(NamedTuple):
     harmless: tuple[object, ...] = (False,)
     """Values under which there is nothing to report."""
     reason: str = "unsupported"
+    is_file: bool = False
+    """It names a file that is not read, whatever its name will be."""
 
 
 @cache

@@ -577,21 +577,8 @@ class Reader:
 
     def write(self, line: int, redirects: list[Node], words: list[str]) -> None:
         """Follow what a command writes: a configuration, or a script that a shell reads."""
-        name, text = PurePosixPath(words[0]).name, None
-        outputs: list[tuple[bool, str]] = []
-        for redirect in redirects:
-            for target in _targets(redirect)[:1]:
-                body = self.script.body(target)
-                sign = next((child.type for child in redirect.children if not child.is_named), "")
-                is_error = (
-                    redirect.children[0].type == "file_descriptor" and self.script.text(redirect.children[0]) != "1"
-                )
-                if body is not None:
-                    text = body[0] if body[1] else self.values.heredoc(body[0])
-                elif redirect.type == "herestring_redirect":
-                    text = self.text(target)
-                elif sign in (">", ">>", ">|", "&>") and not is_error:
-                    outputs.append((sign == ">>", self.unknowns.shown(self.text(target))))
+        name = PurePosixPath(words[0]).name
+        text, outputs = self.redirected(redirects)
         if text is not None and name in READ_A_SCRIPT:
             self.nested(text, line)
             return
@@ -608,6 +595,25 @@ class Reader:
             outputs += [(False, self.unknowns.shown(word)) for word in words[1:]]
         for append, output in outputs:
             self.files = WrittenFile.added(self.files, output, text, line, append=append)
+
+    def redirected(self, redirects: list[Node]) -> tuple[str | None, list[tuple[bool, str]]]:
+        """Return the text that a command reads, and the files that it writes with whether it appends."""
+        text = None
+        outputs: list[tuple[bool, str]] = []
+        for redirect in redirects:
+            for target in _targets(redirect)[:1]:
+                body = self.script.body(target)
+                sign = next((child.type for child in redirect.children if not child.is_named), "")
+                is_error = (
+                    redirect.children[0].type == "file_descriptor" and self.script.text(redirect.children[0]) != "1"
+                )
+                if body is not None:
+                    text = body[0] if body[1] else self.values.heredoc(body[0])
+                elif redirect.type == "herestring_redirect":
+                    text = self.text(target)
+                elif sign in (">", ">>", ">|", "&>") and not is_error:
+                    outputs.append((sign == ">>", self.unknowns.shown(self.text(target))))
+        return text, outputs
 
     def held(self) -> Launch:
         """Return the arguments that variables hold, for a file that others source."""

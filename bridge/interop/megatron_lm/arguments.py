@@ -39,6 +39,9 @@ TRUTH = {
 }
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
+ARGUMENT_FILE = (
+    "where the program lets argparse read arguments from files, this one can set the precision; it is not read"
+)
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 
 
@@ -145,10 +148,10 @@ def _of_launch(launch: Launch) -> Arguments:
     found.files, found.shown, found.is_started = launch.files, launch.unknowns.shown, bool(launch.line)
     found.unmapped += launch.unmapped
     found.is_fragment = not launch.line and bool(launch.arguments or launch.notes)
-    if not launch.line:
-        found.used_by = found.decided_by = "the script that uses these arguments"
-    else:
+    if launch.line:
         found.decided_by = _decider(found)
+    else:
+        found.used_by = found.decided_by = "the script that uses these arguments"
     return found
 
 
@@ -188,7 +191,8 @@ def _of_words(words: list[str], shown: Callable[[str], str]) -> Arguments:
             option, values = word.partition("=")[0], _option(found, word, words[place:], shown)
             place += values
         elif word.startswith("@") and len(word) > 1:
-            found.unmapped.append(_argument_file(shown(word)))
+            file = shown(word)
+            found.unmapped.append(Unmapped(file, file[1:], "unsupported", ARGUMENT_FILE, "Convert that file too."))
         elif is_unknown(word):
             text = shown(word)
             first = values == 0 and option and not _is_switch(option) and not SWITCH.fullmatch(option)
@@ -230,18 +234,13 @@ def _option(found: Arguments, word: str, rest: list[str], shown: Callable[[str],
 
 def _switched(name: str, value: str | None, following: str | None, shown: Callable[[str], str]) -> Written:
     """Return a switch; a word behind it that says on or off is what was meant, though the parser refuses it."""
-    if value is not None:
-        if is_unknown(value):
-            return Written(name, None, shown(value), refused=shown(value))
-        return Written(name, TRUTH.get(value.lower(), True), refused=value)
-    if following is not None and following.lower() in TRUTH:
+    if value is None and following is not None and following.lower() in TRUTH:
         return Written(name, TRUTH[following.lower()], refused=following)
-    return Written(name, True)
-
-
-def _argument_file(word: str) -> Unmapped:
-    detail = "where the program lets argparse read arguments from files, this one can set the precision; it is not read"
-    return Unmapped(word, word[1:], "unsupported", detail, "Convert that file too.")
+    if value is None:
+        return Written(name, True)
+    if is_unknown(value):
+        return Written(name, None, shown(value), refused=shown(value))
+    return Written(name, TRUTH.get(value.lower(), True), refused=value)
 
 
 def _written(name: str, value: str, shown: Callable[[str], str]) -> Written:
@@ -258,7 +257,7 @@ def _is_switch(name: str) -> bool:
     flag = BY_NAME.get(key)
     if flag is not None:
         return flag.kind != "value"
-    return key in PARALLELISM or (key in OTHER_SETTINGS and OTHER_SETTINGS[key].default is False)
+    return key in PARALLELISM or (key in OTHER_SETTINGS and OTHER_SETTINGS[key].harmless[0] is False)
 
 
 def _names_files(name: str) -> bool:
@@ -270,27 +269,25 @@ def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, 
     found = [
         (str(key), value)
         for key, value in payload.items()
-        if isinstance(value, Mapping) and (GROUP.fullmatch(str(key)) or _all_flags(value))
+        if isinstance(value, Mapping)
+        and (GROUP.fullmatch(str(key)) or all(str(name).startswith("--") for name in value or ("",)))
     ]
     return [group for group in found if RUN.fullmatch(group[0])] or found
 
 
 def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
+    given = payload.get("ENV_VARS")
+    environment = {str(key): str(value) for key, value in given.items()} if isinstance(given, Mapping) else {}
     groups = argument_groups(payload)
-    environment = next(
-        (value for key, value in payload.items() if key == "ENV_VARS" and isinstance(value, Mapping)), {}
-    )
     if not groups:
-        flat: dict[str, Any] = {}
+        flat: dict[Any, Any] = {}
         for key, value in payload.items():
-            inner = (
-                value if isinstance(value, Mapping) and key in ("language_model", "model_parallel") else {key: value}
-            )
-            flat.update({str(name): setting for name, setting in inner.items()})
+            is_block = isinstance(value, Mapping) and key in ("language_model", "model_parallel")
+            flat.update(value if is_block else {key: value})
         groups = [("", flat)]
     runs = []
     for name, values in groups:
-        found = Arguments(environment={str(key): str(value) for key, value in environment.items()}, label=name)
+        found = Arguments(environment=environment, label=name)
         found.decided_by = "the program that is started with these arguments"
         if not name:
             found.used_by = found.decided_by = "the command line that names this file"
@@ -339,19 +336,13 @@ def _is_inactive(key: str, block: Mapping[str, Any]) -> bool:
     return key in SCALER_SCHEDULE and (not block.get("fp16") or bool(block.get("loss_scale")))
 
 
-def _all_flags(value: Mapping[Any, Any]) -> bool:
-    return bool(value) and all(str(key).startswith("--") for key in value)
-
-
 def _add_key(found: Arguments, key: str, value: Any) -> None:
-    if not _is_known(key) and not bears_on_precision(key):
+    if value is None or not (_is_known(key) or bears_on_precision(key)):
         return
     if isinstance(value, str) and "$" in value:
         found.add(Written(key, None, value))
     elif isinstance(value, Mapping | list):
         found.add(Written(key, None, f"a {type(value).__name__}"))
-    elif value is None:
-        return
     elif isinstance(value, str) and _is_switch(key):
         found.add(Written(key, TRUTH.get(value.lower(), value)))
     else:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.interop.unsupported import Row
+
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
 
@@ -89,22 +91,9 @@ def dest(name: str) -> str:
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherSetting:
-    """A flag that bears on precision and has no field: a row of `other_settings.json`."""
-
-    option: str
-    default: object
-    """Without effect at this value."""
-    detail: str
-    reason: str = "unsupported"
-    remedy: str = "Set it on Megatron's own config, next to the recipe."
-    is_file: bool = False
-    """It names a file that is not read, whatever its name will be."""
-
-
+NEXT_TO_IT = "Set it on Megatron's own config, next to the recipe."
 OTHER_SETTINGS = {
-    dest(option): OtherSetting(option=option, **row)
+    dest(option): Row(**{"remedy": NEXT_TO_IT, **row})
     for option, row in json.loads(Path(__file__).with_name("other_settings.json").read_text("utf-8")).items()
 }
 """Source: Megatron-LM 0.20 training/arguments.py, and DeepSpeed's runtime/config.py."""
@@ -151,7 +140,7 @@ def report_other(builder: ImportBuilder, where: str, key: str, value: object) ->
     row = OTHER_SETTINGS.get(key)
     if row is None and not bears_on_precision(key.lower()):
         return
-    if value in (None, False, row.default if row else None):
+    if value in (None, False, *(row.harmless if row else ())):
         builder.map(where)
     else:
         detail = row.detail if row else "a setting of the model that no recipe has"

@@ -163,7 +163,7 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
         value = _decoded(flag.kind, flag.sets, written)
         builder.map(written.name, **({} if value is _UNSET else {flag.field: value}))
     elif row is not None:
-        if str(written.value).lower() == str(row.default).lower():
+        if str(written.value).lower() == str(row.harmless[0]).lower():
             builder.map(written.name)
         else:
             builder.report(written.name, written.value, row.reason, row.detail, row.remedy)

@@ -1,28 +1,44 @@
-"""The arguments that Megatron-LM prints when a run starts: the exact answer to a script that decides at run time.
+"""The arguments of a run as the run itself wrote them: printed into a log, or saved in a checkpoint.
 
     ------------------------ arguments ------------------------
       bf16 ............................................ True
       fp8 ............................................. hybrid
     -------------------- end of arguments ---------------------
 
-Each line may stand behind a rank or a timestamp. Source: Megatron-LM 0.20 training/arguments.py, `_print_args`.
+Each line of a log may stand behind a rank or a timestamp. Source: Megatron-LM 0.20 training/arguments.py.
+
+A checkpoint (`common.pt`) is read without running code of the file. `torch.load(weights_only=True)` makes tensors,
+containers and `argparse.Namespace`. Megatron-LM's enums, paths and signals become values without a meaning; a file that
+names anything else is refused.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
-from typing import Any
+from argparse import Namespace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from bridge.errors import PayloadError
 from bridge.precision.dtypes import SPELLINGS
 from bridge.precision.fields import number_of_text
 
-__all__ = ["EVIDENCE", "START", "printed_arguments"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EVIDENCE", "START", "SUFFIX", "arguments_text", "printed_arguments"]
 
 START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
 END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")
 LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$")
 EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
+SUFFIX = ".pt"
+DAMAGED = (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError, TypeError, AttributeError, OSError)
+"""Errors of torch, by the part that is damaged."""
+INERT = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
 
 
 def printed_arguments(text: str) -> list[tuple[dict[str, Any], bool]]:
@@ -52,3 +68,45 @@ def _value(text: str) -> Any:
     if text.startswith("torch."):
         return SPELLINGS.get(text.removeprefix("torch."), text.removeprefix("torch."))
     return number_of_text(text)
+
+
+class _Inert:
+    """Stands for an object of a class that is not imported."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = values
+
+    def __str__(self) -> str:
+        return " ".join(map(str, getattr(self, "values", ())))
+
+
+def arguments_text(data: bytes, path: str) -> str:
+    """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
+
+    Raises:
+        PayloadError: The file names a class or function that a checkpoint's arguments do not need, it is no file of
+            `torch.save`, or it holds no arguments.
+    """
+    import torch  # two seconds, and only for this kind of file
+
+    named = _read(torch.serialization.get_unsafe_globals_in_checkpoint, data, path)
+    other = [name for name in named if name != "argparse.Namespace" and not name.startswith(INERT)]
+    if other:
+        raise PayloadError(f"{path}: a checkpoint must not name {other[0]}. Give the log of the run.")
+    allowed: list[Any] = [Namespace, *((_Inert, name) for name in named if name.startswith(INERT))]
+    with torch.serialization.safe_globals(allowed):
+        content = _read(partial(torch.load, map_location="cpu", weights_only=True), data, path)
+    given = content.get("args") if isinstance(content, dict) else None
+    if not isinstance(given, Namespace):
+        raise PayloadError(f"{path}: must hold `args` of Megatron-LM, and does not. Give common.pt of a checkpoint.")
+    lines = [f"  {name} ... {' '.join(str(value).split())}" for name, value in sorted(vars(given).items())]
+    title = "------------------------ checkpoint arguments ------------------------"
+    return "\n".join([title, *lines, title.replace("checkpoint", "end of"), ""])
+
+
+def _read(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
+    try:
+        return call(io.BytesIO(data))
+    except DAMAGED as error:
+        reason = type(error).__name__
+        raise PayloadError(f"{path}: must be a file of torch.save, got {reason}. Give the log of the run.") from None

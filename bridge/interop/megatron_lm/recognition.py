@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from bridge.interop.contract import Recognised
 from bridge.interop.megatron_lm.arguments import argument_groups
-from bridge.interop.megatron_lm.checkpoint import SUFFIX
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, dest
-from bridge.interop.megatron_lm.printed import EVIDENCE, START
+from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -64,42 +63,42 @@ KEYS = (
 
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron-LM's, or None."""
-    if document.kind in ("shell", "text", "env"):
-        if START.search(document.text):
-            is_saved = document.path.endswith(SUFFIX)
-            evidence = "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
-            return Recognised(certainty=0.97, evidence=evidence)
-        found = sorted(set(STRONG.findall(document.text)))
-        if found:
-            certainty = min(0.95, 0.5 + 0.15 * len(found))
-            return Recognised(
-                certainty=certainty, evidence=f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
-            )
-        if document.kind == "shell" and re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text):
-            return Recognised(
-                certainty=0.35, evidence="is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
-            )
-        return None
+    is_text = document.kind in ("shell", "text", "env")
+    certainty, evidence = _of_text(document) if is_text else _of_mapping(document)
+    return Recognised(certainty=certainty, evidence=evidence) if certainty else None
+
+
+def _of_text(document: Document) -> tuple[float, str]:
+    """Return the certainty, 0 for none, and the evidence of a script or a log."""
+    if START.search(document.text):
+        is_saved = document.path.endswith(SUFFIX)
+        return 0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
+    found = sorted(set(STRONG.findall(document.text)))
+    if found:
+        return min(0.95, 0.5 + 0.15 * len(found)), f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
+    is_switched = re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text)
+    if document.kind == "shell" and is_switched:
+        return 0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
+    return 0.0, ""
+
+
+def _of_mapping(document: Document) -> tuple[float, str]:
+    """Return the certainty, 0 for none, and the evidence of an argument file."""
     top = document.mapping
     if document.has("language_model", "model_parallel"):
-        return Recognised(
-            certainty=0.95, evidence="has `language_model` and `model_parallel`, as files for --yaml-cfg do"
-        )
+        return 0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
     groups = argument_groups(top)
     if groups:
-        return Recognised(certainty=0.9, evidence=f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments")
-    if top and all(str(key).startswith("--") for key in top):
-        return Recognised(certainty=0.8, evidence="every key is a command-line flag")
-    found = [key for key in KEYS if key in top]
-    if len(found) > 1:
-        return Recognised(
-            certainty=0.7, evidence=f"has {' and '.join(f'`{key}`' for key in found[:2])}, Megatron-LM's arguments"
-        )
+        return 0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments"
     keys = list(map(str, top))
-    own = [key for key in keys if key in ARGUMENTS]
+    if top and all(key.startswith("--") for key in keys):
+        return 0.8, "every key is a command-line flag"
+    found = [f"`{key}`" for key in KEYS if key in top]
+    if len(found) > 1:
+        return 0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments"
+    own = [f"`{key}`" for key in keys if key in ARGUMENTS]
     plain = not any(isinstance(value, dict) for value in top.values())
     wanted = SEVERAL if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
     if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
-        names = ", ".join(f"`{name}`" for name in own[:3])
-        return Recognised(certainty=0.6, evidence=f"has {names} and more of Megatron-LM's arguments, bare")
-    return None
+        return 0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare"
+    return 0.0, ""

@@ -1,18 +1,25 @@
-"""`Source`: one place where a project says its precision, and the order in which such places win."""
+"""`Source`: one place where a project says its precision, and the order in which such places win.
+
+An environment variable that bears on precision is a source too.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from bridge.errors import BridgeError, PayloadError
+from bridge.interop import accelerate
+from bridge.interop.launch.alternatives import launches
 
+if TYPE_CHECKING:
     from bridge.interop.contract import ImportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["ORDER", "Source", "leaves_open", "precision", "source_of"]
+__all__ = ["ORDER", "VARIABLES", "Source", "assigned", "exported", "of_variables", "source_of"]
 
 ORDER: Mapping[str, str] = MappingProxyType(
     {
@@ -39,6 +46,14 @@ OPEN = MappingProxyType(
 )
 """System -> what decides where its configuration states FP32. Source: transformers 5.23.0."""
 VARIABLE = "ACCELERATE_MIXED_PRECISION"
+VARIABLES = re.compile(
+    r"ACCELERATE_(MIXED_PRECISION|FP8_\w+|DYNAMO_\w+|DOWNCAST_BF16)|FSDP_MIXED_PRECISION\w*|NVIDIA_TF32_OVERRIDE"
+    r"|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE|NVTE_(FP8|MXFP8|NVFP4|APPLY_QK|BF16|FP16)\w*|XLA_USE_BF16|XLA_DOWNCAST_BF16"
+    r"|DEEPSPEED_\w*(FP16|BF16)\w*"
+)
+ASSIGNED = re.compile(
+    r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)[ \t]*=[ \t]*('[^'\n]*'|\"[^\"\n]*\"|[^\n]*)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +81,9 @@ def source_of(
     imported: ImportReport, *, path: str, system: str, kind: str, evidence: str, run: str = "", says: str = ""
 ) -> Source:
     """Return the source that an import makes: without a precision where the system leaves it to somebody else."""
-    is_open = leaves_open(imported, system)
+    is_fp32 = imported.config.mode == "fp32" and not imported.config.autocast_enabled
+    is_left = is_fp32 and system in OPEN and not imported.mapped.get(VARIABLE)
+    is_open = is_left or not imported.mode_is_stated
     decider = OPEN[system] if imported.mode_is_stated and is_open else f"{imported.decided_by} decides"
     return Source(
         path=path,
@@ -82,20 +99,58 @@ def source_of(
     )
 
 
-def leaves_open(imported: ImportReport, system: str) -> bool:
-    """Return whether a configuration leaves its precision to whoever stands above or around it."""
-    if not imported.mode_is_stated:
-        return True
-    if imported.config.mode != "fp32" or imported.config.autocast_enabled:
-        return False
-    if system == "huggingface":
-        return not imported.mapped.get(VARIABLE)
-    return system == "fsdp"
-
-
 def precision(config: MixedPrecisionConfig) -> str:
     """Return dtype and scheme, the part of a precision that two sources can disagree about."""
     dtype = str(config.to_dict().get("autocast_dtype") or config.mode) if config.autocast_enabled else config.mode
     if config.fp8:
         return f"{dtype} + fp8 {config.fp8_recipe}"
     return f"{dtype} + {config.fp4_recipe}" if config.fp4 else dtype
+
+
+def of_variables(pairs: Mapping[str, str] | Iterable[tuple[str, str]], path: str, kind: str) -> list[Source]:
+    """Return a source for each variable that bears on precision; one that is set to several values is several."""
+    items = pairs.items() if isinstance(pairs, Mapping) else pairs
+    known = sorted({(name, value) for name, value in items if VARIABLES.fullmatch(name)})
+    return [
+        Source(
+            path=path,
+            system="accelerate" if name.startswith(("ACC", "FSDP")) else "te" if name.startswith("NVTE") else "torch",
+            kind=kind,
+            says=f"{name}={value}",
+            precision=_said({**dict(known), name: value}) if name == VARIABLE else None,
+            evidence=f"sets {name}",
+        )
+        for name, value in known
+    ]
+
+
+def _said(variables: dict[str, str]) -> str | None:
+    own = {name: value for name, value in variables.items() if name.startswith("ACCELERATE_")}
+    try:
+        return precision(accelerate.import_(own).config)
+    except BridgeError:
+        return None
+
+
+def assigned(text: str) -> dict[str, str]:
+    """Return what a .env file sets; later lines win, and an unquoted value ends where a comment begins."""
+    found = {}
+    for name, value in ASSIGNED.findall(text):
+        quoted = value[:1] in ("'", '"')
+        found[name] = value[1:-1] if quoted and len(value) > 1 else re.sub(r"(^|\s+)#.*", "", value).strip()
+    return found
+
+
+def exported(text: str, path: str) -> tuple[list[tuple[str, str]], frozenset[str]]:
+    """Return what a script exports, on any way through it and as written where only a run decides it.
+
+    The file names of the programs that it starts come second.
+    """
+    try:
+        found = launches(text, path)
+    except PayloadError:  # broken: what is exported line by line still says what somebody meant
+        lines = "\n".join(re.findall(r"^\s*export\s.*", text, re.MULTILINE))
+        return list(assigned(lines).items()), frozenset()
+    pairs = [(name, launch.unknowns.shown(value)) for launch in found for name, value in launch.environment.items()]
+    names = {launch.program.rpartition("/")[2] for launch in found}
+    return pairs, frozenset(name if name.endswith(".py") else f"{name.rpartition('.')[2]}.py" for name in names)

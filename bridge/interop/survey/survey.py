@@ -19,8 +19,7 @@ from bridge.interop.document import Document
 from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.survey.files import Files, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
-from bridge.interop.survey.source import ORDER, Source, source_of
-from bridge.interop.survey.variables import VARIABLES, assigned, exported, of_variables
+from bridge.interop.survey.source import ORDER, VARIABLES, Source, assigned, exported, of_variables, source_of
 
 if TYPE_CHECKING:
     from bridge.interop.conversion import Run
