@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.interop.builders import inert, semantics_of
+from bridge.interop.meaning import semantics_of, unread_fields
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ExportBuilder
@@ -57,7 +57,7 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     detail = f"{builder.system} keeps FP32 weights and casts each operator; {megatron}"
     remedy = "Nothing to do if AMP is welcome: it needs more memory and rounds later."
     for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
-        if field == mode or (field in config.stated and inert(config, field) is None):
+        if field == mode or (field in config.stated and field not in unread_fields(config)):
             builder.report(field, "semantics", detail, remedy)
     if config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32")

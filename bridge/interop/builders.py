@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bridge.interop.settings import Settings
 
-__all__ = ["DELAYED", "WGRAD", "ExportBuilder", "ImportBuilder", "inert", "semantics_of"]
+__all__ = ["DELAYED", "WGRAD", "ExportBuilder", "ImportBuilder", "semantics_of"]
 
 DELAYED = {name: DEFAULTS["model"][name] for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")}
 """Settings of delayed scaling -> the defaults of Megatron Core's own class."""
@@ -232,10 +232,11 @@ class ExportBuilder:
 
     def finish(self, payload: Any) -> ExportReport:
         """Return the report, after stated fields not mentioned so far are mapped or reported."""
+        unread = unread_fields(self.config)
         for field in self.config.field_names():
             if field not in self.config.stated or field in self.mapped or field in self.unmapped:
                 continue
-            why = inert(self.config, field)
+            why = unread.get(field)
             if field == self.exported_mode and not self.values[field]:
                 detail = f"what {self.system} does instead is {field} to Megatron"
                 self.report(field, "semantics", detail, "See the record of the mode that was stated.")
@@ -251,11 +252,6 @@ class ExportBuilder:
         unmapped = tuple(entry for name in self.config.field_names() for entry in self.unmapped.get(name, ()))
         mapped = {name: settings for name, settings in self.mapped.items() if name not in self.unmapped}
         return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped)
-
-
-def inert(config: MixedPrecisionConfig, field: str) -> str | None:
-    """Return why `field` has no effect in this config, as a clause; None where it has one."""
-    return unread_fields(config).get(field)
 
 
 def _is_off(field: str, value: object) -> bool:
