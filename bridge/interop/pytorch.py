@@ -12,7 +12,6 @@ from bridge.interop import torchao
 from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.scaler import assume_torch_scaler
 from bridge.interop.settings import Settings
 from bridge.pytorch import (
     apply_tf32,
@@ -139,16 +138,9 @@ def _scaler(builder: ImportBuilder, block: Settings, compute: str) -> None:
         detail = f"a scale has nothing to do in {compute}: its range is that of FP32"
         builder.report("grad_scaler", "enabled", "dead knob", detail, "Drop it.")
     elif is_used:
-        taken = {field: block.number(key, least=0) for key, field in SCALE_FIELDS.items() if block.given(key)}
         for key, field in SCALE_FIELDS.items():
-            if field in taken:
-                builder.map(block.name(key), **{field: taken[field]})
-        for key, usual in (("growth_factor", 2.0), ("backoff_factor", 0.5)):
-            if block.number(key) not in (None, usual):
-                detail = f"Megatron has {usual:g} built in"
-                builder.report(block.name(key), block[key], "unsupported", detail, "Accept it.")
-        if not {"hysteresis", "min_loss_scale"} <= set(taken):
-            assume_torch_scaler(builder, "torch.amp", given=tuple(taken))
+            if block.given(key):
+                builder.map(block.name(key), **{field: block.number(key, least=0)})
 
 
 def _recognise(document: Any) -> Recognised | None:

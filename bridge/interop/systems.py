@@ -13,45 +13,27 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "MODULES", "all_systems", "system"]
 
-MODULES = MappingProxyType(
-    {
-        "megatron-lm": "bridge.interop.megatron_lm.importer",
-        "megatron-bridge": "bridge.interop.megatron_bridge",
-        "nemo1": "bridge.interop.nemo1.importer",
-        "nemo2": "bridge.interop.nemo2",
-        "te-recipe": "bridge.interop.te_recipe",
-        "axolotl": "bridge.interop.axolotl",
-        "huggingface": "bridge.interop.huggingface",
-        "accelerate": "bridge.interop.accelerate",
-        "deepspeed": "bridge.interop.deepspeed",
-        "lightning": "bridge.interop.lightning",
-        "torchao": "bridge.interop.torchao",
-        "torchtitan": "bridge.interop.torchtitan",
-        "pytorch": "bridge.interop.pytorch",
-        "fsdp": "bridge.interop.fsdp",
-    }
-)
-"""Name of a system -> the module that ends with its `SYSTEM`."""
+ROWS = {
+    "megatron-lm": ("megatron_lm.importer", "shell yaml json text env"),
+    "megatron-bridge": ("megatron_bridge", "yaml json"),
+    "nemo1": ("nemo1.importer", "yaml"),
+    "nemo2": ("nemo2", "python yaml json"),
+    "te-recipe": ("te_recipe", "json yaml"),
+    "axolotl": ("axolotl", "yaml"),
+    "huggingface": ("huggingface", "json yaml"),
+    "accelerate": ("accelerate", "yaml json env"),
+    "deepspeed": ("deepspeed", "json"),
+    "lightning": ("lightning", "yaml json"),
+    "torchao": ("torchao", "json yaml"),
+    "torchtitan": ("torchtitan", "json yaml text"),
+    "pytorch": ("pytorch", "json"),
+    "fsdp": ("fsdp", "json yaml"),
+}
+"""Name of a system -> its module in this room, which ends with its `SYSTEM`, and the kinds of document it is in."""
 
-KINDS = MappingProxyType(
-    {
-        "megatron-lm": ("shell", "yaml", "json", "text", "env"),
-        "megatron-bridge": ("yaml", "json"),
-        "nemo1": ("yaml",),
-        "nemo2": ("python", "yaml", "json"),
-        "te-recipe": ("json", "yaml"),
-        "axolotl": ("yaml",),
-        "huggingface": ("json", "yaml"),
-        "accelerate": ("yaml", "json", "env"),
-        "deepspeed": ("json",),
-        "lightning": ("yaml", "json"),
-        "torchao": ("json", "yaml"),
-        "torchtitan": ("json", "yaml", "text"),
-        "pytorch": ("json",),
-        "fsdp": ("json", "yaml"),
-    }
-)
-"""Name of a system -> kinds of document it is written in; only these are shown to its `recognise`."""
+MODULES = MappingProxyType({name: f"bridge.interop.{module}" for name, (module, _) in ROWS.items()})
+KINDS = MappingProxyType({name: tuple(kinds.split()) for name, (_, kinds) in ROWS.items()})
+"""Only documents of these kinds are shown to a system's `recognise`."""
 
 
 def system(name: str) -> System:

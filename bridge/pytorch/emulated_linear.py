@@ -6,17 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bridge.errors import PrecisionTypeError
 from bridge.numerics.delayed import DelayedScaling
 from bridge.numerics.linear import scaled_linear
-from bridge.numerics.spec import GemmPrecision
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from bridge.numerics.spec import GemmPrecision
 
-    from bridge.registry.config import MixedPrecisionConfig
-
-__all__ = ["EmulatedLinear", "emulate"]
+__all__ = ["EmulatedLinear"]
 
 
 class EmulatedLinear(torch.nn.Linear):
@@ -53,36 +49,3 @@ class EmulatedLinear(torch.nn.Linear):
         if update and state is not None:
             state.update("forward")
         return result
-
-
-def emulate(model: torch.nn.Module, config: MixedPrecisionConfig, *, skip: Collection[str] = ()) -> list[str]:
-    """Replace the `nn.Linear` modules of `model` in place; see `bridge.pytorch.emulate_linears`."""
-    scheme, format_ = (config.fp8_recipe, config.fp8) if config.fp8 else (config.fp4_recipe, config.fp4)
-    precision = GemmPrecision(
-        scheme=scheme,
-        format=str(format_),
-        margin=config.fp8_margin if scheme == "delayed" else 0,
-        amax_history_len=config.fp8_amax_history_len,
-        amax_compute_algo=config.fp8_amax_compute_algo,
-    )
-    linears = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
-    if any(isinstance(module, EmulatedLinear) for module in model.modules()):
-        raise PrecisionTypeError(
-            "model: must not be emulated already, got a model with EmulatedLinear layers. Convert a fresh one, once."
-        )
-    if not linears or linears == [""]:
-        what = type(model).__name__
-        rule = "must contain nn.Linear modules to replace"
-        raise PrecisionTypeError(f"model: {rule}, got a bare {what}. Wrap a single layer in nn.Sequential.")
-    for name in skip:
-        if name not in linears:
-            raise PrecisionTypeError(
-                f"skip: must name nn.Linear modules of the model, got {name!r}. Take names from model.named_modules()."
-            )
-    replaced = []
-    for name, module in list(model.named_modules()):
-        if type(module) is torch.nn.Linear and name and name not in skip:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, EmulatedLinear.of(module, precision))
-            replaced.append(name)
-    return replaced

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BackendUnavailableError
+from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.precision.dtypes import torch_dtype
 from bridge.pytorch.loop import checked, require_config
 
@@ -71,9 +71,39 @@ def emulate_linears(
     require_config(config)
     if config.fp8 is None and config.fp4 is None:
         return []
-    from bridge.pytorch.emulated_linear import emulate
+    import torch
 
-    return emulate(model, config, skip=(skip,) if isinstance(skip, str) else tuple(skip))
+    from bridge.numerics.spec import GemmPrecision
+    from bridge.pytorch.emulated_linear import EmulatedLinear
+
+    skipped = (skip,) if isinstance(skip, str) else tuple(skip)
+    scheme, format_ = (config.fp8_recipe, config.fp8) if config.fp8 else (config.fp4_recipe, config.fp4)
+    precision = GemmPrecision(
+        scheme=scheme,
+        format=str(format_),
+        margin=config.fp8_margin if scheme == "delayed" else 0,
+        amax_history_len=config.fp8_amax_history_len,
+        amax_compute_algo=config.fp8_amax_compute_algo,
+    )
+    linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    if any(isinstance(module, EmulatedLinear) for module in model.modules()):
+        raise PrecisionTypeError(
+            "model: must not be emulated already, got a model with EmulatedLinear layers. Convert a fresh one, once."
+        )
+    if not linears or "" in linears:
+        what = type(model).__name__
+        rule = "must contain nn.Linear modules to replace"
+        raise PrecisionTypeError(f"model: {rule}, got a bare {what}. Wrap a single layer in nn.Sequential.")
+    for name in skipped:
+        if name not in linears:
+            raise PrecisionTypeError(
+                f"skip: must name nn.Linear modules of the model, got {name!r}. Take names from model.named_modules()."
+            )
+    replaced = [name for name in linears if name not in skipped]
+    for name in replaced:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, EmulatedLinear.of(linears[name], precision))
+    return replaced
 
 
 def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
