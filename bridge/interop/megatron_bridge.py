@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.document import Document
 
-__all__ = ["SYSTEM", "export", "import_"]
-
 TITLE = "Megatron Bridge 0.7"
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")

@@ -28,8 +28,6 @@ from bridge.rules.inert import SCALER_SCHEDULE
 if TYPE_CHECKING:
     from bridge.interop.python_calls import Call
 
-__all__ = ["RECIPES", "SYSTEM", "export", "import_", "import_all"]
-
 TITLE = "NeMo 2.6"
 PLUGIN = "MegatronMixedPrecision"
 TARGET = "nemo.lightning.pytorch.plugins.mixed_precision.MegatronMixedPrecision"

@@ -16,8 +16,6 @@ from bridge.errors import PayloadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Call", "Program", "program_of"]
-
 MAX_CHARACTERS = 256 * 1024
 MAX_SHOWN = 120
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["CLASSES", "SYSTEM", "export", "import_"]
-
 TITLE = "Transformer Engine 2.20"
 MODULE = "transformer_engine.common.recipe"
 

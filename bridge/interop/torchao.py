@@ -25,8 +25,6 @@ from bridge.pytorch.float8 import float8_settings
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_"]
-
 TITLE = "torchao"
 VERSION = "torchao 0.18.0"
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

@@ -33,8 +33,6 @@ from bridge.pytorch.loop import compute_dtype
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_"]
-
 TITLE = "torchtitan"
 VERSION = "torchtitan 0.3.0"
 REDUCED = ("float32", "bfloat16", "float16")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["PrecisionReport", "check_precision"]
-
 MATMULS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "mkldnn_linear", "convolution", "_grouped_mm")
 """Operators below autograd that multiply matrices; attention kernels are found by their names."""
 

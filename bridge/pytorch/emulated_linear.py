@@ -12,8 +12,6 @@ from bridge.numerics.linear import scaled_linear
 if TYPE_CHECKING:
     from bridge.numerics.spec import GemmPrecision
 
-__all__ = ["EmulatedLinear"]
-
 
 class EmulatedLinear(torch.nn.Linear):
     """`nn.Linear` whose three GEMMs run in low precision; weight and bias are the replaced layer's own."""

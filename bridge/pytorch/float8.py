@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["emulate_linears", "float8_linear_config_for", "float8_settings"]
-
 OPERANDS = ("input", "weight", "grad_output")
 OF_WGRAD = ("input_for_grad_weight", "grad_output_for_grad_weight")
 

@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
-__all__ = [
-    "SCALE_FIELDS",
-    "apply_tf32",
-    "autocast_for",
-    "checked",
-    "compute_dtype",
-    "fsdp_policy_for",
-    "grad_scaler_for",
-    "policy_dtypes",
-    "require_config",
-    "scaler_settings",
-]
-
 SCALE_FIELDS = MappingProxyType(
     {
         "init_scale": "initial_loss_scale",

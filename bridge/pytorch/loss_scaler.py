@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["LossScaler"]
-
 
 class LossScaler(torch.amp.GradScaler):
     """A `GradScaler` with Megatron's hysteresis and smallest scale; used exactly as torch's.

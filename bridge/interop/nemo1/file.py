@@ -13,8 +13,6 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED
 
-__all__ = ["File", "switch"]
-
 SHIPPED_OLD: dict[str, Any] = {"fp8_e4m3": False, "fp8_hybrid": False, **DELAYED}
 SHIPPED_NEW = {**SHIPPED_OLD, "fp8_hybrid": True, "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"}
 MEGATRON = re.compile(

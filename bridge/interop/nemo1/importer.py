@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_"]
-
 TITLE = "NeMo 1.x"
 PLAIN = ("fp8_recipe", "fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16")
 """Keys of the model section that reach Megatron Core's TransformerConfig because they are called like its fields."""
