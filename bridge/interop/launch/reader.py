@@ -204,8 +204,8 @@ class Reader:
 
     def rule_out(self, branches: list[Node], condition: list[Node], taken: int) -> None:
         """Note branches that no run takes: the values that the condition reads are known, and no defaults."""
-        is_test = bool(condition) and self.test_words(condition[-1]) is not None
-        if is_test and self.values.taken == taken and self.answer(condition[-1], sure=True) is not None:
+        words = self.test_words(condition[-1]) if condition and self.values.taken == taken else None
+        if words is not None and not any(map(is_unknown, words)):
             self.executed |= {branch.id for branch in branches}
 
     def holds(self, condition: list[Node], at: Node, word: str, body: list[Node], otherwise: list[Node]) -> bool:

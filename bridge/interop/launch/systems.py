@@ -19,7 +19,7 @@ from bridge.interop.launch.variables import is_unknown
 from bridge.interop.launch.words import CommandWords, nested
 from bridge.interop.megatron_deepspeed import is_read
 from bridge.interop.megatron_lm.arguments import PROGRAMS
-from bridge.interop.megatron_lm.effects import DEFAULT_TAKEN, LATE, SAY_IT
+from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision
 
 if TYPE_CHECKING:
@@ -54,30 +54,20 @@ TORCHTITAN = re.compile(
 )
 FAIRSEQ = re.compile(r"(?:^|/)(?:fairseq[-_]\w[\w-]*)(?:$|[./])")
 BATCH = "per_device_train_batch_size"
-TRAINER = {
-    BATCH: True,
-    "per_device_eval_batch_size": False,
-    "num_train_epochs": True,
-    "gradient_accumulation_steps": True,
-    "model_name_or_path": False,
-    "output_dir": False,
-    "do_train": True,
-    "lr_scheduler_type": True,
-    "gradient_checkpointing": True,
-    "warmup_ratio": True,
-    "save_strategy": False,
-}
-"""Options of scripts that parse transformers' `TrainingArguments`, and whether only a program that trains has one."""
+OF_TRAINING = {BATCH, "num_train_epochs", "gradient_accumulation_steps", "do_train", "lr_scheduler_type"}
+OF_TRAINING |= {"gradient_checkpointing", "warmup_ratio"}
+"""Options of scripts that parse transformers' `TrainingArguments` which only a program that trains has."""
+TRAINER = OF_TRAINING | {"per_device_eval_batch_size", "model_name_or_path", "output_dir", "save_strategy"}
+"""Options of such scripts."""
 TRAINERS = {"swift": "ms-swift, which chooses by torch_dtype,", "trl": "TRL, which turns bf16 on,"}
 """Programs whose own default is known -> what decides where no switch is written."""
-TRAINING = {"max_steps", "learning_rate", "bf16", "fp16", *(name for name, trains in TRAINER.items() if trains)}
+TRAINING = OF_TRAINING | {"max_steps", "learning_rate", "bf16", "fp16"}
 """Options without which a program that takes two of the others need not train: one that converts a model, say."""
 FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file", "job.config_file", "config")
 """Options that name a file which can set the precision."""
 NOT_READ = "it is not read, and may set the precision too"
 BY_ITSELF = "Convert it by itself."
 BY_HAND = "Check it by hand."
-BRANCH = "the file alone does not decide this branch; the precision read here is that of the branch named"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +271,7 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
 
     words, launcher = line.words, line.accelerate
     given = words.options.keys() | words.undecided.keys()
-    is_trainer = (len(TRAINER.keys() & given) > 1 and bool(TRAINING & given)) or BATCH in given
+    is_trainer = (len(TRAINER & given) > 1 and bool(TRAINING & given)) or BATCH in given
     by_switch = bool(
         {"bf16", "fp16"} & words.options.keys() and {"output_dir", "model_name_or_path"} & words.options.keys()
     )
@@ -290,7 +280,7 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     payload = arguments(words.known)
     if payload.get("mixed_precision") in PRECISIONS and not {"bf16", "fp16"} & payload.keys() and not forced:
         return None  # no argument of the Trainer's: the program hands it to its own Accelerator
-    found = sorted(TRAINER.keys() & payload.keys(), key=lambda name: (name != BATCH, name))
+    found = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
     evidence = _evidence([words.written.get(name, name) for name in found], "an argument of transformers' Trainer")
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
     said = None if launcher is None else launcher.options.get("mixed_precision")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bridge.interop.megatron_lm.arguments import Arguments, Written
 
 __all__ = [
+    "BRANCH",
     "DEFAULT_TAKEN",
     "LATE",
     "SAY_IT",
@@ -38,6 +39,7 @@ INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
 LATE = "only the run decides it"
 DEFAULT_TAKEN = "the environment or the command line may set it; the script's own default was taken"
+BRANCH = "the file alone does not decide this branch; the precision read here is that of the branch named"
 SAY_IT = "Give the value as it will be: --context variables='NAME=value', or edit the file."
 
 
@@ -186,8 +188,8 @@ def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
         builder.report("--fp8-param-gather", True, "dead knob", detail, "Drop it.")
         fields["fp8_param_gather"] = False
     elif fields.get("fp8_param_gather") and run.label and not any(key in run for key in _SHARDED) and not run.undecided:
-        ways = "--use-distributed-optimizer, --use-torch-fsdp2 or --use-megatron-fsdp"
-        detail = f"{builder.system} asserts on it without {ways}"
+        others = "--use-distributed-optimizer, --use-torch-fsdp2 or --use-megatron-fsdp"
+        detail = f"{builder.system} asserts on it without {others}"
         builder.report("--fp8-param-gather", True, "semantics", detail, "Add one of the three.")
     if any(key in run for key in _MEGATRON_FSDP) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
         detail = "--use-megatron-fsdp switches it off"
@@ -223,8 +225,7 @@ def undecided(run: Arguments, builder: ImportBuilder, named: Collection[str] = (
     for text in dict.fromkeys(run.undecided):
         builder.report(text, None, "unsupported", f"it may hold further flags; {LATE}", SAY_IT)
     for decision in run.decisions:
-        detail = "the file alone does not decide this branch; the precision read here is that of the way named"
-        builder.report(decision, "taken", "unsupported", detail, SAY_IT)
+        builder.report(decision, "taken", "unsupported", BRANCH, SAY_IT)
     for loss in run.unmapped:
         builder.report(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
     for note in run.notes:

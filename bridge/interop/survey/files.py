@@ -16,21 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_FILES", "Files", "looks_relevant"]
 
-SKIPPED = frozenset(
-    {
-        "node_modules",
-        "__pycache__",
-        "site-packages",
-        "outputs",
-        "wandb",
-        "build",
-        "dist",
-        "checkpoints",
-        "data",
-        "venv",
-        "env",
-    }
-)
+SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv", "env", "build", "dist", "data"}
+SKIPPED |= {"outputs", "wandb", "checkpoints"}
 SUFFIXES = frozenset(
     {".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm", ".py", ".env", ".toml"}
 )

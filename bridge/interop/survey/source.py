@@ -142,7 +142,7 @@ def assigned(text: str) -> dict[str, str]:
 
 
 def exported(text: str, path: str) -> tuple[list[tuple[str, str]], frozenset[str]]:
-    """Return what a script exports, on any way through it and as written where only a run decides it.
+    """Return what a script exports, on any branch and as written where only a run decides it.
 
     The file names of the programs that it starts come second.
     """

@@ -31,7 +31,7 @@ SURE = 0.5
 CLOSE = 0.05
 COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
-"""What is listed anyway, as a variable."""
+"""Assignments that are listed as variables in any case."""
 JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")
 
 
@@ -65,7 +65,7 @@ class Survey:
 
     @property
     def semantics(self) -> tuple[str, ...]:
-        """What the sources that say what a run trains in mean by it, each once: one dtype can be trained in ways."""
+        """The semantics of the sources that state the precision of a run, each once."""
         return tuple(dict.fromkeys(source.semantics for source in self.ranked if source.semantics is not None))
 
     @property
