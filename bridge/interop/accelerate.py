@@ -29,7 +29,6 @@ from bridge.interop.unsupported import report_rows, rows
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "accelerator_arguments", "export", "import_"]
 
 TITLE = "Accelerate"
 VERSION = "accelerate 1.15.0"

@@ -13,8 +13,6 @@ from bridge.interop.meaning import semantics_of, unread_fields
 if TYPE_CHECKING:
     from bridge.interop.builders import ExportBuilder
 
-__all__ = ["amp_fields", "export_as_amp"]
-
 
 def amp_fields(compute: str) -> dict[str, object]:
     """Return the fields of autocast to `compute` over FP32 weights; of plain FP32 where that is "fp32"."""

@@ -28,7 +28,6 @@ from bridge.pytorch.loop import compute_dtype
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "capabilities", "detect", "export", "import_"]
 
 TITLE = "Axolotl"
 VERSION = "Axolotl 0.19.0"

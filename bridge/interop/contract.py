@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = [
-    "REASONS",
-    "SEMANTICS",
-    "ContextKey",
-    "ExportReport",
-    "ImportReport",
-    "Recognised",
-    "System",
-    "Unmapped",
-    "as_json",
-    "as_yaml",
-]
 
 REASONS = MappingProxyType(
     {

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.interop.launch.launches import Launch
 
-__all__ = ["OURS", "Run", "convert", "payload_text", "plain", "records", "runs_of"]
 
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""

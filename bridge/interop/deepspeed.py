@@ -28,7 +28,6 @@ from bridge.precision.dtypes import TORCH_NAMES
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["DTYPE_NAMES", "LOOKS_LIKE_PRECISION", "SYSTEM", "export", "import_"]
 
 TITLE = "DeepSpeed"
 VERSION = "DeepSpeed 0.19.8"

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import Recognised, System
     from bridge.interop.document import Document
 
-__all__ = ["candidates", "detect"]
 
 CLOSE = 0.05
 """Certainties this close are a tie."""

@@ -7,15 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bridge.interop.builders import ExportBuilder, ImportBuilder
 
-__all__ = [
-    "MODULES",
-    "ROWWISE",
-    "ROWWISE_REMEDY",
-    "export_gather",
-    "export_layers",
-    "import_gather",
-    "report_gather",
-]
 
 ROWWISE = "torchao scales each row by itself, with powers of two; Megatron has no such scheme, so no FP8 was written"
 ROWWISE_REMEDY = "Choose tensorwise or blockwise scaling by hand."

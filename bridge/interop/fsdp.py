@@ -19,7 +19,6 @@ from bridge.pytorch.loop import compute_dtype, policy_dtypes
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_"]
 
 TITLE = "FSDP"
 VERSION = "PyTorch 2.13.0"

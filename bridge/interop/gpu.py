@@ -7,8 +7,6 @@ import re
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.rules.target import GPUS
 
-__all__ = ["CAPABILITIES", "capability"]
-
 CAPABILITIES = {
     "p100": (6, 0),
     "a40": (8, 6),

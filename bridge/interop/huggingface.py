@@ -32,7 +32,6 @@ from bridge.interop.unsupported import Row, report_row, report_rows, rows
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "arguments", "export", "import_"]
 
 TITLE = "TrainingArguments"
 VERSION = "transformers 5.23.0"

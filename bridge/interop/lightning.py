@@ -35,7 +35,6 @@ from bridge.interop.unsupported import report_rows
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["SYSTEM", "export", "import_", "report_apex"]
 
 TITLE = "Lightning"
 VERSION = "Lightning 2.6.6"

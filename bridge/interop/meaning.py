@@ -18,8 +18,6 @@ from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["meaning", "recipe_named", "semantics_of", "unread_fields"]
-
 
 def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
     """Return the fields that have an effect, as they act: dtypes resolved, unread fields left out. Needs no torch."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ImportReport
     from bridge.interop.megatron_lm.arguments import Arguments, Written
 
-__all__ = ["OWNED", "cross", "is_engine", "is_read"]
 
 FILE = "deepspeed_config"
 SCALER = ("loss_scale", *SCALER_SCHEDULE)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
 
-__all__ = ["low_precision_optimizer", "report_optimizer"]
 
 ROWS = (
     (r"one_?bit|1bit|zero_?one", "it sends the momentum between ranks with one bit per value"),

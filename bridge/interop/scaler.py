@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from bridge.interop.builders import ExportBuilder, ImportBuilder
     from bridge.interop.settings import Settings
 
-__all__ = [
-    "SCALER_USUAL",
-    "TORCH_SCALER",
-    "assume_torch_scaler",
-    "export_scaler",
-    "import_scaler",
-    "report_no_scaler",
-    "report_scaler",
-]
 
 TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
 """Our field -> what an untouched `torch.amp.GradScaler` amounts to."""

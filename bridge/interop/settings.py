@@ -10,8 +10,6 @@ from bridge.errors import PayloadError, close_matches, did_you_mean, listed
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import number_of_text
 
-__all__ = ["Settings", "half_or_fp32", "named_dtype", "shown"]
-
 SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
 """Words of Lightning's that NeMo and Megatron Bridge take for dtypes."""
 LARGEST = sys.float_info.max

@@ -10,8 +10,6 @@ from bridge.errors import PayloadError
 from bridge.interop.settings import shown
 from bridge.precision.strict_yaml import MAX_DEPTH
 
-__all__ = ["loads"]
-
 TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/\*.*?\*/|[{}\[\],:]', re.DOTALL)
 
 

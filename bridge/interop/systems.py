@@ -11,7 +11,6 @@ from bridge.errors import PayloadError, close_matches, did_you_mean
 if TYPE_CHECKING:
     from bridge.interop.contract import System
 
-__all__ = ["KINDS", "MODULES", "all_systems", "system"]
 
 ROWS = {
     "megatron-lm": ("megatron_lm.importer", "shell yaml json text env"),

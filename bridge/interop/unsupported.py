@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.settings import Settings
 
-__all__ = ["BY_HAND", "Row", "report_row", "report_rows", "rows"]
 
 BY_HAND = "Set it up by hand where you train next."
 

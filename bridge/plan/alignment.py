@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
     from bridge.precision.schemes import Scheme
 
-__all__ = ["AlignmentReport", "GemmShape", "Misfit", "PadMultiple", "align_report", "pad_multiple"]
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
 """Tokens per expert of a grouped GEMM, 16 elsewhere (Transformer Engine 2.20 pytorch/quantization.py)."""

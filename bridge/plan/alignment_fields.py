@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bridge.plan.shape import ModelShape
 
-__all__ = ["FIELDS"]
 
 Origin = Callable[["ModelShape", int], tuple[str, int, int]]
 """Shape and the whole dimension -> field, its value, how many times the value the dimension is."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from bridge.plan.settings import Settings
     from bridge.plan.stages import Place
 
-__all__ = ["KINDS", "MemoryReport", "RankMemory", "memory_report"]
 
 KINDS = (
     "weights",

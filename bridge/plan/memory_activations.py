@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
     from bridge.plan.stages import Place
 
-__all__ = ["Workload", "activation_bytes", "kept_bytes"]
 
 Parts = defaultdict[str, float]
 """Bytes of a layer by the part of it that can be recomputed."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from bridge.plan.memory_parameters import Parameter
 
-__all__ = ["Buffer", "lay_out"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buffer:

@@ -14,7 +14,6 @@ from bridge.precision.schemes import WHOLE
 if TYPE_CHECKING:
     from bridge.precision.schemes import Scheme
 
-__all__ = ["FP32_BYTES", "element_bytes", "has_column_copy", "is_per_tensor", "scale_bytes"]
 
 FP32_BYTES = 4
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
     from bridge.plan.stages import Parallel, Place
 
-__all__ = ["Parameter", "chunk_parameters"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:

@@ -13,15 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from bridge.plan.shape import Experts, Latent, ModelShape, StateSpace
 
-__all__ = [
-    "Module",
-    "embedding_modules",
-    "layer_modules",
-    "modules_of",
-    "mtp_modules",
-    "output_modules",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Module:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from bridge.plan.stages import Place
     from bridge.precision.config import PrecisionConfig
 
-__all__ = ["PlanDifference", "PlanLayer", "PlanModule", "PrecisionPlan", "compact", "precision_plan"]
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from bridge.plan.modules import Module
     from bridge.plan.settings import Settings
 
-__all__ = ["PlanRow", "module_rows"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRow:

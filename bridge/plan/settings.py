@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
     from bridge.precision.schemes import Scheme
 
-__all__ = ["Settings"]
 
 ROLES = ("model", "optimizer", "ddp")
 ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention")

@@ -18,18 +18,6 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 
-__all__ = [
-    "DENSE",
-    "HYBRID_KINDS",
-    "Experts",
-    "Latent",
-    "ModelShape",
-    "StateSpace",
-    "impossible_sizes",
-    "read_field",
-    "whole_number",
-]
-
 DENSE = "transformer"
 MOE = "transformer_moe"
 HYBRID_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}

@@ -9,8 +9,6 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.plan.shape import read_field, whole_number
 
-__all__ = ["Parallel", "Place"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:

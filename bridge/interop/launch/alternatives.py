@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.launch.launches import Launch
 
-__all__ = ["launches"]
 
 MAX_READINGS = 60
 MAX_WORK = 20_000

@@ -17,23 +17,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import Unmapped
     from bridge.interop.launch.files import WrittenFile
 
-__all__ = [
-    "COMMAND_WORDS",
-    "HOLDS_ARGUMENTS",
-    "MEGATRON_ARGUMENTS",
-    "MODES",
-    "PRECISION_WORDS",
-    "QUIET",
-    "SHELLS",
-    "STATING",
-    "UNREADABLE",
-    "Launch",
-    "bears",
-    "found_launch",
-    "may_hold_options",
-    "nested_script",
-    "trainings",
-]
 
 COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
 """What a string must hold to be followed as a script of its own."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.launch.launches import Launch
 
-__all__ = ["READERS", "CommandLine", "is_megatron", "left_out", "read"]
 
 NEMO = (
     *(f"model.{name}" for name in ("megatron_", "data.", "fp8", "peft.", "optim.", "transformer_engine")),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.launch.script import Script
 
-__all__ = ["MARK", "Unknowns", "Value", "Variables", "is_unknown", "name_of"]
 
 BEGIN, END = "\ue000", "\ue001"
 MARK = re.compile(f"{BEGIN}(\\d+){END}")

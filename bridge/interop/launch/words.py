@@ -12,7 +12,6 @@ from bridge.interop.launch.variables import is_unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["CommandWords", "nested"]
 
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 NUMBER = re.compile(r"-\d|-\.\d")

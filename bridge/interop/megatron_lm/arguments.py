@@ -21,7 +21,6 @@ from bridge.rules.inert import SCALER_SCHEDULE
 if TYPE_CHECKING:
     from bridge.interop.launch.files import WrittenFile
 
-__all__ = ["PROGRAMS", "Arguments", "Written", "argument_groups", "runs_of", "runs_printed"]
 
 PROGRAMS = re.compile(
     r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"

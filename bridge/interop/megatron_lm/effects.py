@@ -16,21 +16,6 @@ if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.megatron_lm.arguments import Arguments, Written
 
-__all__ = [
-    "BRANCH",
-    "DEFAULT_TAKEN",
-    "LATE",
-    "SAY_IT",
-    "environment",
-    "inference",
-    "loss_scale",
-    "reduction",
-    "refused",
-    "scheme",
-    "sharding",
-    "shown",
-    "undecided",
-]
 
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["TITLE", "export"]
 
 TITLE = "Megatron-LM 0.20"
 

@@ -13,18 +13,6 @@ from bridge.interop.unsupported import Row
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
 
-__all__ = [
-    "BY_NAME",
-    "FLAGS",
-    "OTHER_SETTINGS",
-    "SWITCH",
-    "Flag",
-    "bears_on_precision",
-    "dest",
-    "may_repeat",
-    "report_other",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:

@@ -28,7 +28,6 @@ from bridge.precision.fields import number_of_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EVIDENCE", "START", "SUFFIX", "arguments_text", "printed_arguments"]
 
 START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
 END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")

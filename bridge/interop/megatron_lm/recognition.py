@@ -13,7 +13,6 @@ from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX
 if TYPE_CHECKING:
     from bridge.interop.document import Document
 
-__all__ = ["recognise"]
 
 STRONG = re.compile(
     r"--(?:num-layers|hidden-size|num-attention-heads|micro-batch-size|global-batch-size|tensor-model-parallel-size"

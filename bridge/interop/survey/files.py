@@ -14,7 +14,6 @@ from bridge.interop.launch.launches import PRECISION_WORDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_FILES", "Files", "looks_relevant"]
 
 SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv", "env", "build", "dist", "data"}
 SKIPPED |= {"outputs", "wandb", "checkpoints"}

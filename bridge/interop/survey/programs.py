@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.interop.python_calls import Call, Program
 
-__all__ = ["sources_of_program"]
 
 BRIDGE = "megatron-bridge"
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")

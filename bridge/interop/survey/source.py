@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ImportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["ORDER", "VARIABLES", "Source", "assigned", "exported", "of_variables", "source_of"]
 
 ORDER: Mapping[str, str] = MappingProxyType(
     {
