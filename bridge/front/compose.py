@@ -100,7 +100,8 @@ def register(recipes_from: tuple[str, ...] = ()) -> None:
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
     ours = {name: dataclasses.asdict(section()) for name, section in SECTIONS.items()}
-    keys: dict[str, Any] = {RECIPES: None, "precision_backend": "auto", "target": None, "silence": {}, PRECISION: {}}
+    keys: dict[str, Any] = {RECIPES: None, "precision_backend": "auto", "precision_schedule": None}
+    keys |= {"target": None, "silence": {}, PRECISION: {}}
     sections = OmegaConf.create({**keys, **{name: {} for name in OWNERS}, **ours})
     for name in (PRECISION, "silence", *OWNERS, *SECTIONS):
         OmegaConf.set_struct(sections[name], False)

@@ -19,7 +19,7 @@ SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointCo
 """Sections with classes of our own; they are listed with their defaults."""
 OWNERS = ("model", "optimizer", "ddp")
 """Sections with classes of Megatron Core, which are imported only when a run needs them."""
-RUN_KEYS = ("precision_backend", "target", "silence")
+RUN_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
 """Keys of a run that are no sections."""
 KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
 """Every top-level key of a run's config."""

@@ -116,6 +116,8 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     """Return every field of every section as plain data: dtypes as tokens, functions and enums by name."""
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     precision = sections.pop("mixed_precision")
+    schedule = sections["precision_schedule"]
+    sections["precision_schedule"] = getattr(schedule, "rows", schedule)
     sections.pop("precision_choice")  # how it was chosen is in findings.json; this file says what to run
     stated = precision
     if isinstance(precision, MixedPrecisionConfig):

@@ -75,7 +75,7 @@ def watch_gemms(model: Sequence[torch.nn.Module]) -> Iterator[set[GemmRecord]]:
     seen: set[GemmRecord] = set()
     watched: list[Any] = []
     for module, where in global_layer_names(model).items():
-        if isinstance(module, EmulatedLinear):
+        if isinstance(module, EmulatedLinear) and module.gemm_precision is not None:
             module.observer = _Observer(where, seen)
             watched.append(module)
         elif isinstance(module, (ColumnParallelLinear, RowParallelLinear)):

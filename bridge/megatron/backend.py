@@ -20,7 +20,7 @@ from bridge.megatron.te.machine import missing_for_te
 from bridge.megatron.te.recipe import te_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 BACKENDS = ("auto", "te", "emulated")
 """Values of `precision_backend`."""
@@ -34,6 +34,18 @@ class Backend:
     """te, emulated, or local: Megatron's own layers in the weights' dtype."""
     notes: tuple[str, ...] = ()
     """Sentences about the choice, for the log."""
+
+
+def choose_backend_of_phases(requested: str, models: Sequence[Any], environment: Environment | None = None) -> Backend:
+    """Return the backend for a run whose phases have these model configs: that of the first with FP8 or FP4 matmuls.
+
+    Arguments and errors as for `choose_backend`, of each phase.
+    """
+    chosen = [choose_backend(requested, model, environment) for model in models]
+    low = [backend for backend, model in zip(chosen, models, strict=True) if scheme_of(model) is not None]
+    if not low:
+        return chosen[0]
+    return Backend(name=low[0].name, notes=tuple(dict.fromkeys(note for backend in low for note in backend.notes)))
 
 
 def choose_backend(requested: str, config: Any, environment: Environment | None = None) -> Backend:

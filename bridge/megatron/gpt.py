@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
@@ -20,6 +20,9 @@ from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.model import prepare_emulation
 from bridge.megatron.layer_spec import block_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 """Names that `activation_func` accepts as well as a function."""
@@ -125,7 +128,9 @@ def padded_vocab_size(config: Any) -> int:
     return -(-int(config.vocab_size) // multiple) * multiple
 
 
-def build_gpt(config: Any, ddp: Any, where: torch.device, *, backend: str = "local") -> list[Any]:
+def build_gpt(
+    config: Any, ddp: Any, where: torch.device, *, backend: str = "local", phases: Sequence[Any] = ()
+) -> list[Any]:
     """Build this rank's part of the model.
 
     Args:
@@ -133,6 +138,7 @@ def build_gpt(config: Any, ddp: Any, where: torch.device, *, backend: str = "loc
         ddp: A `DistributedDataParallelConfig`.
         where: Device of the parameters.
         backend: te, emulated or local: the implementation of the linear layers.
+        phases: The model configs of a precision schedule, one a phase; none without a schedule.
 
     Returns:
         One `DistributedDataParallel` module per model chunk, as Megatron's schedules take them: several under
@@ -140,7 +146,7 @@ def build_gpt(config: Any, ddp: Any, where: torch.device, *, backend: str = "loc
     """
     chunks = config.virtual_pipeline_model_parallel_size
     stages = [None] if chunks is None else list(range(chunks))
-    models = [_build_chunk(config, ddp, where, backend=backend, vp_stage=stage) for stage in stages]
+    models = [_build_chunk(config, ddp, where, backend=backend, vp_stage=stage, phases=phases) for stage in stages]
     # Only the first chunk's buckets are reduced early: the others have nothing to overlap with in time.
     return [
         DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0)
@@ -148,11 +154,13 @@ def build_gpt(config: Any, ddp: Any, where: torch.device, *, backend: str = "loc
     ]
 
 
-def _build_chunk(config: Any, ddp: Any, where: torch.device, *, backend: str, vp_stage: int | None) -> torch.nn.Module:
+def _build_chunk(
+    config: Any, ddp: Any, where: torch.device, *, backend: str, vp_stage: int | None, phases: Sequence[Any]
+) -> torch.nn.Module:
     """Build one model chunk, in the dtype it is trained in."""
     model: torch.nn.Module = GPTModel(
         config=config,
-        transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage),
+        transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
         vocab_size=padded_vocab_size(config),
         max_sequence_length=config.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -17,7 +16,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.megatron.attention import FusedDotProductAttention
-from bridge.megatron.emulation.linear import EmulatedColumnParallelLinear, EmulatedRowParallelLinear
+from bridge.megatron.emulation.linear import EmulatedColumnParallelLinear, EmulatedRowParallelLinear, is_low_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class SequenceParallelNorm:
@@ -73,16 +75,17 @@ def _local_layer_spec(config: Any, *, emulated: bool) -> Any:
     return dataclasses.replace(spec, submodules=submodules)
 
 
-def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
+def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: Sequence[Any] = ()) -> Any:
     """Return the spec of one model chunk's transformer block.
 
     Args:
         config: A `TransformerConfig`; `num_layers` counts the whole model, the spec holds this chunk's share.
         backend: te, emulated or local.
         vp_stage: Number of the chunk under interleaved pipeline parallelism.
+        phases: The model configs of a precision schedule, one a phase; none without a schedule.
 
-    Under `emulated` the first and last layers that the config keeps in BF16 are Megatron's own; which these are is
-    decided by their number in the whole model, by Megatron's `is_first_last_bf16_layer`.
+    Under `emulated` the layers that stay in BF16 all the time are Megatron's own; which these are is decided by their
+    number in the whole model, by Megatron's `is_first_last_bf16_layer`.
     """
     if backend == "te":
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
@@ -90,5 +93,9 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any
     count = get_num_layers_to_build(config, vp_stage=vp_stage)
     plain = _local_layer_spec(config, emulated=False)
     low = _local_layer_spec(config, emulated=True) if backend == "emulated" else plain
-    layers = [plain if is_first_last_bf16_layer(config, number) else low for number in range(offset, offset + count)]
+    phases = phases or (config,)
+    layers = [
+        low if any(is_low_layer(phase, number) for phase in phases) else plain
+        for number in range(offset, offset + count)
+    ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)

@@ -14,12 +14,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.preflight.setup import ROLES, Setup
+from bridge.preflight.setup import ROLES, Setup, read_section
 from bridge.preflight.target import Target, parse_target
-from bridge.registry.registry import is_auto
+from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.registry.schedule import Phase, planned_phases
+from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.rule import SEVERITIES, ask, by_gate
 from bridge.rules.rulebook import RULES
 from bridge.rules.versions import installed
+from bridge.sync.owner import MappingOwner
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
@@ -60,6 +63,14 @@ class Report:
     def verdict(self) -> str:
         """The worst severity found, or "ok"."""
         return next((severity for severity in SEVERITIES if self.of(severity)), "ok")
+
+    def with_phase(self, number: int, later: Report) -> Report:
+        """Return the report with the findings that a later phase of a precision schedule adds."""
+        known = {(one.id, one.path) for one in (*self.findings, *self.silenced)}
+        new = [replace(one, where=f"phase {number}") for one in later.findings if (one.id, one.path) not in known]
+        silenced = [replace(one, where=f"phase {number}") for one in later.silenced if (one.id, one.path) not in known]
+        found = sorted((*self.findings, *new), key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
+        return replace(self, findings=tuple(found), silenced=(*self.silenced, *silenced))
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 2 with errors, 1 with warnings where they count, else 0."""
@@ -109,7 +120,7 @@ _ELSEWHERE = {"dataset": "data", "optimizer_config": "optimizer", "ddp_config": 
 """Section names of other systems -> ours."""
 
 
-_OTHER = ("mixed_precision", "precision_backend", "target", "silence")
+_OTHER = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence")
 """Settings of a run that are no sections."""
 
 
@@ -141,16 +152,41 @@ def check_run(
     place = target_of(target if target is not None else sections["target"])
     stated = sections["precision_backend"]
     precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
-    setup = Setup(
-        precision,
+    known: dict[str, Any] = {
         **{role: sections[role] for role in ROLES},
-        target=place,
-        environment=os.environ if place.is_detected else None,
-        backend=backend or (stated if stated in ("te", "emulated") else None),  # "auto" is decided where it runs
-        origins=origins,
-        choice=choice or made,
-    )
-    return check(setup, {**_reasons(sections["silence"]), **(silenced or {})})
+        "target": place,
+        "environment": os.environ if place.is_detected else None,
+        "backend": backend or (stated if stated in ("te", "emulated") else None),  # "auto" is decided where it runs
+        "origins": origins,
+    }
+    setup = Setup(precision, **known, choice=choice or made)
+    reasons = {**_reasons(sections["silence"]), **(silenced or {})}
+    report = check(setup, reasons)
+    for phase in _later_phases(sections, setup, place):
+        report = report.with_phase(phase.number, check(Setup(phase.precision, **known), reasons))
+    return report
+
+
+def _later_phases(sections: Mapping[str, Any], setup: Setup, target: Target) -> Sequence[Phase]:
+    """Return the phases of a precision schedule but the first, which is the run's own precision.
+
+    Raises:
+        SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
+    """
+    rows = sections["precision_schedule"]
+    if rows is None:
+        return ()
+    if setup.precision is None:
+        remedy = "Name the recipe of the first phase with mixed_precision."
+        raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
+    train_iters = _section(sections["train"], "train_iters")
+    if train_iters is None:
+        raise RunConfigError.of(
+            "train.train_iters", "a precision schedule needs the steps of the run", None, "State it."
+        )
+    owners = [MappingOwner(role, read_section(role, sections[role]).values, target.mcore) for role in PRECISION_OWNERS]
+    own = get_mixed_precision_config(setup.precision)
+    return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)[1:]
 
 
 def target_of(given: Target | str | Sequence[str] | None) -> Target:

@@ -11,9 +11,10 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, PrecisionTypeError, SyncCheckError
+from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError
 from bridge.preflight.check import resolve_precision, target_of
 from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.registry.schedule import PrecisionSchedule
 from bridge.sync.owner import Owner
 from bridge.sync.plan import BUFFER, sharding_rows, under_fsdp
 from bridge.sync.synchroniser import NO_TRANSFORMER_ENGINE, reason_of, sync_findings
@@ -128,6 +129,8 @@ class ConfigContainer:
     """A recipe's name, a config (of Megatron Bridge's class, too), or None: the owners keep their own settings."""
     precision_backend: str = "auto"
     """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine) or emulated (the same values, on any machine)."""
+    precision_schedule: list[Any] | PrecisionSchedule | None = None
+    """Later phases of the run in another recipe, ``[{until: 0.9}, {recipe: bf16_mixed}]`` say; None: one precision."""
     target: str | None = None
     """The GPUs and versions of the run, ``h100x8,te2.8`` say; None: this machine."""
     silence: dict[str, str] = field(default_factory=dict)
@@ -167,6 +170,9 @@ def write_precision(config: ConfigContainer) -> SyncReport | None:
     if not hasattr(config, "mixed_precision"):
         raise PrecisionTypeError.of("config", "must be a ConfigContainer", config, "Give the run's container.")
     if config.mixed_precision is None:
+        if getattr(config, "precision_schedule", None) is not None:
+            remedy = "Name the recipe of the first phase with mixed_precision."
+            raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
         _require_agreement(config)
         _share_sharding(config)
         _finalize(config)
@@ -179,10 +185,28 @@ def write_precision(config: ConfigContainer) -> SyncReport | None:
     given: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
     if any(owner is not None for owner in given.values()):
         given["train"] = config.train  # alone it holds nothing of a precision
+    schedule = _schedule(config, precision)
     report = precision.write(given, strict=True)
     config.mixed_precision = precision
+    if schedule is not None:
+        config.precision_schedule = schedule
     _finalize(config)
     return report
+
+
+def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig) -> PrecisionSchedule | None:
+    """Return the schedule of the run, planned onto its configs; None without one."""
+    rows: Any = getattr(config, "precision_schedule", None)  # Megatron Bridge's container has none
+    if rows is None:
+        return None
+    return PrecisionSchedule(
+        rows.rows if isinstance(rows, PrecisionSchedule) else rows,
+        precision,
+        train_iters=config.train.train_iters,
+        model=config.model,
+        optimizer=config.optimizer,
+        ddp=config.ddp,
+    )
 
 
 def _share_sharding(config: ConfigContainer) -> None:

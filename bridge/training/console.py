@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from bridge.megatron.audit import GemmRecord, QuantisationRow
     from bridge.megatron.census import CensusRow
+    from bridge.training.run import PhaseRecord
 
 logger = logging.getLogger("bridge.training")
 
@@ -135,6 +136,8 @@ class RunSummary:
     """Parameters of the whole model, padding of the vocabulary included."""
     gemms: tuple[GemmRecord, ...]
     """GEMMs of the transformer's linear layers in the first step; empty under Transformer Engine."""
+    phases: tuple[PhaseRecord, ...]
+    """Phases of the precision schedule that this process was in; empty without one."""
     census: tuple[CensusRow, ...]
     """Dtypes and sizes of this rank's tensors."""
 
@@ -152,7 +155,11 @@ def show_summary(
     show(_result_table(summary), console)
     if summary.census:
         show(_census_table(summary.census), console)
-    if summary.gemms:
+    for phase in summary.phases:
+        formats = format_gemms(phase.gemms) if phase.gemms else "run by Transformer Engine"
+        sentence = f"Matmuls from step {phase.first}, {phase.precision}: {formats}."
+        console.print(sentence, highlight=False, soft_wrap=True)
+    if summary.gemms and not summary.phases:
         console.print(f"Matmuls of the first step: {format_gemms(summary.gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
         show(worst_table(quantisation), console)

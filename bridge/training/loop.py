@@ -19,18 +19,26 @@ from typing import TYPE_CHECKING
 from bridge.errors import TrainingError
 from bridge.megatron import checkpoint as checkpoints
 from bridge.megatron.audit import GemmRecord, format_gemms, of_all_stages, watch_gemms
-from bridge.megatron.backend import choose_backend, running
+from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.census import take_census, watch_activations
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.te.environment import read_environment
+from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
-from bridge.training.run import Run, build_run, precision_label, require_sane_values, require_sections
+from bridge.training.run import (
+    PhaseRecord,
+    Run,
+    build_run,
+    precision_label,
+    require_sane_values,
+    require_sections,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from threading import Event
     from types import FrameType
 
@@ -58,7 +66,9 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     began = time.perf_counter()
     require_sections(config)
     require_sane_values(config)
-    backend = choose_backend(config.precision_backend, config.model, read_environment(os.environ))
+    schedule = config.precision_schedule
+    models = schedule.models() if isinstance(schedule, PrecisionSchedule) else [config.model]
+    backend = choose_backend_of_phases(config.precision_backend, models, read_environment(os.environ))
     tf32 = getattr(config.mixed_precision, "tf32", None)
     applied = apply_tf32(tf32)
     with training_process(config.model, seed=config.train.seed) as process, running(backend):
@@ -142,18 +152,22 @@ def _is_due(run: Run, interval: int | None) -> bool:
 def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: Event) -> StepResult:
     """Take one step; the first one also records the activations' dtypes and the formats of the GEMMs."""
     began = time.perf_counter()
-    first, seen = not run.step_seconds, set[GemmRecord]()
+    first, seen, phase = not run.step_seconds, set[GemmRecord](), run.enter_phase()
     with ExitStack() as stack:
         if first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
+        if first or phase:
             seen = stack.enter_context(watch_gemms(run.trainer.model))
         elif _is_measured(run):
             stack.enter_context(run.telemetry.measuring(run.iteration + 1))
         result = run.trainer.step(source, stop=request.is_set())
     run.count(result, time.perf_counter() - began)
-    if first:
-        run.gemms = of_all_stages(seen)
-        _require_low_precision(run)
+    if first or phase:
+        gemms = of_all_stages(seen)
+        run.gemms = run.gemms or gemms
+        _require_low_precision(run, phase, gemms)
+    if phase:
+        run.phases.append(PhaseRecord(first=phase.first, last=phase.last, precision=phase.precision.label, gemms=gemms))
     return result
 
 
@@ -163,12 +177,15 @@ def _is_measured(run: Run) -> bool:
     return bool(interval) and (step % interval == 0 or step == run.config.train.train_iters)
 
 
-def _require_low_precision(run: Run) -> None:
-    """End a run that asks for low precision and whose first step multiplied nothing in it."""
-    if run.backend == "emulated" and all(record.scheme == "none" for record in run.gemms):
+def _require_low_precision(run: Run, phase: Phase | None, gemms: Sequence[GemmRecord]) -> None:
+    """End a run that asks for low precision and whose first step, or that of a phase, multiplied nothing in it."""
+    if phase is not None and phase.precision.scheme is None:
+        return
+    if run.backend == "emulated" and all(record.scheme == "none" for record in gemms):
+        label = precision_label(run.config) if phase is None else phase.precision.label
         raise TrainingError(
-            f"precision_backend: the first step of {precision_label(run.config)} ran no matmul in low precision, got "
-            f"{format_gemms(run.gemms)}. Check which layers stay in BF16."
+            f"precision_backend: the first step of {label} ran no matmul in low precision, got "
+            f"{format_gemms(gemms)}. Check which layers stay in BF16."
         )
 
 
@@ -221,6 +238,7 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         seconds=seconds,
         parameters=run.parameters,
         gemms=run.gemms,
+        phases=tuple(run.phases),
         census=take_census(run.trainer.model, run.trainer.optimizer, run.activations),
     )
 

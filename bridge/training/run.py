@@ -15,25 +15,40 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import Finding, RunConfigError
 from bridge.megatron import checkpoint as checkpoints
 from bridge.megatron.audit import Telemetry
-from bridge.megatron.backend import Backend, choose_backend
+from bridge.megatron.backend import Backend, choose_backend_of_phases
 from bridge.megatron.census import Activations
 from bridge.megatron.checkpoint import load_fault
 from bridge.megatron.corpus import open_corpus, path_fault
 from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
+from bridge.megatron.emulation.model import switch_precision
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.training.metrics import TrainRecord, ValidationRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
     from bridge.megatron.audit import GemmRecord
     from bridge.megatron.process import Process
     from bridge.training.config import ConfigContainer, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseRecord:
+    """One phase of a precision schedule, as it ran."""
+
+    first: int
+    """The first step, from 1 on."""
+    last: int
+    """The last step that it was to have."""
+    precision: str
+    gemms: tuple[GemmRecord, ...]
+    """GEMMs of its first step in this process; empty under Transformer Engine."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +66,11 @@ class Run:
     backend: str
     telemetry: Telemetry
     activations: Activations = field(default_factory=Activations)
+    schedule: PrecisionSchedule | None = None
     gemms: tuple[GemmRecord, ...] = ()
+    """Of the first step."""
+    phases: list[PhaseRecord] = field(default_factory=list)
+    """The phases of a schedule that this process was in, each with the GEMMs of its first step."""
     iteration: int = 0
     skipped_steps: int = 0
     """Of the whole run, those before a resumed checkpoint included."""
@@ -75,7 +94,10 @@ class Run:
     @property
     def position(self) -> checkpoints.Position:
         """How far the run has come, for a checkpoint."""
-        extra = {"precision": precision_label(self.config), "skipped_steps": self.skipped_steps}
+        precision = precision_label(self.config)
+        if self.schedule is not None:
+            precision = self.schedule.phase_at(max(1, self.iteration)).precision.label
+        extra = {"precision": precision, "skipped_steps": self.skipped_steps}
         return checkpoints.Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
 
     @property
@@ -88,6 +110,15 @@ class Run:
         """Samples of the run that were trained on, over all ranks."""
         steps = self.iteration - self.start.iteration
         return self.start.consumed_samples + steps * self.config.train.global_batch_size
+
+    def enter_phase(self) -> Phase | None:
+        """Switch to the precision of the coming step; return its phase where this process was not in it before."""
+        if self.schedule is None:
+            return None
+        phase = self.schedule.apply(self.iteration + 1)
+        if phase is not None and self.backend == "emulated":
+            switch_precision(self.trainer.model, self.trainer.config)
+        return self.schedule.phase_at(self.iteration + 1) if not self.step_seconds else phase
 
     def batches_of(self, dataset: Any, *, start: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield this rank's micro-batches of a split, from a sample on."""
@@ -128,7 +159,9 @@ class Run:
 
 def precision_label(config: ConfigContainer) -> str:
     """Return the recipe's name with the fields stated over it, or the configs' own dtypes where there is no recipe."""
-    precision = config.mixed_precision
+    precision, schedule = config.mixed_precision, config.precision_schedule
+    if isinstance(schedule, PrecisionSchedule):
+        return "; then ".join(phase.precision.label for phase in schedule.phases)
     if isinstance(precision, str):
         return precision
     if precision is not None:
@@ -170,7 +203,9 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     fault = batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:
         raise RunConfigError(str(fault))
-    backend = choose_backend(config.precision_backend, config.model) if backend is None else backend
+    schedule = config.precision_schedule if isinstance(config.precision_schedule, PrecisionSchedule) else None
+    phases = schedule.models() if schedule is not None else [config.model]
+    backend = choose_backend_of_phases(config.precision_backend, phases) if backend is None else backend
     train = config.train
     model: Any = config.model
     corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
@@ -183,15 +218,24 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         validation_samples=train.eval_iters * train.global_batch_size,
     )
     adapted, notes = run_config(model, vocab_size=corpus.vocab_size)
-    trainer = _build_trainer(config, adapted, process, backend)
+    trainer = _build_trainer(config, adapted, process, backend, phases)
+    if schedule is not None:
+        schedule.bind(adapted)
     start = checkpoints.Position()
     if config.checkpoint.load is not None:
+        if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
+            saved = checkpoints.latest_iteration(Path(config.checkpoint.load)) or 0
+            schedule.apply(max(1, saved))
+            if backend.name == "emulated":
+                switch_precision(trainer.model, adapted)
         start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load))
     if config.checkpoint.save is not None:
         checkpoints.require_free(Path(config.checkpoint.save), start)
     resumed = []
     if config.checkpoint.load is not None:
-        before, now = start.extra.get("precision", "an unknown precision"), precision_label(config)
+        before = start.extra.get("precision", "an unknown precision")
+        phase = schedule.phase_at(max(1, start.iteration)) if schedule is not None else None
+        now = phase.precision.label if phase is not None else precision_label(config)
         other = f", which was saved in {before} and goes on in {now}" if before != now else ""
         resumed.append(f"Resumed from step {start.iteration} of {config.checkpoint.load}{other}.")
         if start.iteration >= train.train_iters:
@@ -208,10 +252,12 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
             *backend.notes,
             *notes,
             *resumed,
+            *([f"Precision schedule: {schedule}."] if schedule is not None else []),
             f"Data: {corpus.name} ({corpus.prefix}).",
         ],
         start=start,
         backend=backend.name,
+        schedule=schedule,
         telemetry=Telemetry(trainer.model),
         iteration=start.iteration,
         recent_losses=deque(maxlen=max(1, config.logging.log_interval)),
@@ -220,10 +266,12 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     return run
 
 
-def _build_trainer(config: ConfigContainer, model: Any, process: Process, backend: Backend) -> Trainer:
+def _build_trainer(
+    config: ConfigContainer, model: Any, process: Process, backend: Backend, phases: Sequence[Any]
+) -> Trainer:
     """Build the model from its adapted config, its optimizer and the schedule."""
     train = config.train
-    chunks = build_gpt(model, config.ddp, process.device, backend=backend.name)
+    chunks = build_gpt(model, config.ddp, process.device, backend=backend.name, phases=phases)
     optimizer = build_optimizer(config.optimizer, chunks)
     scheduler = build_scheduler(
         config.optimizer,

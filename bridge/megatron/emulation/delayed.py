@@ -51,7 +51,14 @@ class DelayedUpdates:
                 layer.updates = self
         self._group = parallel_state.get_amax_reduction_group(with_context_parallel=True, tp_only_amax_red=tp_only)
         self._first: EmulatedLinear | None = None
-        block.register_forward_hook(self._after_forward)
+        self._layers = layers
+        self._hook = block.register_forward_hook(self._after_forward)
+
+    def detach(self) -> None:
+        """Leave the block and its layers."""
+        self._hook.remove()
+        for layer in self._layers:
+            layer.updates = None
 
     def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
         """Return the callback for the end of a layer's backward pass; the layer that asks first is the last."""

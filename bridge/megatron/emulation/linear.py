@@ -20,6 +20,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -68,6 +69,11 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
     )
 
 
+def is_low_layer(config: Any, number: int) -> bool:
+    """Return whether a layer computes in FP8 or FP4, by its number in the whole model, from 0 on."""
+    return scheme_of(config) is not None and not is_first_last_bf16_layer(config, number)
+
+
 _NOT_EMULATED = (
     ("fp8_dot_product_attention", "the attention core stays in high precision there"),
     ("fp8_multi_head_attention", "the attention core stays in high precision there"),
@@ -111,15 +117,17 @@ class EmulatedLinear:
 
     def _prepare(self) -> None:
         """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there."""
-        precision = gemm_precision(self.config)
-        if precision is None:
-            raise BackendUnavailableError("model: an emulated layer needs fp8 or fp4, got neither. Use block_spec.")
-        self.gemm_precision = precision
         self.weight_cache = WeightCache()
-        self.is_first_microbatch = True
         self.observer: Observer | None = None
         self.updates: DelayedUpdates | None = None
-        self.fp8_state = DelayedScaling(precision) if precision.scheme == "delayed" else None
+        self.multiply_in(gemm_precision(self.config))
+
+    def multiply_in(self, precision: GemmPrecision | None) -> None:
+        """Multiply in this precision from now on, None: in the weight's dtype. Scales of an earlier one are dropped."""
+        self.gemm_precision = precision
+        self.weight_cache.clear()
+        self.is_first_microbatch = True
+        self.fp8_state = None if precision is None or precision.scheme != "delayed" else DelayedScaling(precision)
 
     def _forward_impl(
         self,
@@ -130,12 +138,23 @@ class EmulatedLinear:
         allreduce_dgrad: bool = False,
         sequence_parallel: bool = False,
         tp_group: Any = None,
-        **_: Any,
+        **others: Any,
     ) -> torch.Tensor:
         """Multiply (sequence, batch, K) by this rank's (N, K) in low precision; Megatron's arguments and result.
 
         Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
         """
+        if self.gemm_precision is None:
+            result: torch.Tensor = super()._forward_impl(  # type: ignore[misc]  # Megatron's layer, which comes next
+                input,
+                weight,
+                bias,
+                allreduce_dgrad=allreduce_dgrad,
+                sequence_parallel=sequence_parallel,
+                tp_group=tp_group,
+                **others,
+            )
+            return result
         if sequence_parallel:
             input = gather_from_sequence_parallel_region(  # noqa: A001
                 input, tensor_parallel_output_grad=True, group=tp_group

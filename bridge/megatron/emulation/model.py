@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.transformer.transformer_block import TransformerBlock
+from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from bridge.megatron.emulation.delayed import DelayedUpdates
-from bridge.megatron.emulation.linear import emulated_linears
+from bridge.megatron.emulation.linear import emulated_linears, gemm_precision, is_low_layer
 from bridge.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
 from bridge.megatron.optimizer import parts
 
@@ -31,11 +32,28 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
             through_bf16 = as_is and ddp.grad_reduce_in_fp32
             gathered = torch.bfloat16 if through_bf16 else None
             store_weight(layer, spec, layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
-    if any(layer.fp8_state is not None for layer in layers):
-        for block in model.modules():
-            if isinstance(block, TransformerBlock):
-                tp_only = bool(getattr(config, "tp_only_amax_red", False))
-                DelayedUpdates(block, emulated_linears([block]), tp_only=tp_only)
+    _attach_updates(model, config)
+
+
+def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
+    """Let the emulated layers of this rank's chunks multiply as the config says now. Their weights are not stored."""
+    for chunk in model:
+        for updates in delayed_updates([chunk]):
+            updates.detach()
+        for layer in chunk.modules():
+            if isinstance(layer, TransformerLayer):
+                is_low = is_low_layer(config, layer.layer_number - 1)
+                for linear in emulated_linears([layer]):
+                    linear.multiply_in(gemm_precision(config) if is_low else None)
+        _attach_updates(chunk, config)
+
+
+def _attach_updates(model: torch.nn.Module, config: Any) -> None:
+    """Renew delayed scales in every block that has any."""
+    for block in model.modules():
+        layers = emulated_linears([block]) if isinstance(block, TransformerBlock) else []
+        if any(layer.fp8_state is not None for layer in layers):
+            DelayedUpdates(block, layers, tp_only=bool(getattr(config, "tp_only_amax_red", False)))
 
 
 def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:

@@ -1,0 +1,287 @@
+"""`PrecisionSchedule`: the precision of each part of a run.
+
+    precision_schedule:
+      - until: 0.9           # a share of the steps, or the number of a step
+      - recipe: bf16_mixed   # the rest of the run
+
+The first phase trains in the run's own `mixed_precision`. A later phase changes the fields of the model config that
+Megatron reads in every forward pass; everything that is fixed once the model is built has to be equal in all phases.
+Whether it is, is decided before the run: each phase is planned by the synchroniser, and the plans are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import Finding, RunConfigError, SyncCheckError, close_matches, did_you_mean
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.sync.owner import Owner, same
+from bridge.sync.plan import plan
+from bridge.sync.report import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bridge.registry.config import MixedPrecisionConfig
+
+SWITCHED = (
+    "fp8",
+    "fp8_recipe",
+    "fp8_margin",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_wgrad",
+    "fp8_quantizer_factory",
+    "fp4",
+    "fp4_recipe",
+    "fp4_quantizer_factory",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
+)
+"""Fields of the model config that decide anew in every forward pass.
+
+Source: megatron-core 0.16.1 transformer_block.py:717-758, fp8_utils.py:541-654, fp4_utils.py:85-140. The two settings
+of FP8 attention are fixed: attention layers read them when they are built."""
+
+_UNREAD = frozenset({("optimizer", "fp8_recipe")})
+"""Read when the optimizer is made, and about weights stored in FP8 only: (role, attribute)."""
+
+_FIELDS_OF_STORED_WEIGHTS = {
+    "fp8": frozenset(("fp8_param", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag")),
+    "fp4": frozenset(("fp4_param", "fp4_param_gather")),
+}
+"""Family -> the owners' fields that follow from weights stored in it."""
+
+_LISTED = 3
+_KEYS = ("until", "recipe")
+_WHERE = "precision_schedule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Consecutive steps in one precision."""
+
+    number: int
+    """From 1 on."""
+    first: int
+    """The first step, from 1 on."""
+    last: int
+    """The last step."""
+    precision: MixedPrecisionConfig
+    values: Mapping[str, Any]
+    """Field of the model config, one of `SWITCHED` -> its value in this phase."""
+
+    def __str__(self) -> str:
+        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
+        return f"{steps}: {self.precision.label}"
+
+
+class PrecisionSchedule:
+    """The phases of a run, and the model config that they are written into.
+
+    schedule = PrecisionSchedule(rows, "nvfp4", train_iters=1000, model=model, optimizer=optimizer, ddp=ddp)
+    for step in range(1, 1001):
+        schedule.apply(step)
+        train_step(...)
+
+    Args:
+        rows: One mapping a phase, with `until` (not in the last one) and `recipe` (a name; in the first phase absent,
+            or equal to the run's). A later phase may state further fields over its recipe.
+        precision: The run's own precision, that of the first phase.
+        train_iters: Steps of the whole run.
+        model: The run's model config, with or without the precision of the first phase in it.
+        optimizer: The optimizer config, or None.
+        ddp: The DDP config, or None.
+
+    Raises:
+        RunConfigError: Rows that describe no schedule.
+        UnknownRecipeError: No such recipe.
+        PrecisionConfigError: The precision of a phase can never be right.
+        SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        precision: str | MixedPrecisionConfig,
+        *,
+        train_iters: int,
+        model: Any,
+        optimizer: Any = None,
+        ddp: Any = None,
+    ) -> None:
+        given = {"model": model, "optimizer": optimizer, "ddp": ddp}
+        owners = [Owner(role, target) for role, target in given.items() if target is not None]
+        self.phases = planned_phases(rows, get_mixed_precision_config(precision), owners, train_iters=train_iters)
+        self.rows = [dict(row) for row in rows]
+        self._model = model
+        self._entered: Phase | None = None
+
+    def phase_at(self, step: int) -> Phase:
+        """Return the phase of a step, the last one for steps beyond the end."""
+        return next((phase for phase in self.phases if step <= phase.last), self.phases[-1])
+
+    def models(self) -> list[Any]:
+        """Return a copy of the model config for each phase."""
+        copies = []
+        for phase in self.phases:
+            model = copy.copy(self._model)
+            vars(model).update(phase.values)
+            copies.append(model)
+        return copies
+
+    def bind(self, model: Any) -> None:
+        """Write into this model config from now on: the copy that the model was built with, say."""
+        self._model, self._entered = model, None
+
+    def apply(self, step: int) -> Phase | None:
+        """Write the precision of a step into the model config; call it before the step.
+
+        Args:
+            step: Number of the step about to run, from 1 on.
+
+        Returns:
+            The phase that begins or is continued with this call, None where the last call left off in it.
+        """
+        phase = self.phase_at(step)
+        if phase is self._entered:
+            return None
+        for name, value in phase.values.items():
+            setattr(self._model, name, value)
+        self._entered = phase
+        return phase
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.phases))
+
+
+def _checked(rows: Any) -> list[dict[str, Any]]:
+    """Return the rows with their keys checked."""
+    if not isinstance(rows, list | tuple) or len(rows) < 2:
+        remedy = "Write [{until: 0.9}, {recipe: bf16_mixed}]."
+        raise RunConfigError.of(_WHERE, "must be a list of at least two phases", rows, remedy)
+    for number, row in enumerate(rows, start=1):
+        path = f"{_WHERE}[{number}]"
+        if not hasattr(row, "keys"):
+            raise RunConfigError.of(path, "must be a mapping", row, f"Write {{{_KEYS[0]}: 0.9}}.")
+        known = _KEYS if number == 1 else (*_KEYS, *FIELD_DEFAULTS)
+        unknown = next((key for key in row if key not in known), None)
+        if unknown is not None:
+            hint = did_you_mean(close_matches(str(unknown), known)) or f"A phase has {' and '.join(_KEYS)}."
+            if unknown in FIELD_DEFAULTS:
+                hint = f"The first phase is the run's own precision: state mixed_precision.{unknown}."
+            raise RunConfigError.of(path, "no such key of this phase", unknown, hint)
+        is_last = number == len(rows)
+        if is_last == (row.get("until") is not None):
+            rule = "the last phase lasts to the end of the run" if is_last else "needs until, the end of the phase"
+            raise RunConfigError.of(f"{path}.until", rule, row.get("until"), "Drop it." if is_last else "State it.")
+        if number > 1 and row.get("recipe") is None:
+            raise RunConfigError.of(f"{path}.recipe", "a later phase needs a recipe", None, "Name one.")
+        if is_auto(row.get("recipe")):
+            raise RunConfigError.of(f"{path}.recipe", "a phase needs the name of a recipe", "auto", "Name one.")
+    return list(rows)
+
+
+def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
+    """Return the last step of a phase."""
+    is_share = isinstance(until, float) and 0 < until < 1
+    is_step = isinstance(until, int) and not isinstance(until, bool)
+    if not is_share and not is_step:
+        raise RunConfigError.of(path, "must be a share of the steps (0 to 1) or a step", until, "Write 0.9 or 900.")
+    last = round(until * train_iters) if is_share else int(until)
+    if not after < last < train_iters:
+        rule = f"must end after step {after} and before step {train_iters}, the last one (train.train_iters)"
+        got = f"{until!r}, which is step {last}" if is_share else until
+        raise RunConfigError(f"{path}: {rule}, got {got}. Choose another step, or drop a phase.")
+    return last
+
+
+def planned_phases(
+    rows: Sequence[Mapping[str, Any]], own: MixedPrecisionConfig, owners: Sequence[Owner], *, train_iters: int
+) -> tuple[Phase, ...]:
+    """Return the phases, each planned onto the owners and held against the first.
+
+    Arguments and errors as for `PrecisionSchedule`, the owners as a sync sees them.
+    """
+    rows = _checked(rows)
+    phases: list[Phase] = []
+    built: dict[tuple[str, str], Any] = {}
+    after = 0
+    for number, row in enumerate(rows, start=1):
+        precision, path = _precision(row, own, number), f"{_WHERE}[{number}]"
+        last = train_iters
+        if number < len(rows):
+            last = _last_step(row["until"], f"{path}.until", after=after, train_iters=train_iters)
+        precision.finalize()
+        planned = [one for one in plan(precision, owners, is_last=True) if one.verdict != "absent"]
+        values = {(one.owner, one.attribute): one.new for one in planned}
+        built = built or values
+        _refuse_what_is_fixed(built, values, precision, number=number, step=after)
+        switched = {name: values["model", name] for name in SWITCHED if ("model", name) in values}
+        phases.append(Phase(number=number, first=after + 1, last=last, precision=precision, values=switched))
+        after = last
+    return tuple(phases)
+
+
+def _precision(row: Mapping[str, Any], own: MixedPrecisionConfig, number: int) -> MixedPrecisionConfig:
+    """Return the precision of a phase: the run's own in the first, a recipe with the fields stated over it later."""
+    name: Any = row.get("recipe")
+    path = f"{_WHERE}[{number}]"
+    if number == 1:
+        if name is not None and get_mixed_precision_config(name) != own:
+            rule = f"the first phase trains in the run's own mixed_precision, {own.label}"
+            remedy = f"Leave it out, or train with mixed_precision={name}."
+            raise RunConfigError.of(f"{path}.recipe", rule, name, remedy)
+        return own
+    return get_mixed_precision_config(name).state(path, **{key: row[key] for key in row if key not in _KEYS})
+
+
+def _refuse_what_is_fixed(
+    built: Mapping[tuple[str, str], Any],
+    values: Mapping[tuple[str, str], Any],
+    precision: MixedPrecisionConfig,
+    *,
+    number: int,
+    step: int,
+) -> None:
+    """Refuse a phase that differs from the first in a field that no later step reads.
+
+    Args:
+        built: (role, attribute) -> the value that the model, the optimizer and DDP are built with.
+        values: The same for this phase.
+        precision: That of this phase.
+        number: Its number.
+        step: The last step before it.
+    """
+    differing = [place for place in values if not same(values[place], built.get(place))]
+    family = next((name for name in ("fp8", "fp4") if built.get(("model", f"{name}_param"))), None)
+    follows = {*SWITCHED, *_FIELDS_OF_STORED_WEIGHTS.get(family or "", ())}
+    fixed = [place for place in differing if place not in _UNREAD and place[1] not in follows]
+    findings = []
+    if family is not None and differing:
+        field = f"mixed_precision.{family}_param_gather"
+        rule = (
+            f"stores the weights in {family.upper()}, and phase {number} ({precision.label}) computes in another format"
+        )
+        findings.append(Finding(path=field, rule=rule, value=True, remedy=f"Keep BF16 weights with {field}=false"))
+    if fixed:
+        needed = [
+            f"{role}.{name}={plain(values[role, name])} ({plain(built.get((role, name)))} in phase 1)"
+            for role, name in fixed
+        ]
+        more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
+        rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
+        remedy = "State the values of phase 1"
+        findings.append(Finding(path=f"{_WHERE}[{number}]", rule=rule, value=precision.label, remedy=remedy))
+    at_checkpoint = (
+        f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
+        f"checkpoint.save=FOLDER), then go on with mixed_precision={precision.recipe or 'RECIPE'} "
+        "checkpoint.load=FOLDER."
+    )
+    if findings:
+        found = [replace(finding, remedy=finding.remedy + at_checkpoint) for finding in findings]
+        raise SyncCheckError(f"{_WHERE}: this switch is not possible within a run:", found)
