@@ -8,6 +8,7 @@ report = synchronize("bf16_mixed", model=model_config, optimizer=optimizer_confi
 from bridge.errors import BridgeError, BridgeWarning
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register, synchronize
+from bridge.registry.schedule import PrecisionSchedule
 from bridge.sync import SyncReport
 from bridge.training.config import ConfigContainer, runtime_config_update
 
@@ -17,6 +18,7 @@ __all__ = [
     "BridgeWarning",
     "ConfigContainer",
     "MixedPrecisionConfig",
+    "PrecisionSchedule",
     "SyncReport",
     "get_mixed_precision_config",
     "register",

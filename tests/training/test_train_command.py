@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import warm
 from tests.training.grid import slow
@@ -48,6 +49,25 @@ def test_an_fp8_recipe_trains_on_the_same_command_and_says_once_that_it_is_emula
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("FP8/FP4 matmuls: emulated (delayed, hybrid)") == 1
     assert "Matmuls of the first step: layers 1-3: delayed, fprop e4m3 x e4m3, dgrad e5m2 x e4m3" in done.stdout
+
+
+def test_a_schedule_on_the_command_line_is_run_recorded_and_run_again_from_its_record(tmp_path: Path) -> None:
+    words = ["mixed_precision=nvfp4", "mixed_precision.fp4_param_gather=false", "train.train_iters=4"]
+    done = train(tmp_path, *words, "precision_schedule=[{until: 0.5}, {recipe: bf16_mixed}]")
+    assert done.returncode == 0, done.stderr
+    assert "Matmuls from step 3, bf16_mixed: layers 1-3: bf16." in done.stdout
+    recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert recorded["precision_schedule"] == [{"until": 0.5}, {"recipe": "bf16_mixed"}]
+    checked = warm.run(["precision-bridge", "check", "--config", tmp_path / "run" / "config.yaml"], cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_schedule_that_needs_other_weights_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = train(tmp_path, "mixed_precision=nvfp4", "precision_schedule=[{until: 0.5}, {recipe: bf16_mixed}]")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "mixed_precision.fp4_param_gather: stores the weights in FP4" in done.stderr
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_asking_for_transformer_engine_where_it_cannot_run_is_one_sentence(tmp_path: Path) -> None:
