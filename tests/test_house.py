@@ -26,6 +26,7 @@ def test_the_public_surface_is_what_it_was() -> None:
         "BridgeWarning",
         "ConfigContainer",
         "MixedPrecisionConfig",
+        "PrecisionSchedule",
         "SyncReport",
         "get_mixed_precision_config",
         "register",
