@@ -64,7 +64,9 @@ def test_a_command_of_the_documentation_runs(page: str, command: str, tmp_path: 
         words = ["python", *words[words.index("scripts/train.py") :]]
     if "scripts/train.py" in words and not {"--help", "--cfg"} & set(words):
         # The composed config, of the first job of a sweep; that jobs run is the business of other tests.
-        words = [word.partition(",")[0] for word in words if word != "--multirun"] + ["--cfg", "job"]
+        if "--multirun" in words:
+            words = [word.partition(",")[0] for word in words if word != "--multirun"]
+        words += ["--cfg", "job"]
     words = [str(ROOT / word) if word.startswith("scripts/") else word for word in words]
     done = warm.run(words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
