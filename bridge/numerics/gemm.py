@@ -9,7 +9,8 @@ For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. Wit
 so is the result: the one place where infinity in a tensor shows after quantisation.
 
 *Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products; here they are in the operands. The
-order of additions is that of the machine's BF16 GEMM. Results for FP32 and FP16 tensors pass through BF16.
+sums are those of the machine's BF16 GEMM, where Hopper and Ada truncate (docs/explain/low-precision.md). Results for
+FP32 and FP16 tensors pass through BF16.
 
 Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446, common/recipe/nvfp4.cu:72-79.
 """
