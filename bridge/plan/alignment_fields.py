@@ -26,6 +26,7 @@ _HIDDEN = _field("hidden_size", lambda shape: shape.hidden_size)
 _FFN = _field("ffn_hidden_size", lambda shape: shape.ffn_hidden_size)
 _CHANNELS = _field("kv_channels", lambda shape: shape.kv_channels)
 _EXPERT = _field("moe_ffn_hidden_size", lambda shape: shape.experts.ffn_hidden_size if shape.experts else 0)
+_LATENT = _field("moe_latent_size", lambda shape: (shape.experts.latent_size or 0) if shape.experts else 0)
 _SHARED = _field(
     "moe_shared_expert_intermediate_size",
     lambda shape: shape.experts.shared_ffn_hidden_size if shape.experts else 0,
@@ -40,13 +41,20 @@ def _projection(shape: ModelShape, whole: int) -> tuple[str, int, int]:
     return (_CHANNELS if shape.latent is None else _HEADS)(shape, whole)
 
 
+def _token(shape: ModelShape, whole: int) -> tuple[str, int, int]:
+    """Return the field behind the width at which experts take tokens."""
+    return (_LATENT if shape.experts and shape.experts.latent_size else _HIDDEN)(shape, whole)
+
+
 _OF_MODULE = {
     "linear_qkv": (_CHANNELS, _HIDDEN),
     "linear_proj": (_HIDDEN, _projection),
     "linear_fc1": (_FFN, _HIDDEN),
     "linear_fc2": (_HIDDEN, _FFN),
-    "experts.linear_fc1": (_EXPERT, _HIDDEN),
-    "experts.linear_fc2": (_HIDDEN, _EXPERT),
+    "experts.linear_fc1": (_EXPERT, _token),
+    "experts.linear_fc2": (_token, _EXPERT),
+    "fc1_latent_proj": (_LATENT, _HIDDEN),
+    "fc2_latent_proj": (_HIDDEN, _LATENT),
     "shared_experts.linear_fc1": (_SHARED, _HIDDEN),
     "shared_experts.linear_fc2": (_HIDDEN, _SHARED),
     "linear_q_proj": (_HEADS, _HIDDEN),

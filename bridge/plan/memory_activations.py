@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
+from bridge.plan.fields import read_field, whole_number
 from bridge.plan.memory_copies import element_bytes
 from bridge.plan.precision_plan import LOW
-from bridge.plan.shape import read_field, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,7 +131,8 @@ def kept_bytes(plan: PrecisionPlan, place: Place, workload: Workload) -> int:
             drop = [part for name in workload.modules for part in DROPS.get(name, ())]
             total += sum(size for part, size in parts.items() if part not in drop)
     if place.mtp:
-        total += sum(sum(count.layer(layer).values()) for layer in plan.layers if layer.kind == "mtp")
+        passes = plan.shape.mtp_num_layers // max(1, plan.shape.mtp_layers)  # of each prediction layer
+        total += passes * sum(sum(count.layer(layer).values()) for layer in plan.layers if layer.is_mtp)
     return round(total + (count.output() if place.output else 0.0))
 
 
@@ -236,7 +237,8 @@ class _Counting:
         shape, tokens = self.shape, self.tokens
         heads = shape.num_attention_heads / self.tensor
         parts["base"] += self._norm() + self._dropout()
-        out = self._latent(parts, saved, heads) if shape.latent is not None else self._grouped(parts, saved, heads)
+        is_latent = "linear_kv_up_proj" in saved
+        out = self._latent(parts, saved, heads) if is_latent else self._grouped(parts, saved, heads)
         parts["core_attn"] += tokens * heads * 4  # log of the softmax's sums
         parts["base"] += tokens * out * saved["linear_proj"]
         is_own = saved["linear_proj"] != self.element or (self.local and self.workload.widened_attention)
@@ -294,14 +296,16 @@ class _Counting:
         shape, experts = self.shape, self.shape.experts
         if experts is None:
             return
-        hidden = shape.hidden_size
+        hidden, latent = shape.hidden_size, experts.latent_size
         parts["base"] += self._norm() + self._dropout()
         router = element_bytes(self.plan.settings.router or self.plan.settings.mode)
         parts["router"] += self.outside * (hidden * max(router, self.element) + experts.num_experts * 8)
         # An even load: each token goes to top-k experts, and the ranks that share an expert hold all of its tokens.
         copies = self.outside * experts.topk * self.expert_tensor
         wide, out = self._hidden(experts.ffn_hidden_size / self.expert_tensor, saved["experts.linear_fc2"])
-        parts["experts"] += copies * (hidden * saved["experts.linear_fc1"] + wide)
+        parts["experts"] += copies * ((latent or hidden) * saved["experts.linear_fc1"] + wide)
+        if latent:
+            parts["base"] += self.outside * (hidden * saved["fc1_latent_proj"] + latent * saved["fc2_latent_proj"])
         parts["experts_act"] += copies * out
         if experts.shared_ffn_hidden_size:
             wide, out = self._hidden(experts.shared_ffn_hidden_size / self.tensor, saved["shared_experts.linear_fc2"])

@@ -75,25 +75,29 @@ class _Chunk:
         norm, head = output_modules(shape)
         if place.output:
             yield from self._modules("output", (norm,))
-        for number in range(1, shape.mtp_num_layers + 1 if mtp else 1):
-            yield from self._modules(f"mtp {number}", mtp_modules(shape))
+        for number in range(1, shape.mtp_layers + 1 if mtp else 1):
+            *first, last = mtp_modules(shape)
+            yield from self._modules(f"mtp {number}", tuple(first))
+            for position, kind in enumerate(shape.mtp_kinds, start=1):
+                yield from self._modules(f"mtp {number}.{position}", layer_modules(shape, kind))
+            yield from self._modules(f"mtp {number}", (last,))
         if place.output and not (tied and (place.embedding or mtp)):
             yield from self._modules("output", (head,), shares_embedding=tied and over_stages)
 
     def _modules(
         self, label: str, modules: tuple[Module, ...], *, shares_embedding: bool = False
     ) -> Iterator[Parameter]:
-        for module in sorted(modules, key=lambda module: module.registered):
-            if module.kind == "attention" or module.is_expert:
-                continue
-            yield from self._module(label, module, shares_embedding=shares_embedding)
-            if module.name == "router":
-                yield from self._experts(label, modules)
+        ordered = sorted(modules, key=lambda module: module.registered)
+        experts = [module for module in ordered if module.is_expert]
+        for module in ordered:
+            if experts and module is experts[0]:
+                yield from self._experts(label, experts)
+            elif module.kind != "attention" and not module.is_expert:
+                yield from self._module(label, module, shares_embedding=shares_embedding)
 
-    def _experts(self, label: str, modules: tuple[Module, ...]) -> Iterator[Parameter]:
+    def _experts(self, label: str, experts: list[Module]) -> Iterator[Parameter]:
         """Yield the experts of this rank, one after the other."""
-        experts = sorted((module for module in modules if module.is_expert), key=lambda module: module.registered)
-        for _ in range(experts[0].count // self.parallel.expert if experts else 0):
+        for _ in range(experts[0].count // self.parallel.expert):
             for module in experts:
                 yield from self._module(label, module)
 

@@ -70,8 +70,9 @@ def layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
         return _mamba(shape, shape.state_space) if shape.state_space is not None else ()
     modules: tuple[Module, ...] = ()
     if kind not in ("mlp", "moe"):
-        modules = _attention(shape) if shape.latent is None else _latent_attention(shape, shape.latent)
-    if kind == "attention":
+        is_latent = shape.latent is not None and kind != "attention"
+        modules = _latent_attention(shape, shape.latent) if is_latent and shape.latent else _attention(shape)
+    if kind in ("attention", "latent_attention"):
         return modules
     modules += (_norm(shape, "pre_mlp_layernorm", shape.hidden_size, 10),)
     if kind in ("mlp", "transformer"):
@@ -81,14 +82,16 @@ def layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
 
 @lru_cache(maxsize=256)
 def mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
-    """Return the modules of one multi-token-prediction layer; its transformer layer is of the last layer's kind."""
+    """Return the modules of one multi-token-prediction layer; its transformer layer is of the last layer's kind.
+
+    The layers inside a prediction layer of a hybrid model are rows of the plan by themselves ("mtp 1.1").
+    """
     hidden = shape.hidden_size
-    kind = "transformer_moe" if shape.experts is not None else "transformer"
     return (
         _norm(shape, "enorm", hidden, -3),
         _norm(shape, "hnorm", hidden, -2),
         _matrix("eh_proj", 2 * hidden, hidden, "column", -1),
-        *layer_modules(shape, kind),
+        *(() if shape.is_hybrid else layer_modules(shape, shape.kinds[-1])),
         _norm(shape, "final_layernorm", hidden, 99),
     )
 
@@ -106,7 +109,7 @@ def output_modules(shape: ModelShape) -> tuple[Module, ...]:
     """Return the modules that turn the last layer's output into logits."""
     hidden = shape.hidden_size
     head = _matrix("output_layer", hidden, shape.padded_vocab_size(), "column", 1, kind="head")
-    return _norm(shape, "final_layernorm", hidden, 0), head
+    return _norm(shape, "final_norm" if shape.is_hybrid else "final_layernorm", hidden, 0), head
 
 
 def _norm(shape: ModelShape, name: str, width: int, registered: int) -> Module:
@@ -162,8 +165,10 @@ def _latent_attention(shape: ModelShape, latent: Latent) -> tuple[Module, ...]:
     )
 
 
-def _mlp(shape: ModelShape, ffn: int, prefix: str = "", *, registered: int = 20) -> tuple[Module, Module]:
-    hidden, bias = shape.hidden_size, shape.add_bias_linear
+def _mlp(
+    shape: ModelShape, ffn: int, prefix: str = "", *, registered: int = 20, width: int | None = None
+) -> tuple[Module, Module]:
+    hidden, bias = width or shape.hidden_size, shape.add_bias_linear
     gated = 2 if shape.gated_linear_unit else 1
     return (
         _matrix(f"{prefix}linear_fc1", hidden, gated * ffn, "column", registered, bias=bias),
@@ -172,17 +177,20 @@ def _mlp(shape: ModelShape, ffn: int, prefix: str = "", *, registered: int = 20)
 
 
 def _experts(shape: ModelShape, experts: Experts) -> tuple[Module, ...]:
-    hidden = shape.hidden_size
+    """Return the router, the experts, the projections around them where they work at a latent width, and the rest."""
+    hidden, latent, bias = shape.hidden_size, experts.latent_size, shape.add_bias_linear
     router = _matrix("router", hidden, experts.num_experts, "", 20, kind="router", bias=experts.router_bias)
+    before = [_matrix("fc1_latent_proj", hidden, latent, "", 21, bias=bias)] if latent else []
+    after = [_matrix("fc2_latent_proj", latent, hidden, "", 22, bias=bias)] if latent else []
     routed = [
         replace(module, count=experts.num_experts, is_expert=True)
-        for module in _mlp(shape, experts.ffn_hidden_size, "experts.", registered=30)
+        for module in _mlp(shape, experts.ffn_hidden_size, "experts.", registered=30, width=latent)
     ]
     if not experts.shared_ffn_hidden_size:
-        return router, *routed
+        return router, *before, *routed, *after
     gate = _matrix("shared_experts.gate", hidden, 1, "", 40, kind="gate")
     shared = _mlp(shape, experts.shared_ffn_hidden_size, "shared_experts.", registered=41)
-    return router, *routed, *([gate] if experts.shared_gate else []), *shared
+    return router, *before, *routed, *after, *([gate] if experts.shared_gate else []), *shared
 
 
 def _mamba(shape: ModelShape, space: StateSpace) -> tuple[Module, ...]:

@@ -4,7 +4,8 @@
     plan.format_of(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
     plan.low_precision_layers()                   # (2, 3, 4, 5) of 6
 
-It is computed from config values alone, as Megatron Core 0.16.1 reads them. Rules:
+It is computed from config values alone, as Megatron Core reads them (0.16.1 to main of 2026-08-22; a field that the
+target's version does not have counts as not set). Rules:
 
 - Layers are numbered over the whole model, whatever pipeline stage holds them, and a layer stays in the mode's dtype
   if its number is among the first or last N (fp8_utils.is_first_last_bf16_layer). In a hybrid model every block counts.
@@ -12,7 +13,9 @@ It is computed from config values alone, as Megatron Core 0.16.1 reads them. Rul
   projections, experts, shared experts, Mamba's in and out projection. Norms, the router, the embedding and the output
   layer are not.
 - Multi-token-prediction layers enter the FP8 context without a layer number, so that first/last does not apply to
-  them, and they ignore FP4 (multi_token_prediction.py).
+  them, and they ignore FP4 (multi_token_prediction.py). The layers inside a prediction layer of a hybrid model are a
+  stack of their own, numbered from 1: under FP8 all are inside the outer context, under FP4 each enters the context by
+  its number there (hybrid_block.py).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
+from bridge.plan.fields import absent_fields, without
 from bridge.plan.modules import modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.settings import Settings
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from bridge.plan.modules import Module
     from bridge.plan.stages import Place
     from bridge.precision.config import PrecisionConfig
+    from bridge.rules.versions import Version
 
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
@@ -60,7 +65,7 @@ class PlanLayer:
     """A layer, or the embedding or output around the layers."""
 
     label: str
-    """The number, "embedding", "mtp 1" or "output"."""
+    """The number, "embedding", "mtp 1", "mtp 1.1" (inside a prediction layer of a hybrid model) or "output"."""
     number: int | None
     """From 1, over the whole model; None for embedding, MTP and output."""
     stage: int
@@ -69,6 +74,11 @@ class PlanLayer:
     low: bool
     """The layer is in the low-precision context."""
     modules: tuple[PlanModule, ...]
+
+    @property
+    def is_mtp(self) -> bool:
+        """Whether it is a multi-token-prediction layer, or a layer inside one."""
+        return self.label.startswith("mtp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +226,7 @@ def precision_plan(
     *,
     optimizer: Any = None,
     ddp: Any = None,
+    mcore: Version | None = None,
 ) -> PrecisionPlan:
     """Return the formats in which a model will compute, keep and send its tensors.
 
@@ -225,13 +236,17 @@ def precision_plan(
         parallel: The layout; None: that of the model's fields.
         optimizer: `OptimizerConfig` fields, for masters and states.
         ddp: `DistributedDataParallelConfig` fields, for gradients.
+        mcore: Version of megatron-core that builds the model; None: the newest that is known.
 
     Raises:
-        RunConfigError: No such model can be built.
+        RunConfigError: No such model can be built, or it has modules that the plan does not know.
     """
-    shape = ModelShape.of(model)
-    layout = parallel if parallel is not None else Parallel.of(model)
-    settings = Settings.of(precision, model, optimizer, ddp)
+    known = without(model, absent_fields("model", model, mcore))
+    shape = ModelShape.of(known)
+    layout = parallel if parallel is not None else Parallel.of(known)
+    settings = Settings.of(precision, model, optimizer, ddp, mcore=mcore)
+    if shape.is_hybrid:
+        settings = settings.of_hybrid(mcore)
     return PrecisionPlan(
         label=precision.label if precision is not None else f"{settings.mode}, as the configs say",
         settings=settings,
@@ -246,7 +261,7 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings) -> Iterat
     places = parallel.places(shape.num_layers)
     first = next((place for place in places if place.embedding), places[0])
     last = next((place for place in places if place.output), places[-1])
-    on = settings.family is not None
+    on = settings.family is not None and settings.reaches_layers
 
     def made(label: str, place: Place, kind: str, *, low: bool = False, number: int | None = None) -> PlanLayer:
         modules = _planned(modules_of(shape, label, kind), settings, low)
@@ -255,13 +270,20 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings) -> Iterat
         )
 
     yield made("embedding", first, "embedding")
+
+    def enters(index: int) -> bool:
+        """Return whether a layer enters the context, by its number from 0."""
+        return on and settings.start <= index < shape.num_layers - settings.end
+
     for place in places:
         for index in place.layers:
-            inside = on and settings.start <= index < shape.num_layers - settings.end
-            yield made(str(index + 1), place, shape.kinds[index], low=inside, number=index + 1)
+            yield made(str(index + 1), place, shape.kinds[index], low=enters(index), number=index + 1)
     mtp = next((place for place in places if place.mtp), last)
-    for number in range(1, shape.mtp_num_layers + 1):
-        yield made(f"mtp {number}", mtp, "mtp", low=settings.family == "fp8")
+    is_fp8 = settings.family == "fp8"
+    for number in range(1, shape.mtp_layers + 1):
+        yield made(f"mtp {number}", mtp, "mtp", low=is_fp8)
+        for index, kind in enumerate(shape.mtp_kinds):
+            yield made(f"mtp {number}.{index + 1}", mtp, kind, low=is_fp8 or enters(index))
     yield made("output", last, "output")
 
 

@@ -5,14 +5,15 @@ The synchroniser's own plan decides what the precision writes. Without a precisi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.plan.shape import read_field, whole_number
+from bridge.plan.fields import absent_fields, read_field, whole_number, without
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.fields import DEFAULTS, FIELDS
+from bridge.rules.versions import at_least
 from bridge.sync.owner import MappingOwner
 from bridge.sync.plan import plan
 
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
 
     from bridge.precision.config import PrecisionConfig
     from bridge.precision.schemes import Scheme
+    from bridge.rules.versions import Version
 
 
 ROLES = ("model", "optimizer", "ddp")
 ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention")
+LATE_ATTENTION = {"mxfp8": "0.18", "nvfp4": "0.17"}
+"""Scheme -> first megatron-core that hands it FP8 attention."""
+HYBRID_FP4 = "0.17"
+"""First megatron-core whose hybrid blocks enter the FP4 context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +55,8 @@ class Settings:
     """FP8 between the attention core and its projections."""
     output_layer: bool = False
     """The output layer runs in MXFP8 (megatron-core 0.18)."""
+    reaches_layers: bool = True
+    """The model's blocks enter the low-precision context; those of a hybrid model know FP4 from 0.17 on."""
     low_parameters: bool = False
     """Weights are stored in the scheme's format."""
     reuses_gradients: bool = False
@@ -84,16 +92,37 @@ class Settings:
         return table.get(self.scheme or "")
 
     @classmethod
-    def of(cls, precision: PrecisionConfig | None, model: Any, optimizer: Any = None, ddp: Any = None) -> Settings:
-        """Return the settings of a precision written into these configs; mappings or objects, None for the defaults."""
-        own = {role: _complete(role, given) for role, given in zip(ROLES, (model, optimizer, ddp), strict=True)}
-        held = own if precision is None else _write(precision, own)
+    def of(
+        cls,
+        precision: PrecisionConfig | None,
+        model: Any,
+        optimizer: Any = None,
+        ddp: Any = None,
+        *,
+        mcore: Version | None = None,
+    ) -> Settings:
+        """Return the settings of a precision written into these configs, as a version of Megatron Core reads them.
+
+        Args:
+            precision: What is written; None: the configs' own values.
+            model: A mapping or an object of Megatron's model fields.
+            optimizer: Likewise; None: the defaults.
+            ddp: Likewise.
+            mcore: Version of megatron-core; None: the newest that is known.
+        """
+        given = dict(zip(ROLES, (model, optimizer, ddp), strict=True))
+        absent = {role: absent_fields(role, config or {}, mcore) for role, config in given.items()}
+        own = {role: _complete(role, without(config, absent[role])) for role, config in given.items()}
+        held = own if precision is None else _write(precision, own, mcore)
         model, optimizer, ddp = (held[role] for role in ROLES)
         mode = next((name for name in ("bf16", "fp16") if model[name]), "fp32")
         family = next((name for name in ("fp8", "fp4") if model[name]), None)
         scheme = str(model[f"{family}_recipe"]) if family is not None else None
         row = (FP8_SCHEMES if family == "fp8" else FP4_SCHEMES).get(scheme or "")
+        late = LATE_ATTENTION.get(scheme or "")
+        is_early = late is not None and at_least(mcore, late) is False
         reads = row.settings if row is not None else ()
+        reads = tuple(name for name in reads if not (is_early and name in ATTENTION))
         start, end = (
             whole_number(model[name]) or 0 if family is not None and model["first_last_layers_bf16"] else 0
             for name in LAYER_COUNTS
@@ -130,14 +159,38 @@ class Settings:
             remainders=owns and bool(optimizer["store_param_remainders"]) and mode == "bf16" and master == "fp32",
             optimizer=str(optimizer["optimizer"]),
             amax_history=(whole_number(model["fp8_amax_history_len"]) or 0) if scheme == "delayed" else 0,
-            notes=_notes(precision, own["model"], scheme, reads, start + end),
+            notes=(
+                *_absent_notes(absent, mcore),
+                *_notes(precision, own["model"], scheme, reads, start + end),
+            ),
         )
 
+    def of_hybrid(self, mcore: Version | None) -> Settings:
+        """Return these settings as the blocks of a hybrid model read them."""
+        changed, notes = self, list(self.notes)
+        if self.output_layer:
+            changed = replace(changed, output_layer=False)
+            notes.append("fp8_output_proj=True has no effect: only GPTModel has an FP8 output head.")
+        if self.family == "fp4" and at_least(mcore, HYBRID_FP4) is False:
+            changed = replace(changed, reaches_layers=False)
+            notes.append(f"fp4 has no effect: hybrid models know it from megatron-core {HYBRID_FP4} on.")
+        return replace(changed, notes=tuple(notes))
 
-def _write(precision: PrecisionConfig, held: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+
+def _absent_notes(absent: dict[str, dict[str, str]], mcore: Version | None) -> list[str]:
+    return [
+        f"{role}.{name} has no effect: megatron-core {mcore} has no such field ({versions})."
+        for role, names in absent.items()
+        for name, versions in names.items()
+    ]
+
+
+def _write(
+    precision: PrecisionConfig, held: dict[str, dict[str, Any]], mcore: Version | None
+) -> dict[str, dict[str, Any]]:
     """Return every field of every config as it is after the precision was written into it, by the sync's own plan."""
     written = {role: dict(values) for role, values in held.items()}
-    for row in plan(precision, [MappingOwner(role, values) for role, values in held.items()], is_last=True):
+    for row in plan(precision, [MappingOwner(role, values, mcore) for role, values in held.items()], is_last=True):
         if row.verdict != "absent" and row.owner in written:
             written[row.owner][row.attribute] = row.new
     return written

@@ -17,13 +17,11 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.plan.fields import read_field, unplanned, whole_number
+from bridge.plan.hybrid import HybridPattern
 
 DENSE = "transformer"
 MOE = "transformer_moe"
-HYBRID_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-"""A letter of `hybrid_override_pattern` -> kind of that layer; each letter is a layer of its own."""
-
-
 PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -45,6 +43,8 @@ class Experts:
     """Width of the shared expert, 0 without one."""
     shared_gate: bool = False
     router_bias: bool = False
+    latent_size: int | None = None
+    """Width that tokens are projected to before they are sent to the experts; None: the hidden size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,9 @@ class ModelShape:
     num_query_groups: int
     kv_channels: int
     kinds: tuple[str, ...]
-    """Kind of each layer: transformer, transformer_moe, mamba, attention, mlp or moe."""
+    """Kind of each layer: transformer, transformer_moe, mamba, attention, latent_attention, mlp or moe."""
+    is_hybrid: bool = False
+    """Each layer is one block, of the kind that a letter of the pattern names."""
     vocab_size: int = 0
     """Tokens before padding, 0 where it is unknown."""
     make_vocab_size_divisible_by: int = 128
@@ -106,9 +108,19 @@ class ModelShape:
     position_embedding_type: str = "rope"
     share_embeddings_and_output_weights: bool = False
     mtp_num_layers: int = 0
+    """Multi-token-prediction depths, each a pass through a prediction layer."""
+    mtp_is_repeated: bool = False
+    """One prediction layer serves all depths."""
+    mtp_kinds: tuple[str, ...] = ()
+    """Kind of each layer inside a prediction layer of a hybrid model."""
     experts: Experts | None = None
     latent: Latent | None = None
     state_space: StateSpace | None = None
+
+    @property
+    def mtp_layers(self) -> int:
+        """Prediction layers that the model has."""
+        return min(1, self.mtp_num_layers) if self.mtp_is_repeated else self.mtp_num_layers
 
     def padded_vocab_size(self, tensor_parallel: int = 1) -> int:
         """Return the rows of the embedding over all tensor-parallel ranks."""
@@ -127,8 +139,12 @@ class ModelShape:
         """
         reader = _Reader(model)
         shape = reader.shape()
-        if reader.wrong:
-            lines = (f"model.{name}: {rule}, got {value!r}. {remedy}." for name, rule, value, remedy in reader.wrong)
+        lines = [f"model.{name}: {rule}, got {value!r}. {remedy}." for name, rule, value, remedy in reader.wrong]
+        lines += [
+            f"model.{name}: cannot plan: {why}, got {value!r}. Plan a model without it."
+            for name, why, value in unplanned(model)
+        ]
+        if lines:
             raise RunConfigError("\n".join(lines))
         return shape
 
@@ -143,12 +159,6 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[tuple[str, str, object, s
     return [row for row in reader.wrong if row[0] in model and whole_number(row[2]) is not None]
 
 
-def read_field(model: Any, name: str, default: Any = None) -> Any:
-    """Return a value of a mapping or an object, or the default where it is absent or None."""
-    value = model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
-    return default if value is None else value
-
-
 class _Reader:
     """Reads one model and collects its impossible values."""
 
@@ -157,22 +167,27 @@ class _Reader:
         self.wrong: list[tuple[str, str, object, str]] = []
 
     def shape(self) -> ModelShape:
-        layers = self.whole("num_layers", 0, least=1)
+        pattern = HybridPattern.of(self.model)
+        kinds_of_pattern = pattern.kinds if pattern is not None else ()
+        layers = self.whole("num_layers", 0, least=1) if pattern is None else max(1, len(pattern.layers))
         if layers > MOST_LAYERS:
             self._refuse("num_layers", f"must be at most {MOST_LAYERS}", layers, "Use fewer")
             layers = 1
         hidden = self.whole("hidden_size", 0, least=1)
-        pattern = self.text("hybrid_override_pattern", "")
-        is_hybrid = bool(pattern) or self.flag("is_hybrid_model") or bool(self.text("hybrid_layer_pattern", ""))
-        heads = self.whole("num_attention_heads", 0, least=0 if is_hybrid and "*" not in pattern else 1)
+        is_hybrid = pattern is not None
+        inner = pattern.mtp_kinds if pattern is not None else ()
+        attends = not is_hybrid or {"attention", "latent_attention"} & {*kinds_of_pattern, *inner}
+        heads = self.whole("num_attention_heads", 0, least=1 if attends else 0)
         groups = self.whole("num_query_groups", heads, least=min(heads, 1))
         channels = self.whole("kv_channels", hidden // heads if heads else 0)
         ffn = self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1)
-        has_latent = self.flag("multi_latent_attention")
+        has_latent = self.flag("multi_latent_attention") or "latent_attention" in {*kinds_of_pattern, *inner}
         has_channels = read_field(self.model, "kv_channels") is not None
         for name in PARALLEL_SIZES:
             self.whole(name, 1)
-        kinds = self._kinds(layers, pattern)
+        if pattern is not None:
+            self.wrong += pattern.faults
+        kinds = kinds_of_pattern or self._kinds(layers)
         if heads and groups and heads % groups:
             self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
         elif heads and hidden % heads and not (has_channels or has_latent or is_hybrid):
@@ -194,6 +209,7 @@ class _Reader:
             num_query_groups=groups,
             kv_channels=channels,
             kinds=kinds,
+            is_hybrid=is_hybrid,
             vocab_size=self.whole("vocab_size", 0, least=0),
             make_vocab_size_divisible_by=self.whole("make_vocab_size_divisible_by", 128),
             seq_length=self.whole("seq_length", 0, least=0),
@@ -203,12 +219,14 @@ class _Reader:
             layer_norm_bias=self.text("normalization", "RMSNorm" if has_latent else "LayerNorm") == "LayerNorm",
             qk_layernorm=self.flag("qk_layernorm"),
             attention_output_gate=self.flag("attention_output_gate"),
-            position_embedding_type=self.text("position_embedding_type", "none" if pattern else "rope"),
+            position_embedding_type=self.text("position_embedding_type", "none" if is_hybrid else "rope"),
             share_embeddings_and_output_weights=self.flag("share_embeddings_and_output_weights"),
-            mtp_num_layers=self.whole("mtp_num_layers", 0, least=0),
+            mtp_num_layers=self._depths(pattern),
+            mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
+            mtp_kinds=inner,
             experts=self._experts(ffn),
             latent=self._latent() if has_latent else None,
-            state_space=self._state_space(hidden) if "mamba" in kinds else None,
+            state_space=self._state_space(hidden) if "mamba" in {*kinds, *inner} else None,
         )
 
     def _rotates_whole_heads(self) -> bool:
@@ -239,20 +257,17 @@ class _Reader:
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
         self.wrong.append((name, rule, value, remedy))
 
-    def _kinds(self, layers: int, pattern: str) -> tuple[str, ...]:
-        if pattern:
-            letters = pattern.partition("/")[0].replace("|", "")  # later versions add stages and MTP patterns
-            unknown = sorted(set(letters) - set(HYBRID_KINDS))
-            if unknown:
-                known = " ".join(HYBRID_KINDS)
-                self._refuse("hybrid_override_pattern", f"must consist of {known}", "".join(unknown), "Correct it")
-            elif len(letters) != layers:
-                rule = f"must have a letter for each of the {layers} layers"
-                self._refuse("hybrid_override_pattern", rule, len(letters), "Correct it or num_layers")
-            return tuple(HYBRID_KINDS.get(letter, DENSE) for letter in letters)
+    def _kinds(self, layers: int) -> tuple[str, ...]:
         if not read_field(self.model, "num_moe_experts"):
             return (DENSE,) * layers
         return tuple(MOE if expert else DENSE for expert in self._expert_layers(layers))
+
+    def _depths(self, pattern: HybridPattern | None) -> int:
+        """Return the passes through prediction layers; the pattern of a hybrid model has one part for each."""
+        stated = self.whole("mtp_num_layers", 0, least=0)
+        if pattern is None or (self.flag("mtp_use_repeated_layer") and stated):
+            return stated
+        return pattern.depths
 
     def _expert_layers(self, layers: int) -> tuple[bool, ...]:
         """Return which layers have experts: `moe_layer_freq` is a number, a list, or a list's expression."""
@@ -276,7 +291,8 @@ class _Reader:
             topk=self.whole("moe_router_topk", 2),
             shared_ffn_hidden_size=self.whole("moe_shared_expert_intermediate_size", 0, least=0),
             shared_gate=self.flag("moe_shared_expert_gate"),
-            router_bias=self.flag("moe_router_enable_expert_bias") and self.flag("add_bias_linear", default=True),
+            router_bias=self.flag("add_bias_linear", default=True),
+            latent_size=self.whole("moe_latent_size", 0, least=0) or None,
         )
 
     def _latent(self) -> Latent:
@@ -297,15 +313,6 @@ class _Reader:
             state_dim=self.whole("mamba_state_dim", 128),
             num_groups=self.whole("mamba_num_groups", 8),
         )
-
-
-def whole_number(value: Any) -> int | None:
-    """Return a whole number, also one that is written as text or as a float, or None."""
-    try:
-        number = int(value)
-        return number if number == float(value) and not isinstance(value, bool) else None
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _list_of(expression: str) -> Any:

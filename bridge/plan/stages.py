@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.shape import read_field, whole_number
+from bridge.plan.fields import read_field, whole_number
+from bridge.plan.hybrid import HybridPattern
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +87,11 @@ class Parallel:
                     f"model: the number of ranks must be a multiple of {name} parallel sizes = {need}, got {ranks}. "
                     f"Use {-(-ranks // need) * need}, or other sizes."
                 )
-        custom = read_field(model, "pipeline_model_parallel_layout")
-        layout = _layout(custom) if custom is not None else None
+        layout, field = _custom_layout(model)
         if layout is not None and len(layout) % pipeline:
             raise RunConfigError(
-                f"model.pipeline_model_parallel_layout: must have as many chunks for each of the {pipeline} stages, "
-                f"got {len(layout)}. Correct it."
+                f"model.{field}: must have as many chunks for each of the {pipeline} stages, got {len(layout)}. "
+                "Correct it."
             )
         virtual = size("virtual_pipeline_model_parallel_size") if pipeline > 1 else 1
         return cls(
@@ -172,6 +172,29 @@ class Parallel:
             places.append(Place(stage=stage, chunk=chunk, layers=layers, embedding=embedding, mtp=mtp, output=output))
             first += count
         return tuple(places)
+
+
+def virtual_stages(model: Any) -> int:
+    """Return the model chunks of each pipeline stage, from the field, a custom layout or the pattern of a hybrid model.
+
+    A layout that cannot be read counts as none: the plan refuses it with its reason.
+    """
+    try:
+        return Parallel.of(model).virtual
+    except RunConfigError:
+        return 1
+
+
+def _custom_layout(model: Any) -> tuple[tuple[tuple[str, ...], ...] | None, str]:
+    """Return the content of each chunk where a field states it, and the name of that field."""
+    pattern = HybridPattern.of(model)
+    if pattern is not None and pattern.chunks:
+        chunks: list[tuple[str, ...]] = [("decoder",) * count for count in pattern.chunks]
+        chunks[0] = ("embedding", *chunks[0])
+        chunks[-1] = (*chunks[-1], "mtp", "loss")
+        return tuple(chunks), "hybrid_layer_pattern"
+    custom = read_field(model, "pipeline_model_parallel_layout")
+    return _layout(custom) if custom is not None else None, "pipeline_model_parallel_layout"
 
 
 def _number(model: Any, name: str) -> int | None:

@@ -1,0 +1,201 @@
+"""Every field of Megatron's model config: read by the plan, refused by it, or without influence on the modules."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from typing import Any
+
+import pytest
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+from bridge.errors import RunConfigError
+from bridge.megatron.process import training_process
+from bridge.plan.fields import READ, UNPLANNED, WITHOUT_MODULES, absent_fields
+from bridge.plan.memory_activations import Workload
+from bridge.plan.precision_plan import precision_plan
+from bridge.plan.settings import Settings
+from bridge.plan.shape import ModelShape
+from bridge.plan.stages import Parallel
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
+from bridge.rules.fields import FIELDS
+from bridge.rules.versions import Version
+
+DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+EXPERTS = {**DENSE, "num_moe_experts": 4, "moe_shared_expert_intermediate_size": 32, "add_bias_linear": False}
+HYBRID = {**DENSE, "hybrid_layer_pattern": "M-*E/*E", "num_moe_experts": 4}
+LATENT = {**DENSE, "multi_latent_attention": True}
+PIPELINE = {**DENSE, "pipeline_model_parallel_size": 2, "recompute_granularity": "full"}
+ROTARY = {**DENSE, "kv_channels": 3, "position_embedding_type": "rope", "rotary_percent": 0.5}
+MODELS = (DENSE, ROTARY, EXPERTS, HYBRID, {**HYBRID, "hybrid_layer_pattern": "M-*E"}, LATENT, PIPELINE)
+ABSENT = {"hybrid_attention_ratio", "hybrid_mlp_ratio"}
+"""Arguments of model classes, which no config has."""
+
+LOW = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"}
+DELAYED = {**LOW, "fp8": "hybrid", "fp8_recipe": "delayed"}
+SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
+    "bf16": ({}, True),
+    "fp16": ({}, True),
+    "enable_autocast": ({"bf16": True}, True),
+    "autocast_dtype": ({"bf16": True, "enable_autocast": True}, "fp16"),
+    "fp32_residual_connection": ({"bf16": True}, True),
+    "moe_router_dtype": ({}, "fp32"),
+    "first_last_layers_bf16": (LOW, True),
+    "num_layers_at_start_in_bf16": ({**LOW, "first_last_layers_bf16": True}, 2),
+    "num_layers_at_end_in_bf16": ({**LOW, "first_last_layers_bf16": True}, 2),
+    "fp8": ({"bf16": True}, "hybrid"),
+    "fp8_recipe": (LOW, "blockwise"),
+    "fp8_param": (LOW, True),
+    "fp8_wgrad": (LOW, False),
+    "fp8_amax_history_len": (DELAYED, 16),
+    "fp8_output_proj": (LOW, True),
+    "fp8_dot_product_attention": (LOW, True),
+    "fp8_multi_head_attention": (DELAYED, True),
+    "fp4": ({"bf16": True}, "e2m1"),
+    "fp4_recipe": ({"bf16": True, "fp4": "e2m1"}, "custom"),
+    "fp4_param": ({"bf16": True, "fp4": "e2m1"}, True),
+}
+"""Precision field -> a model, and a value of the field that changes what the plan says about it."""
+
+
+class Asked(dict):
+    """A mapping that remembers which of its keys were asked for."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.names: set[str] = set()
+
+    def get(self, key, default=None):
+        self.names.add(key)
+        return super().get(key, default)
+
+
+def without_modules() -> list[str]:
+    return [name for names in WITHOUT_MODULES.values() for name in names.split()]
+
+
+def test_each_field_of_each_known_release_is_in_one_place():
+    placed = [*READ.split(), *UNPLANNED, *without_modules()]
+    assert len(placed) == len(set(placed))
+    assert set(placed) == set(FIELDS["model"])
+
+
+def test_each_field_of_the_installed_classes_is_known():
+    installed = {field.name for cls in (TransformerConfig, MLATransformerConfig) for field in dataclasses.fields(cls)}
+    assert {name for name in installed if not name.startswith("_")} <= set(FIELDS["model"])
+
+
+def test_the_fields_that_are_read_are_those_that_the_plan_asks_for():
+    asked = set()
+    for model in MODELS:
+        mapping = Asked(model)
+        ModelShape.of(mapping)
+        Parallel.of(mapping)
+        Workload.of(mapping)
+        asked |= mapping.names
+    read = set(READ.split())
+    assert asked - set(UNPLANNED) - ABSENT == read - set(SETTINGS)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_field_of_the_precision_that_is_read_changes_the_settings(name):
+    model, value = SETTINGS[name]
+    assert Settings.of(None, model) != Settings.of(None, {**model, name: value})
+
+
+@pytest.mark.parametrize("name", UNPLANNED)
+def test_a_field_that_the_plan_does_not_know_is_refused(name):
+    value = {"softmax_type": "learnable", "experimental_attention_variant": "dsa"}.get(name)
+    kind = FIELDS["model"][name].kind
+    value = value or (True if kind == "bool" else 2)
+    with pytest.raises(RunConfigError) as raised:
+        precision_plan(None, {**DENSE, name: value})
+    assert str(raised.value) == (
+        f"model.{name}: cannot plan: {UNPLANNED[name]}, got {value!r}. Plan a model without it."
+    )
+    for default in (FIELDS["model"][name].default, None):
+        assert precision_plan(None, {**DENSE, name: default}).linears()[1] == 17
+
+
+def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default():
+    newer = dataclasses.make_dataclass("TransformerConfig", [("sparse_mlp", bool, False)], bases=(TransformerConfig,))
+    newer.__module__ = "megatron.core.transformer.transformer_config"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, changed = newer(**DENSE), newer(**DENSE, sparse_mlp=True)
+    assert precision_plan(None, plain).linears()[1] == 17
+    with pytest.raises(RunConfigError) as raised:
+        precision_plan(None, changed)
+    assert str(raised.value) == (
+        "model.sparse_mlp: cannot plan: the field is newer than the releases that the plan knows, got True. "
+        "Plan a model without it."
+    )
+
+
+def parameters_of(model: dict[str, Any]) -> dict[str, tuple[int, ...]] | None:
+    """The parameters of a real model, or None where this Megatron or this machine refuses its config."""
+    with contextlib.suppress(Exception):
+        config = TransformerConfig(**model)
+        config.use_cpu_initialization = True
+        with training_process(config, seed=1, threads=1):
+            spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+            gpt = GPTModel(config, spec, vocab_size=64, max_sequence_length=8)
+        return {name: tuple(parameter.shape) for name, parameter in gpt.named_parameters()}
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_switch_without_influence_leaves_the_parameters_of_a_real_model_as_they_are():
+    base = {**EXPERTS, "num_layers": 1, "bf16": True}
+    plain = parameters_of(base)
+    built = []
+    for name in without_modules():
+        row = FIELDS["model"][name]
+        if row.kind != "bool" or name not in TransformerConfig.__dataclass_fields__:
+            continue
+        found = parameters_of({**base, name: not row.default})
+        if found is not None:
+            assert found == plain, name
+            built.append(name)
+    assert len(built) > 50
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_field_that_the_target_does_not_have_counts_as_not_set():
+    mxfp8 = {**DENSE, **LOW, "fp8_output_proj": True, "fp8_dot_product_attention": True}
+    old, new = (precision_plan(None, mxfp8, mcore=Version(version)) for version in ("0.16.1", "0.18.2"))
+    assert (old.format_of("output", "output_layer"), new.format_of("output", "output_layer")) == ("bf16", "e4m3")
+    assert (old.format_of(1, "core_attention", "qk"), new.format_of(1, "core_attention", "qk")) == ("bf16", "e4m3")
+    note = "model.fp8_output_proj has no effect: megatron-core 0.16.1 has no such field (megatron-core from 0.18.2)."
+    assert note in old.notes
+    assert "fp8_dot_product_attention=True has no effect under mxfp8 scaling." in old.notes
+    assert new.notes == ()
+
+
+def test_a_stated_field_that_the_target_does_not_have_is_written_nowhere():
+    nvfp4 = REGISTRY.get("bf16_with_nvfp4_mixed")
+    with_attention = MixedPrecisionConfig(**{**nvfp4.to_dict(), "fp8_dot_product_attention": True})
+    old, new = (precision_plan(with_attention, DENSE, mcore=Version(version)) for version in ("0.16.1", "0.17.1"))
+    assert (old.format_of(1, "core_attention", "qk"), new.format_of(1, "core_attention", "qk")) == ("bf16", "e4m3")
+
+
+def test_a_version_that_does_not_repeat_prediction_layers_builds_each():
+    model = {**DENSE, "mtp_num_layers": 2, "mtp_use_repeated_layer": True}
+    labels = [layer.label for layer in precision_plan(None, model, mcore=Version("0.16.1")).layers if layer.is_mtp]
+    assert labels == ["mtp 1", "mtp 2"]
+    assert absent_fields("model", model, Version("0.17.1")) == {}
+
+
+def test_attention_under_mxfp8_is_scaled_by_blocks_and_under_current_scaling_by_tensor():
+    """Source: Transformer Engine main of 2026-08-22 attention/dot_product_attention/utils.py, lines 2716-2731."""
+    model = {**DENSE, **LOW, "fp8_dot_product_attention": True}
+    plan = precision_plan(None, model)
+    assert {plan.row(1, "core_attention", item).scale for item in ("qk", "pv", "backward")} == {"1x32 / 32x1"}
+    tensorwise = precision_plan(None, {**model, "fp8_recipe": "tensorwise"})
+    assert tensorwise.row(1, "core_attention", "qk").scale == "tensor"
