@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.run import PlannedRun
+
+
+BYTES = 256
+"""Vocabulary of text that is tokenised to bytes."""
 
 
 def add_command(commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON") -> Any:
@@ -99,8 +104,27 @@ def _quoted(word: str) -> str:
 def plan_of(run: RunValues) -> PrecisionPlan:
     """Return the precision plan of a run."""
     from bridge.plan.precision_plan import precision_plan
+    from bridge.preflight.check import target_of
 
-    return precision_plan(run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp)
+    return precision_plan(
+        run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp, mcore=target_of(run.target).mcore
+    )
+
+
+def planned_run(chosen: argparse.Namespace) -> PlannedRun:
+    """Return the run that the arguments describe as the calculators take it.
+
+    The vocabulary is the model's, or else that of the data.
+    """
+    from bridge.plan.run import PlannedRun
+    from bridge.preflight.check import target_of
+
+    run = read_run(chosen)
+    sections = {name: run.section(name) for name in ("model", "optimizer", "ddp", "train")}
+    data = run.section("data")
+    if sections["model"].get("vocab_size") is None and data:
+        sections["model"] = {**sections["model"], "vocab_size": data.get("vocab_size") or BYTES}
+    return PlannedRun(precision=run.precision, sections=sections, target=target_of(run.target))
 
 
 def print_json(content: object) -> None:

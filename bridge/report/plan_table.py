@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bridge.plan.alignment import AlignmentReport
+    from bridge.plan.fit import FitOption, FitReport
     from bridge.plan.memory import MemoryReport, RankMemory
     from bridge.plan.precision_plan import PlanDifference, PlanModule, PrecisionPlan
 
@@ -186,12 +187,20 @@ def align_table(report: AlignmentReport) -> RenderableType:
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def memory_table(report: MemoryReport, activations: Mapping[str, tuple[int, ...]]) -> RenderableType:
+def memory_table(
+    report: MemoryReport,
+    activations: Mapping[str, tuple[int, ...]],
+    *,
+    gpu: str = "",
+    memory_bytes: int | None = None,
+) -> RenderableType:
     """Return the report as something rich can print.
 
     Args:
         report: The memory of every stage.
         activations: Name of a kind of recomputation -> activations of each stage under it.
+        gpu: Name of the target's GPU.
+        memory_bytes: Its memory; None: not known.
     """
     folded: dict[tuple[int, ...], list[RankMemory]] = {}
     for rank in report.ranks:
@@ -210,7 +219,47 @@ def memory_table(report: MemoryReport, activations: Mapping[str, tuple[int, ...]
     if activations:
         each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
         parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
+    if memory_bytes is not None:
+        parts.append(_fits(report.largest, gpu, memory_bytes))
     return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in report.notes))
+
+
+def _fits(rank: RankMemory, gpu: str, memory_bytes: int) -> Text:
+    """Return the sentence that holds the fullest rank against its GPU."""
+    needed = f"  {size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}: "
+    if rank.total > memory_bytes:
+        return Text(needed + "does not fit.", style="red")
+    return Text(needed + f"{size(memory_bytes - rank.total)} are left for what is not counted.")
+
+
+def fit_table(report: FitReport) -> RenderableType:
+    """Return the changes with which a run fits as something rich can print."""
+    if not report.options:
+        return Text("  No layout that was tried fits.", style="red")
+    columns: list[Column | str] = [
+        Column(heading="change", wraps=True),
+        *(Column(heading=name, number=True) for name in ("GPUs", "fullest rank", "largest micro-batch")),
+    ]
+    rows = [
+        (Text(_changes(option)), str(option.ranks), size(option.needed_bytes), str(option.micro_batch_size))
+        for option in report.options
+    ]
+    usable = f"It may fill {size(report.usable_bytes)} of {size(report.memory_bytes)}"
+    parts = [table(columns, rows, title="Fits with, cheapest first")]
+    if report.declared_ranks is not None:
+        parts.append(Text(f"  No layout that was tried fits on {report.declared_ranks} of these GPUs.", style="yellow"))
+    return Group(*parts, Text(f"  {usable}; the rest is for what is not counted."))
+
+
+def _changes(option: FitOption) -> str:
+    return " ".join(f"{name}={_value(value)}" for name, value in option.changes) or "nothing: it fits as it is"
+
+
+def _value(value: object) -> str:
+    """Return a value as an override has it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def size(count: float) -> str:

@@ -1,0 +1,59 @@
+"""`precision-bridge memory`: the bytes of a rank, held against its GPU, and the changes with which a run fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.arguments import add_run_command, planned_run, print_json
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bridge.plan.run import PlannedRun
+
+__all__ = ["add_parsers"]
+
+RECOMPUTE = {"none": ("none", ()), "selective (core_attn)": ("selective", ("core_attn",)), "full": ("full", ())}
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    text = "show what weights, gradients, states and activations take on a rank, and whether it fits"
+    parser = add_run_command(commands, "memory", _memory, text, json="print JSON, in bytes")
+    parser.add_argument("--fit", action="store_true", help="list the changes with which the run fits, cheapest first")
+
+
+def _memory(chosen: argparse.Namespace) -> None:
+    """Print the memory of a rank of each pipeline stage, and the activations under each kind of recomputation."""
+    run = planned_run(chosen)
+    activations = _activations(run)
+    if chosen.fit:
+        from bridge.plan.fit import fit
+
+        options = fit(run)
+    else:
+        options = None
+    if chosen.json:
+        content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
+        print_json({**content, "fit": options.to_dict()} if options is not None else content)
+        return
+    from bridge.report.plan_table import fit_table, memory_table
+    from bridge.report.table import show  # rich is heavy
+
+    gpu = run.target.gpu.title if run.target.gpu is not None else ""
+    show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes))
+    if options is not None:
+        show(fit_table(options))
+
+
+def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
+    """Return the activations of each stage under each kind of recomputation."""
+    from bridge.plan.memory import memory_report
+
+    found = {}
+    for name, (recompute, modules) in RECOMPUTE.items() if run.workload.seq_length else ():
+        load = replace(run.workload, recompute=recompute, modules=modules)
+        ranks = memory_report(run.plan, workload=load, ddp=run.section("ddp")).ranks
+        found[name] = tuple(rank.bytes_of["activations"] for rank in ranks)
+    return found

@@ -1,0 +1,242 @@
+"""The changes with which a run fits into the memory of its GPUs, cheapest first.
+
+    report = fit(run)
+    report.options[0].changes       # (('model.recompute_granularity', 'full'), ...)
+
+Each change has a price, which only orders the options and is no measure of time: sharding the optimizer sends the same
+bytes; a smaller micro-batch makes smaller GEMMs; selective recomputation runs the attention core again; each doubling
+of a parallel size adds messages or idle stages; full recomputation runs every forward pass again, a third more work.
+The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel replicas. Where no
+layout of these GPUs fits, the options are for one replica on more of them, the fewest first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError
+from bridge.plan.fields import whole_number
+from bridge.plan.memory_activations import activation_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bridge.plan.run import PlannedRun
+    from bridge.plan.shape import ModelShape
+
+__all__ = ["FitOption", "FitReport", "fit"]
+
+USABLE = 0.9
+"""Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""
+MOST_OPTIONS = 5
+MOST_DOUBLINGS = 6
+"""Of all parallel sizes together."""
+MOST_CONTEXT_DOUBLINGS = 2
+LARGEST_TENSOR = 8
+"""GPUs of a node, which tensor parallelism rarely leaves."""
+LARGEST_MICRO_BATCH = 128
+
+SMALLER_BATCH, SELECTIVE, DOUBLING, FULL = 1, 1, 2, 4
+"""Prices of halving the micro-batch, of recomputing the attention core, of a doubled size, of recomputing all."""
+RECOMPUTE: tuple[tuple[int, dict[str, Any]], ...] = (
+    (0, {}),
+    (SELECTIVE, {"model.recompute_granularity": "selective", "model.recompute_modules": ["core_attn"]}),
+    (
+        FULL,
+        {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        },
+    ),
+)
+SIZES = {
+    "tensor": "model.tensor_model_parallel_size",
+    "pipeline": "model.pipeline_model_parallel_size",
+    "expert": "model.expert_model_parallel_size",
+    "context": "model.context_parallel_size",
+}
+"""Parallel size -> its field, in the order in which equally priced layouts are tried."""
+Changes = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitOption:
+    """Changes with which the run fits."""
+
+    changes: tuple[tuple[str, Any], ...]
+    """Setting and new value; empty: the run as it is."""
+    price: int
+    micro_batch_size: int
+    """The largest that fits."""
+    needed_bytes: int
+    """Of the fullest rank, at the micro-batch of the run, or at the one that the changes name."""
+    ranks: int
+    """GPUs of the layout."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitReport:
+    """The options, cheapest first; none where no layout that was tried fits."""
+
+    memory_bytes: int
+    """Of one GPU."""
+    usable_bytes: int
+    """The part of it that an option may fill."""
+    options: tuple[FitOption, ...]
+    declared_ranks: int | None = None
+    """GPUs of the run, where the options need more than these; None: they fit on the GPUs that the run has."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        content = asdict(self)
+        content["options"] = [{**asdict(option), "changes": dict(option.changes)} for option in self.options]
+        return content
+
+
+def fit(run: PlannedRun) -> FitReport:
+    """Return the options with which a run fits, cheapest first, without those that add to a cheaper one.
+
+    Raises:
+        RunConfigError: The memory of the GPU is not known, or the run itself cannot be planned.
+    """
+    memory = run.memory_bytes
+    if memory is None:
+        raise RunConfigError("--fit: needs the memory of a GPU, got no target with one. Add --target h100x8, say.")
+    usable = int(memory * USABLE)
+    found = _search(run, usable)
+    declared = None
+    if not found and run.target.count is not None:
+        declared = run.target.count
+        found = _search(replace(run, target=replace(run.target, count=None)), usable)
+    found.sort(key=lambda option: (option.ranks if declared else 0, option.price, len(option.changes)))
+    kept: list[FitOption] = []
+    for option in found:
+        if not any(_adds_to(option, cheaper, same_values=declared is not None) for cheaper in kept):
+            kept.append(option)
+    return FitReport(
+        memory_bytes=memory, usable_bytes=usable, options=tuple(kept[:MOST_OPTIONS]), declared_ranks=declared
+    )
+
+
+def _search(run: PlannedRun, usable: int) -> list[FitOption]:
+    """Return the options of every layout, without layouts that add to a cheaper option."""
+    shape = run.plan.shape  # a run that cannot be planned is an error, a layout that cannot be planned is left out
+    found: list[FitOption] = []
+    for price, layout in sorted(_layouts(run), key=lambda priced: priced[0]):
+        if any(_names(option) <= {*layout} for option in found):
+            continue
+        candidate = run.changed(layout)
+        if _can_be_split(candidate, shape):
+            found += _options(candidate, layout, price, usable)
+    return found
+
+
+def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
+    """Return whether an option changes whatever a cheaper one does, and more; to the same values, where that counts."""
+    changes = dict(option.changes)
+    return all(name in changes and (not same_values or changes[name] == value) for name, value in cheaper.changes)
+
+
+def _names(option: FitOption) -> set[str]:
+    return {name for name, _ in option.changes}
+
+
+def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
+    """Yield (price, changes) of each layout: the optimizer sharded or as it is, and parallel sizes doubled."""
+    parallel, settings = run.parallel, run.plan.settings
+    shards: list[Changes] = [{}]
+    if not settings.distributed and parallel.data * parallel.context > 1:
+        shards = [{"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True}, {}]
+    for counts in itertools.product(*(range(_most_doublings(run, size) + 1) for size in SIZES)):
+        if sum(counts) > MOST_DOUBLINGS:
+            continue
+        sizes = {
+            field: getattr(parallel, size) * 2**count
+            for (size, field), count in zip(SIZES.items(), counts, strict=True)
+            if count
+        }
+        if SIZES["tensor"] in sizes and not parallel.sequence_parallel:
+            sizes["model.sequence_parallel"] = True
+        for shard in shards:
+            yield DOUBLING * sum(counts), {**shard, **sizes}
+
+
+def _most_doublings(run: PlannedRun, size: str) -> int:
+    """Return how often a parallel size may be doubled."""
+    if size == "pipeline":
+        return MOST_DOUBLINGS if run.parallel.layout is None else 0
+    if size == "expert":
+        return MOST_DOUBLINGS if run.plan.shape.experts is not None else 0
+    if size == "context":
+        return MOST_CONTEXT_DOUBLINGS if run.workload.seq_length else 0
+    return max(0, int(math.log2(LARGEST_TENSOR / run.parallel.tensor)))
+
+
+def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
+    """Return whether GPUs, layers, heads, widths, experts and tokens divide by the ranks that share them."""
+    try:
+        parallel = run.parallel
+        parallel.places(shape.num_layers)
+    except RunConfigError:
+        return False
+    tensor, groups, experts = parallel.tensor, shape.num_query_groups, shape.experts
+    over_tokens = parallel.context * (2 if parallel.context > 1 else 1) * (tensor if parallel.sequence_parallel else 1)
+    crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not run.section("model").get("overlap_p2p_comm")
+    return (
+        shape.num_attention_heads % tensor == 0
+        and (groups % tensor == 0 or tensor % groups == 0)
+        and shape.ffn_hidden_size % tensor == 0
+        and (shape.state_space is None or shape.state_space.num_groups % tensor == 0)
+        and (experts is None or experts.num_experts % parallel.expert == 0)
+        and (experts is None or experts.ffn_hidden_size % parallel.expert_tensor == 0)
+        and run.workload.seq_length % over_tokens == 0
+        and not crosses
+    )
+
+
+def _options(run: PlannedRun, layout: Changes, price: int, usable: int) -> Iterator[FitOption]:
+    """Yield the options of one layout: one for each kind of recomputation that fits."""
+    asked = run.workload.micro_batch_size
+    if max(rank.total - rank.bytes_of["activations"] for rank in run.memory.ranks) > usable:
+        return
+    for extra, recompute in RECOMPUTE if run.workload.seq_length else RECOMPUTE[:1]:
+        if recompute and run.workload.recompute in ("full", recompute["model.recompute_granularity"]):
+            continue
+        candidate = run.changed(recompute)
+        fitting = [size for size in _micro_batches(run) if _needed(candidate, size) <= usable]
+        if not fitting:
+            continue
+        used = min(asked, max(fitting))
+        smaller = {} if used == asked else {"train.micro_batch_size": used}
+        yield FitOption(
+            changes=tuple({**layout, **recompute, **smaller}.items()),
+            price=price + extra + SMALLER_BATCH * (math.ceil(math.log2(asked / used)) if smaller else 0),
+            micro_batch_size=max(fitting),
+            needed_bytes=_needed(candidate, used),
+            ranks=run.parallel.world_size,
+        )
+
+
+def _micro_batches(run: PlannedRun) -> list[int]:
+    """Return the micro-batches to try: those that divide the samples of a replica, or powers of two."""
+    whole = whole_number(run.section("train").get("global_batch_size", 0)) or 0
+    share = whole // run.parallel.data
+    if not share:
+        return [2**power for power in range(LARGEST_MICRO_BATCH.bit_length())]
+    return [size for size in range(1, min(share, LARGEST_MICRO_BATCH) + 1) if share % size == 0]
+
+
+def _needed(run: PlannedRun, micro_batch_size: int) -> int:
+    """Return the bytes of the fullest rank at a micro-batch."""
+    changed = run.changed({"train.micro_batch_size": micro_batch_size})
+    plan, load = run.plan, changed.workload
+    needed = []
+    for rank in run.memory.ranks:
+        places = [place for place in plan.parallel.places(plan.shape.num_layers) if place.stage == rank.stage]
+        static = sum(size for kind, size in rank.bytes_of.items() if kind != "activations")
+        needed.append(static + max(activation_bytes(plan, places, load), rank.step_bytes))
+    return max(needed)

@@ -1,0 +1,119 @@
+"""A run as the calculators take it: its plan, its workload and its GPUs, with settings that can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bridge.plan.memory import memory_report
+from bridge.plan.memory_activations import Workload
+from bridge.plan.precision_plan import precision_plan
+from bridge.plan.stages import Parallel
+from bridge.rules.target import Target
+
+if TYPE_CHECKING:
+    from bridge.plan.memory import MemoryReport
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.precision.config import PrecisionConfig
+
+__all__ = ["Overflow", "PlannedRun"]
+
+GIB = 2**30
+UNCOUNTED = {
+    "model": ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash"),
+    "optimizer": ("optimizer_cpu_offload",),
+    "ddp": ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2"),
+}
+"""Section -> settings that keep less on the GPU than is counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overflow:
+    """A rank that needs more memory than its GPU has."""
+
+    stage: int
+    """Pipeline stage of the rank."""
+    needed_bytes: int
+    memory_bytes: int
+    """Of the GPU."""
+    uncounted: tuple[str, ...]
+    """Settings of the run that keep less on the GPU than is counted, as section.field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A run, described by plain sections.
+
+    The number of GPUs is the target's, or else the least that the parallel sizes need.
+    """
+
+    precision: PrecisionConfig | None = None
+    """The precision that is written into the configs; None: the configs' own values."""
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """model, optimizer, ddp and train with Megatron's field names."""
+    target: Target = field(default_factory=Target)
+
+    @cached_property
+    def parallel(self) -> Parallel:
+        """The layout."""
+        return Parallel.of(self.section("model"), world_size=self.target.count)
+
+    @cached_property
+    def plan(self) -> PrecisionPlan:
+        """The precision plan."""
+        model, optimizer, ddp = (self.section(name) for name in ("model", "optimizer", "ddp"))
+        return precision_plan(
+            self.precision, model, self.parallel, optimizer=optimizer, ddp=ddp, mcore=self.target.mcore
+        )
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The tokens of a micro-batch, and the parts that are recomputed."""
+        return Workload.of(self.section("model"), self.section("train"), data_parallel=self.parallel.data)
+
+    @cached_property
+    def memory(self) -> MemoryReport:
+        """The bytes of a rank of each pipeline stage."""
+        capability = self.target.capability
+        return memory_report(self.plan, workload=self.workload, ddp=self.section("ddp"), capability=capability)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory of one GPU, None where it is not known."""
+        gpu = self.target.gpu
+        return gpu.memory_gib * GIB if gpu is not None and gpu.memory_gib else None
+
+    @property
+    def overflow(self) -> Overflow | None:
+        """The fullest rank, where it needs more than its GPU has; None where it fits, or nothing is known of the GPU.
+
+        Raises:
+            RunConfigError: No such model can be built, or it has modules that the plan does not know.
+        """
+        limit = self.memory_bytes
+        if limit is None:
+            return None
+        rank = self.memory.largest
+        if rank.total <= limit:
+            return None
+        uncounted = tuple(
+            f"{section}.{name}"
+            for section, names in UNCOUNTED.items()
+            for name in names
+            if self.section(section).get(name)
+        )
+        return Overflow(stage=rank.stage, needed_bytes=rank.total, memory_bytes=limit, uncounted=uncounted)
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return a section's values."""
+        return self.sections.get(name) or {}
+
+    def changed(self, changes: Mapping[str, Any]) -> PlannedRun:
+        """Return the run with other values of some settings, by section.field."""
+        sections = {name: dict(values) for name, values in self.sections.items() if isinstance(values, Mapping)}
+        for path, value in changes.items():
+            section, _, name = path.partition(".")
+            sections.setdefault(section, {})[name] = value
+        return replace(self, sections=sections)
