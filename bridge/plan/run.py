@@ -24,9 +24,10 @@ GIB = 2**30
 UNCOUNTED = {
     "model": ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash"),
     "optimizer": ("optimizer_cpu_offload",),
-    "ddp": ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2"),
 }
 """Section -> settings that keep less on the GPU than is counted."""
+SHARDED = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
+"""DDP settings under which weights and gradients are sharded too, which is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +88,13 @@ class PlannedRun:
 
     @property
     def overflow(self) -> Overflow | None:
-        """The fullest rank, where it needs more than its GPU has; None where it fits, or nothing is known of the GPU.
+        """The fullest rank, where it needs more than its GPU has; None where it fits or that is not known.
 
         Raises:
             RunConfigError: No such model can be built, or it has modules that the plan does not know.
         """
         limit = self.memory_bytes
-        if limit is None:
+        if limit is None or any(self.section("ddp").get(name) for name in SHARDED):
             return None
         rank = self.memory.largest
         if rank.total <= limit:

@@ -16,9 +16,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionTypeError, WrongValueError
+from bridge.errors import BridgeError, PrecisionTypeError, WrongValueError
+from bridge.plan.run import PlannedRun
+from bridge.plan.stages import virtual_stages
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.registry.config import MixedPrecisionConfig
@@ -108,6 +111,7 @@ class Setup(RuleContext):
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
         self.tp: int = max(1, model.tensor_model_parallel_size or 1)
         self.pp: int = max(1, model.pipeline_model_parallel_size or 1)
+        self.vpp = virtual_stages(vars(model))
         self.cp: int = max(1, model.context_parallel_size or 1)
         self.ep: int = max(1, model.expert_model_parallel_size or 1)
         self.etp: int = max(1, model.expert_tensor_parallel_size or self.tp)
@@ -134,6 +138,30 @@ class Setup(RuleContext):
             self.backend is None and target.gpu is not None and not target.gpu.is_gpu
         )
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
+
+    @cached_property
+    def overflow(self) -> Mapping[str, Any] | None:
+        """The fullest rank, where it needs more memory than its GPU has, as values of a finding.
+
+        Nothing is known of runs with an adapter, whose frozen weights have no gradients, of emulated ones, and of
+        models that cannot be planned.
+        """
+        if not self.has_model or not self.has_gpu or self.has_peft or self.is_emulated:
+            return None
+        sections = {role: vars(self.views[role]) for role in ("model", "optimizer", "ddp", "train")}
+        sections["model"] = {**sections["model"], "seq_length": self.model.seq_length or self.data.seq_length}
+        try:
+            found = PlannedRun(sections=sections, target=self.target).overflow
+        except BridgeError:
+            return None
+        if found is None:
+            return None
+        needed, memory = (f"{size / 2**30:,.0f} GiB" for size in (found.needed_bytes, found.memory_bytes))
+        values = {"needed": needed, "memory": memory, "stage": found.stage, "value": str(self.target), "but": ""}
+        if found.uncounted:
+            less = " and ".join(found.uncounted)
+            return {**values, "severity": "warning", "but": f"; {less} may keep less there than is counted"}
+        return values
 
     @property
     def label(self) -> str:
@@ -203,6 +231,8 @@ class Section:
     """Values of a wrong type."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a mapping that no version of Megatron has -> their values."""
+    stated: frozenset[str] = frozenset()
+    """Fields that a mapping gives; all of an object's, which does not say what was given."""
 
 
 def read_section(role: str, owner: object) -> Section:
@@ -230,7 +260,8 @@ def read_section(role: str, owner: object) -> Section:
             _put(values, found[1], value, role, malformed)
     known = NAMES.get(role) if is_mapping else None
     misspelt = {} if known is None else {str(name): unknown[name] for name in unknown if name not in known}
-    return Section(values=values, is_given=True, malformed=malformed, unknown=misspelt)
+    stated = frozenset(map(str, given))
+    return Section(values=values, is_given=True, malformed=malformed, unknown=misspelt, stated=stated)
 
 
 def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list[Malformed], dict[str, Any]]:

@@ -84,6 +84,8 @@ class RuleContext:
     """The precision fingerprint of the checkpoint that the run resumes from."""
     tp: int
     pp: int
+    vpp: int
+    """Model chunks of each pipeline stage, whichever field says so."""
     cp: int
     ep: int
     etp: int
@@ -93,6 +95,8 @@ class RuleContext:
     has_mtp: bool
     has_ncclep: bool
     has_peft: bool
+    overflow: Mapping[str, Any] | None
+    """The fullest rank, where it needs more memory than its GPU has."""
     is_resumed: bool
     rank: int | None
     recomputed: tuple[str, ...]

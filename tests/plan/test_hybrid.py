@@ -31,6 +31,8 @@ from bridge.plan.modules import layer_modules, output_modules
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.shape import ModelShape
 from bridge.plan.stages import Parallel, virtual_stages
+from bridge.preflight.check import check
+from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.versions import Version
 
@@ -351,3 +353,23 @@ def test_a_pattern_that_no_model_has_is_one_sentence(changes, message):
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, {**SMALL, **changes})
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"virtual_pipeline_model_parallel_size": 2},
+        {"pipeline_model_parallel_layout": "Et|t|t|tL"},
+        {"hybrid_layer_pattern": "*|-|E|*-"},
+    ],
+    ids=["field", "layout", "pattern"],
+)
+def test_interleaving_is_seen_wherever_it_is_stated(changes):
+    model = {**SMALL, "hybrid_layer_pattern": None, "num_layers": 4, "pipeline_model_parallel_size": 2, **changes}
+    model["num_layers"] = 5 if model["hybrid_layer_pattern"] else 4
+    for overlaps, found in ((False, {"PB407"}), (True, set())):
+        setup = Setup("bf16_mixed", model={**model, "overlap_p2p_comm": overlaps, "batch_p2p_comm": not overlaps})
+        assert {finding.id for finding in check(setup).findings if finding.id == "PB407"} == found
+    if "pipeline_model_parallel_layout" in changes:
+        single = Setup("bf16_mixed", model={**model, "pipeline_model_parallel_layout": "Ett|ttL"})
+        assert "PB407" not in {finding.id for finding in check(single).findings}

@@ -90,7 +90,7 @@ def test_what_is_misspelt_or_mistyped_in_a_mapping_is_found_beside_everything_el
 def test_a_run_brings_its_own_target_silence_and_backend() -> None:
     run = {
         "mixed_precision": dict(CURRENT, fp8_param_gather=False),
-        "model": DENSE,
+        "model": dict(DENSE, num_layers=16),
         "target": H100,
         "silence": {"PB306": "speed is what counts"},
         "precision_backend": "emulated",

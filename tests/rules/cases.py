@@ -35,6 +35,7 @@ def recipe(name, **more):
 
 
 H100 = "h100x8,te2.9,cuda12.9,cudnn9.14,mcore0.19.2"
+H200 = "h200x8,te2.9,cuda12.9,cudnn9.14,mcore0.19.2"
 B200 = "b200x8,te2.14,cuda12.9,cudnn9.14,mcore0.19.2"
 
 CURRENT_RECIPE = "bf16_with_fp8_current_scaling_mixed"
@@ -61,6 +62,8 @@ DENSE = {
     "ffn_hidden_size": 14336,
     "num_attention_heads": 32,
     "num_query_groups": 8,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
 }
 INTERLEAVED = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "pipeline_dtype": "bf16"}
 BF16_MODEL = dict(DENSE, bf16=True, params_dtype="bf16")
@@ -188,6 +191,10 @@ CASES = {
     "PB129": (full(NVFP4, "b200x8,te2.14,cuda12.9,mcore0.16.1"), full(NVFP4, "b200x8,te2.14,cuda12.9,mcore0.17.1")),
     "PB130": (run(WITHOUT_GATHER, B200), run(dict(MXFP8, fp8_param_gather=False, **{BUFFER: False}), B200)),
     "PB131": (run(WithOwnField(bf16=True, kernel="fused")), run(WithOwnField(bf16=True))),
+    "PB132": (
+        run("bf16_mixed", model={name: value for name, value in DENSE.items() if "dropout" not in name}),
+        run("bf16_mixed", model=DENSE),
+    ),
     "PB141": (run(recipe("fp16_mixed", loss_scale=0.0)), run(recipe("fp16_mixed", loss_scale=128.0))),
     "PB142": (
         run(recipe("fp16_mixed", initial_loss_scale=1.0, min_loss_scale=2.0)),
@@ -352,7 +359,7 @@ CASES = {
         full(CURRENT_ALL, "h100x8,te2.7,cuda12.9,mcore0.19.2", dict(DENSE, cuda_graph_impl="transformer_engine")),
     ),
     "PB271": (full(CURRENT, H100, HYBRID), full(CURRENT, H100, DENSE)),
-    "PB301": (full(CURRENT, H100, optimizer={}, ddp={}), full(CURRENT, H100)),
+    "PB301": (full(CURRENT, H200, optimizer={}, ddp={}), full(CURRENT, H200)),
     "PB302": (full(NVFP4, B200, optimizer={}, ddp={}), full(NVFP4, B200)),
     "PB303": (
         run(None, H100, model=dict(FP8_MODEL, fp8_param=True), optimizer=FP8_OPTIMIZER, ddp=FP32_DDP),
@@ -758,7 +765,7 @@ CASES = {
     "PB545": (full(CURRENT, H100, peft={"dim": 16}), full(BF16, H100, peft={"dim": 16})),
     "PB601": (run(CURRENT), run(CURRENT, H100)),
     "PB602": (full(CURRENT, "a100x8,te2.9,cuda12.9,mcore0.19.2"), full(CURRENT, "l40x8,te2.9,cuda12.9,mcore0.19.2")),
-    "PB603": (full(MXFP8, "rtx50x8,te2.14,cuda12.9,mcore0.19.2"), full(MXFP8, "b300x8,te2.14,cuda12.9,mcore0.19.2")),
+    "PB603": (full(MXFP8, "rtxprox8,te2.14,cuda12.9,mcore0.19.2"), full(MXFP8, "b300x8,te2.14,cuda12.9,mcore0.19.2")),
     "PB604": (full(NVFP4, "rtxprox8,te2.14,cuda12.9,mcore0.19.2"), full(NVFP4, B200)),
     "PB605": (run(BLOCKWISE, "h100x8,te2.9,cuda12.4"), run(BLOCKWISE, "h100x8,te2.9,cuda12.9")),
     "PB606": (full(CURRENT, "h100x8,te2.1,cuda12.9,mcore0.19.2"), full(CURRENT, H100)),
@@ -779,5 +786,9 @@ CASES = {
         run(CURRENT, H100, model=DENSE, backend="emulated"),
     ),
     "PB617": (run(BLOCKWISE, "rtx50x8,te2.14,cuda12.9"), run(BLOCKWISE, B200)),
+    "PB618": (
+        full("bf16_mixed", "h100x8,mcore0.19.2", dict(DENSE, seq_length=16384)),
+        full("bf16_mixed", "h200x8,mcore0.19.2", dict(DENSE, seq_length=16384)),
+    ),
 }
 """Rule -> (breaks, passes)."""

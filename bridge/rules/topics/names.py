@@ -10,7 +10,7 @@ from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.fields import NAMES, PAIRS
-from bridge.rules.rule import Rule, owners_rule, precision_rule, sync_rule
+from bridge.rules.rule import Rule, each, owners_rule, precision_rule, sync_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -24,6 +24,14 @@ NAME_TOKENS = {
     "nvfp4": "nvfp4",
 }
 """Part of a recipe's name -> the scheme that it promises."""
+
+
+DROPOUTS = ("hidden_dropout", "attention_dropout")
+
+
+def _default_dropouts(s: RuleContext) -> list[dict[str, str]]:
+    given = s.sections["model"].stated
+    return each(*((f"model.{name}", s.model.num_layers > 0 and name not in given) for name in DROPOUTS))
 
 
 def _disagreeing(s: RuleContext) -> list[dict[str, Any]]:
@@ -227,5 +235,14 @@ RULES = (
         remedies=("add the field to the config that reads it", "drop it"),
         verified="this project: bridge.sync.plan",
         gate="precision",
+    ),
+    Rule(
+        heading="PB132: dropout that only a default decides",
+        predicate=_default_dropouts,
+        info="model.hidden_dropout: nothing states it, so that Megatron's default drops a tenth of the values; large "
+        "models are trained without dropout",
+        remedies=("state 0, or the value that is meant",),
+        verified="megatron-core 0.16.1 and 0.19.2 transformer_config.py",
+        gate="has_model",
     ),
 )

@@ -124,7 +124,7 @@ RULES = (
     ),
     Rule(
         heading="PB407: two interleaved stages without overlapped messages",
-        predicate=lambda s: s.model.virtual_pipeline_model_parallel_size and s.pp == 2 and not s.model.overlap_p2p_comm,
+        predicate=lambda s: s.vpp > 1 and s.pp == 2 and not s.model.overlap_p2p_comm,
         error="model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between the same "
         "two ranks in one batch, where they are taken for each other: the run goes on, and does not learn",
         remedies=(

@@ -231,4 +231,12 @@ RULES = (
         weak="NVIDIA/TransformerEngine issue 2382, 2025-11-14",
         gate="is_blockwise",
     ),
+    target_rule(
+        heading="PB618: more memory than the GPU has",
+        predicate=lambda s: s.overflow,
+        error="target: {needed} of {memory} on stage {stage}: does not fit{but}",
+        remedies=("choose among the changes of `precision-bridge memory --fit`", "use more or larger GPUs"),
+        verified="this project: bridge.plan.memory, 2026-08, which leaves out the CUDA context, messages, workspaces",
+        gate="has_gpu",
+    ),
 )

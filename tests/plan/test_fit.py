@@ -1,0 +1,126 @@
+"""A run against the memory of its GPUs, and the changes with which it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bridge.errors import RunConfigError
+from bridge.plan.fit import fit
+from bridge.plan.run import PlannedRun
+from bridge.preflight.target import parse_target
+from bridge.registry.registry import REGISTRY
+from tests.plan.test_shape import LLAMA_3_70B
+
+SMALL = {"num_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "seq_length": 4096, "vocab_size": 32000}
+SHARDED = {"use_distributed_optimizer": True}
+
+
+def planned(target, model=LLAMA_3_70B, *, train=None, sharded=True, **changes):
+    shards = SHARDED if sharded else {}
+    sections = {
+        "model": {"seq_length": 8192, "hidden_dropout": 0.0, **model, **changes},
+        "optimizer": shards,
+        "ddp": shards,
+        "train": train or {"micro_batch_size": 1, "global_batch_size": 128},
+    }
+    precision = REGISTRY.get("bf16_with_fp8_current_scaling_mixed")
+    return PlannedRun(precision=precision, sections=sections, target=parse_target(target))
+
+
+def test_a_rank_that_needs_more_than_its_gpu_is_named_with_both_sizes():
+    run = planned("h100x64")
+    overflow = run.overflow
+    assert overflow is not None
+    assert (overflow.stage, overflow.memory_bytes) == (0, 79 * 2**30)
+    assert overflow.needed_bytes == run.memory.largest.total > 500 * 2**30
+    assert planned("h100x64", tensor_model_parallel_size=8, pipeline_model_parallel_size=4).overflow is None
+
+
+@pytest.mark.parametrize("target", ["mcore0.16", "cpu"])
+def test_without_the_memory_of_a_gpu_nothing_is_said_and_fit_asks_for_it(target):
+    run = planned(target)
+    assert run.overflow is None
+    with pytest.raises(RunConfigError) as raised:
+        fit(run)
+    assert str(raised.value) == ("--fit: needs the memory of a GPU, got no target with one. Add --target h100x8, say.")
+
+
+def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_state_is_named():
+    run = planned("h100x8", SMALL, sharded=False, num_layers=80)
+    assert run.overflow is not None
+    assert run.overflow.uncounted == ()
+    assert run.changed({"optimizer.optimizer_cpu_offload": True}).overflow.uncounted == (
+        "optimizer.optimizer_cpu_offload",
+    )
+    assert run.changed({"ddp.use_megatron_fsdp": True}).overflow is None
+
+
+def test_every_option_fits_by_the_memory_report_itself():
+    run = planned("h100x64")
+    report = fit(run)
+    assert report.options
+    assert report.declared_ranks is None
+    for option in report.options:
+        changed = run.changed(dict(option.changes))
+        assert changed.memory.largest.total == option.needed_bytes <= report.usable_bytes < report.memory_bytes
+        assert changed.parallel.world_size == option.ranks == 64
+        fuller = changed.changed({"train.micro_batch_size": option.micro_batch_size})
+        assert fuller.memory.largest.total <= report.usable_bytes
+        share = 128 // changed.parallel.data
+        larger = [size for size in range(option.micro_batch_size + 1, share + 1) if share % size == 0]
+        beyond = [changed.changed({"train.micro_batch_size": size}).memory.largest.total for size in larger]
+        assert all(total > report.usable_bytes for total in beyond)
+
+
+def test_options_are_ordered_by_price_and_none_adds_to_a_cheaper_one():
+    options = fit(planned("h100x64")).options
+    assert [option.price for option in options] == sorted(option.price for option in options)
+    names = [{name for name, _ in option.changes} for option in options]
+    for later, own in enumerate(names):
+        assert not any(cheaper <= own for cheaper in names[:later])
+
+
+def test_a_run_that_fits_is_the_only_option_and_says_its_largest_micro_batch():
+    (option,) = fit(planned("h100x8", SMALL)).options
+    assert (option.changes, option.price) == ((), 0)
+    assert option.micro_batch_size == 16
+
+
+def test_a_sharded_optimizer_and_a_smaller_micro_batch_come_before_the_rest():
+    run = planned("h100x8", SMALL, sharded=False, num_layers=128, hidden_size=1536, num_attention_heads=12)
+    assert dict(fit(run).options[0].changes) == {
+        "optimizer.use_distributed_optimizer": True,
+        "ddp.use_distributed_optimizer": True,
+    }
+    run = planned("h100x8", SMALL, train={"micro_batch_size": 64, "global_batch_size": 512})
+    first = fit(run).options[0]
+    assert dict(first.changes) == {"train.micro_batch_size": first.micro_batch_size}
+    assert first.micro_batch_size < 64
+
+
+def test_a_model_that_no_layout_of_these_gpus_holds_is_planned_on_more():
+    run = planned("h100x1")
+    report = fit(run)
+    assert report.declared_ranks == 1
+    assert [option.ranks for option in report.options] == sorted(option.ranks for option in report.options)
+    for option in report.options:
+        more = replace(run, target=parse_target(f"h100x{option.ranks}")).changed(dict(option.changes))
+        assert more.memory.largest.total == option.needed_bytes <= report.usable_bytes
+
+
+def test_layouts_that_the_model_does_not_divide_by_are_left_out():
+    run = planned(
+        "h100x64",
+        {**LLAMA_3_70B, "num_layers": 79, "num_attention_heads": 62, "num_query_groups": 31, "kv_channels": 128},
+    )
+    for option in fit(run).options:
+        changes = dict(option.changes)
+        assert "model.pipeline_model_parallel_size" not in changes
+        assert changes.get("model.tensor_model_parallel_size", 1) == 1
+
+
+def test_a_model_that_cannot_be_planned_is_refused_by_name():
+    with pytest.raises(RunConfigError, match=r"^model.softmax_type: cannot plan"):
+        fit(planned("h100x8", SMALL, softmax_type="learnable"))
