@@ -247,7 +247,8 @@ def fit_table(report: FitReport) -> RenderableType:
     usable = f"It may fill {size(report.usable_bytes)} of {size(report.memory_bytes)}"
     parts = [table(columns, rows, title="Fits with, cheapest first")]
     if report.declared_ranks is not None:
-        parts.append(Text(f"  No layout that was tried fits on {report.declared_ranks} of these GPUs.", style="yellow"))
+        declared = f"{report.declared_ranks} GPU{'s' * (report.declared_ranks > 1)}"
+        parts.append(Text(f"  No layout of {declared} that was tried fits.", style="yellow"))
     return Group(*parts, Text(f"  {usable}; the rest is for what is not counted."))
 
 
