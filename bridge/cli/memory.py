@@ -42,7 +42,7 @@ def _memory(chosen: argparse.Namespace) -> None:
     from bridge.report.table import show  # rich is heavy
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
-    show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes))
+    show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
     if options is not None:
         show(fit_table(options))
 

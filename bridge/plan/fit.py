@@ -105,7 +105,10 @@ def fit(run: PlannedRun) -> FitReport:
     """
     memory = run.memory_bytes
     if memory is None:
-        raise RunConfigError("--fit: needs the memory of a GPU, got no target with one. Add --target h100x8, say.")
+        raise RunConfigError(
+            "--fit: needs the memory of a GPU, and weights that FSDP does not shard, got no such run. Add --target "
+            "h100x8, say."
+        )
     usable = int(memory * USABLE)
     found = _search(run, usable)
     declared = None

@@ -82,9 +82,19 @@ class PlannedRun:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory of one GPU, None where it is not known."""
-        gpu = self.target.gpu
-        return gpu.memory_gib * GIB if gpu is not None and gpu.memory_gib else None
+        """Memory of one GPU; None where it is not known, or where more is sharded than is counted."""
+        gpu, is_sharded = self.target.gpu, any(self.section("ddp").get(name) for name in SHARDED)
+        return gpu.memory_gib * GIB if gpu is not None and gpu.memory_gib and not is_sharded else None
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Settings of the run that keep less on the GPU than is counted, as section.field."""
+        return tuple(
+            f"{section}.{name}"
+            for section, names in UNCOUNTED.items()
+            for name in names
+            if self.section(section).get(name)
+        )
 
     @property
     def overflow(self) -> Overflow | None:
@@ -94,18 +104,12 @@ class PlannedRun:
             RunConfigError: No such model can be built, or it has modules that the plan does not know.
         """
         limit = self.memory_bytes
-        if limit is None or any(self.section("ddp").get(name) for name in SHARDED):
+        if limit is None:
             return None
         rank = self.memory.largest
         if rank.total <= limit:
             return None
-        uncounted = tuple(
-            f"{section}.{name}"
-            for section, names in UNCOUNTED.items()
-            for name in names
-            if self.section(section).get(name)
-        )
-        return Overflow(stage=rank.stage, needed_bytes=rank.total, memory_bytes=limit, uncounted=uncounted)
+        return Overflow(stage=rank.stage, needed_bytes=rank.total, memory_bytes=limit, uncounted=self.uncounted)
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return a section's values."""

@@ -193,6 +193,7 @@ def memory_table(
     *,
     gpu: str = "",
     memory_bytes: int | None = None,
+    uncounted: Sequence[str] = (),
 ) -> RenderableType:
     """Return the report as something rich can print.
 
@@ -201,6 +202,7 @@ def memory_table(
         activations: Name of a kind of recomputation -> activations of each stage under it.
         gpu: Name of the target's GPU.
         memory_bytes: Its memory; None: not known.
+        uncounted: Settings of the run that keep less on the GPU than is counted.
     """
     folded: dict[tuple[int, ...], list[RankMemory]] = {}
     for rank in report.ranks:
@@ -221,6 +223,10 @@ def memory_table(
         parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
     if memory_bytes is not None:
         parts.append(_fits(report.largest, gpu, memory_bytes))
+    if uncounted:
+        parts.append(
+            Text(f"  note: {' and '.join(uncounted)} may keep less on the GPU than is counted.", style="yellow")
+        )
     return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in report.notes))
 
 

@@ -95,8 +95,6 @@ class RuleContext:
     has_mtp: bool
     has_ncclep: bool
     has_peft: bool
-    overflow: Mapping[str, Any] | None
-    """The fullest rank, where it needs more memory than its GPU has."""
     is_resumed: bool
     rank: int | None
     recomputed: tuple[str, ...]
@@ -111,6 +109,12 @@ class RuleContext:
     backend: str | None
     environment: Mapping[str, str]
     has_environment: bool
+
+    if TYPE_CHECKING:
+
+        @cached_property
+        def overflow(self) -> Mapping[str, Any] | None:
+            """The fullest rank, where it needs more memory than its GPU has."""
 
     def __init__(
         self,

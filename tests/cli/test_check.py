@@ -130,7 +130,8 @@ def test_megatron_bridges_yaml_is_checked_as_it_is(tmp_path: Path) -> None:
 def test_a_run_folders_config_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
-        "mixed_precision: {fp16: true, params_dtype: fp16}\nmodel: {num_layers: 4, fp16: true, params_dtype: fp16}\n"
+        "mixed_precision: {fp16: true, params_dtype: fp16}\nmodel: {num_layers: 4, fp16: true, params_dtype: fp16, "
+        "hidden_dropout: 0.0, attention_dropout: 0.0}\n"
         "optimizer: {fp16: true, optimizer: muon}\nddp: {check_for_nan_in_grad: false}\n"
     )
     assert {one["id"] for one in report("--config", str(path))["findings"]} == {"PB147"}

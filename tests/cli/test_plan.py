@@ -73,6 +73,55 @@ def test_memory_is_per_stage_and_in_bytes_as_json():
     assert set(told["activations_by_recompute"]) == {"none", "selective (core_attn)", "full"}
 
 
+ONE_STAGE = ("--config", str(ROOT / "docs/showcase/llama3_70b.yaml"), "model.pipeline_model_parallel_size=1")
+
+
+def test_memory_holds_the_fullest_rank_against_its_gpu_and_check_refuses_what_does_not_fit():
+    told = run("memory", *ONE_STAGE, COLUMNS="130").stdout
+    assert "131 GiB of the 79.0 GiB of one H100 on stage 0: does not fit." in told
+    fitting = run("memory", *ONE_STAGE[:2], COLUMNS="130").stdout
+    assert "60.8 GiB of the 79.0 GiB of one H100 on stage 0: 18.2 GiB are left for what is not counted." in fitting
+    checked = run("check", *ONE_STAGE)
+    assert checked.returncode == 2
+    assert "error PB618 target = 'h100x64,mcore0.16,te2.9,cuda12.9': 131 GiB of 79 GiB on stage 0: does not fit." in (
+        checked.stdout
+    )
+    assert run("check", *ONE_STAGE[:2]).returncode == 0
+    assert "does not fit" not in run("memory", *ONE_STAGE, "+ddp.use_megatron_fsdp=true").stdout
+
+
+def test_memory_lists_the_changes_with_which_a_run_fits():
+    content = json.loads(run("memory", *ONE_STAGE, "--fit", "--json").stdout)
+    options = content["fit"]["options"]
+    assert [option["price"] for option in options] == sorted(option["price"] for option in options)
+    words = [f"{name}={json.dumps(value)}" for name, value in options[0]["changes"].items()]
+    again = json.loads(run("memory", *ONE_STAGE, *(f"++{word}" for word in words), "--json").stdout)
+    assert max(rank["total"] for rank in again["ranks"]) == options[0]["needed_bytes"] < content["gpu_bytes"]
+    told = run("memory", *ONE_STAGE, "--fit", COLUMNS="130").stdout
+    assert "Fits with, cheapest first" in told
+    assert "model.recompute_modules=[core_attn]" in told
+
+
+def test_plan_heeds_the_version_of_the_target():
+    words = ("plan", "bf16_with_mxfp8_mixed", "+model.fp8_output_proj=true", *CONF)
+    old, new = (
+        run(*words, "--target", f"b200x8,mcore{version}", COLUMNS="160").stdout for version in ("0.16.1", "0.18.2")
+    )
+    assert "model.fp8_output_proj has no effect: megatron-core 0.16.1 has no such field" in old
+    assert "24 of 25 linear layers compute in FP8 (mxfp8 scaling)." in old
+    assert "25 of 25 linear layers compute in FP8 (mxfp8 scaling)." in new
+
+
+def test_a_model_that_cannot_be_planned_is_refused_by_every_calculator():
+    for command in ("plan", "memory", "align"):
+        done = run(command, "bf16_mixed", "+model.softmax_type=learnable", *CONF)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            "model.softmax_type: cannot plan: the attention core gets an offset, got 'learnable'. Plan a model without "
+            "it.\n"
+        )
+
+
 def test_more_ranks_share_masters_and_state():
     whole, shared = (
         json.loads(run("memory", "bf16_mixed", *CONF, "--json", "--target", f"h100x{count}").stdout)["ranks"][0]

@@ -44,7 +44,10 @@ def test_without_the_memory_of_a_gpu_nothing_is_said_and_fit_asks_for_it(target)
     assert run.overflow is None
     with pytest.raises(RunConfigError) as raised:
         fit(run)
-    assert str(raised.value) == ("--fit: needs the memory of a GPU, got no target with one. Add --target h100x8, say.")
+    assert str(raised.value) == (
+        "--fit: needs the memory of a GPU, and weights that FSDP does not shard, got no such run. Add --target h100x8, "
+        "say."
+    )
 
 
 def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_state_is_named():
