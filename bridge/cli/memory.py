@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from bridge.plan.run import PlannedRun
 
-__all__ = ["add_parsers"]
-
 RECOMPUTE = {"none": ("none", ()), "selective (core_attn)": ("selective", ("core_attn",)), "full": ("full", ())}
 
 

@@ -16,17 +16,6 @@ from bridge.rules.fields import FIELDS
 if TYPE_CHECKING:
     from bridge.rules.versions import Version
 
-__all__ = [
-    "READ",
-    "UNPLANNED",
-    "WITHOUT_MODULES",
-    "absent_fields",
-    "read_field",
-    "unplanned",
-    "whole_number",
-    "without",
-]
-
 READ = """
 num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size seq_length
 make_vocab_size_divisible_by normalization qk_layernorm gated_linear_unit add_bias_linear add_qkv_bias

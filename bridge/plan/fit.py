@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from bridge.plan.run import PlannedRun
     from bridge.plan.shape import ModelShape
 
-__all__ = ["FitOption", "FitReport", "fit"]
-
 USABLE = 0.9
 """Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""
 MOST_OPTIONS = 5

@@ -17,8 +17,6 @@ from typing import Any
 
 from bridge.plan.fields import read_field, whole_number
 
-__all__ = ["LETTERS", "HybridFault", "HybridPattern"]
-
 LETTERS = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", "E": "moe"}
 """Letter of a pattern -> kind of that layer."""
 UNPLANNED = {"G": "Gated DeltaNet", "D": "DeepSeek sparse attention"}

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.precision.config import PrecisionConfig
 
-__all__ = ["Overflow", "PlannedRun"]
-
 GIB = 2**30
 UNCOUNTED = {
     "model": ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash"),
