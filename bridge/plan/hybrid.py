@@ -66,7 +66,7 @@ class HybridPattern:
         if len(set(depths)) > 1:
             rule = "must have the same pattern at each multi-token-prediction depth"
             faults.append((field, rule, DEPTH.join(depths), "Correct it"))
-        faults += _count_faults(model, field, len(letters), len(depths))
+        faults += _count_faults(model, field, len(letters), len(depths), has_experts="E" in letters + "".join(depths))
         return cls(
             layers=letters,
             chunks=tuple(map(len, main.split(CHUNK))) if CHUNK in main else (),
@@ -118,9 +118,12 @@ def _letter_faults(field: str, letters: str) -> list[HybridFault]:
     return []
 
 
-def _count_faults(model: Any, field: str, layers: int, depths: int) -> list[HybridFault]:
-    """Return the counts of layers that contradict a pattern."""
+def _count_faults(model: Any, field: str, layers: int, depths: int, *, has_experts: bool) -> list[HybridFault]:
+    """Return the numbers of layers and experts that contradict a pattern."""
     faults: list[HybridFault] = []
+    if has_experts and not read_field(model, "num_moe_experts"):
+        rule = f"must be stated where {field} has the letter E"
+        faults.append(("num_moe_experts", rule, None, "State the number of experts"))
     stated = whole_number(read_field(model, "num_layers", 0))
     if stated and stated != layers:
         rule = f"must have a letter for each of the {stated} layers"

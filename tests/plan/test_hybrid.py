@@ -329,6 +329,11 @@ def test_a_hybrid_ignores_fp4_before_megatron_core_0_17():
             "Correct it.",
         ),
         (
+            {"num_moe_experts": None},
+            "model.num_moe_experts: must be stated where hybrid_layer_pattern has the letter E, got None. State the "
+            "number of experts.",
+        ),
+        (
             {"num_layers": 4},
             "model.hybrid_layer_pattern: must have a letter for each of the 4 layers, got 5. Correct it or num_layers.",
         ),
