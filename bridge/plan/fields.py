@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.fields import FIELDS
+from bridge.rules.fields import FIELDS, read_field
 
 if TYPE_CHECKING:
     from bridge.rules.versions import Version
@@ -218,18 +218,3 @@ def without(config: Any, names: Collection[str]) -> Any:
     if isinstance(config, Mapping):
         return {name: value for name, value in config.items() if name not in names}
     return _Hidden(config, names)
-
-
-def read_field(model: Any, name: str, default: Any = None) -> Any:
-    """Return a value of a mapping or an object, or the default where it is absent or None."""
-    value = model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
-    return default if value is None else value
-
-
-def whole_number(value: Any) -> int | None:
-    """Return a whole number, also one that is written as text or as a float, or None."""
-    try:
-        number = int(value)
-        return number if number == float(value) and not isinstance(value, bool) else None
-    except (TypeError, ValueError, OverflowError):
-        return None

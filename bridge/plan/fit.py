@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.fields import whole_number
 from bridge.plan.memory_activations import activation_bytes
+from bridge.rules.fields import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

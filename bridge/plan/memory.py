@@ -12,19 +12,19 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.plan.fields import read_field
 from bridge.plan.memory_activations import Workload, activation_bytes
 from bridge.plan.memory_buffers import Buffer, lay_out
 from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
 from bridge.plan.modules import modules_of
+from bridge.rules.fields import read_field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.settings import Settings
-    from bridge.plan.stages import Place
+    from bridge.rules.stages import Place
 
 
 KINDS = (

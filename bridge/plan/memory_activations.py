@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.fields import read_field, whole_number
 from bridge.plan.memory_copies import element_bytes
 from bridge.plan.precision_plan import LOW
+from bridge.rules.fields import read_field, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
-    from bridge.plan.stages import Place
+    from bridge.rules.stages import Place
 
 
 Parts = defaultdict[str, float]

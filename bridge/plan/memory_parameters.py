@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from bridge.plan.modules import Module
     from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
-    from bridge.plan.stages import Parallel, Place
+    from bridge.rules.stages import Parallel, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,14 +31,14 @@ from bridge.plan.modules import modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.settings import Settings
 from bridge.plan.shape import ModelShape
-from bridge.plan.stages import Parallel
+from bridge.rules.stages import Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bridge.plan.modules import Module
-    from bridge.plan.stages import Place
     from bridge.precision.config import PrecisionConfig
+    from bridge.rules.stages import Place
     from bridge.rules.versions import Version
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
-from bridge.plan.stages import Parallel
+from bridge.rules.stages import Parallel
 from bridge.rules.target import Target
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.plan.fields import absent_fields, read_field, whole_number, without
+from bridge.plan.fields import absent_fields, without
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-from bridge.rules.fields import DEFAULTS, FIELDS
+from bridge.rules.fields import DEFAULTS, FIELDS, read_field, whole_number
 from bridge.rules.versions import at_least
 from bridge.sync.owner import MappingOwner
 from bridge.sync.plan import plan

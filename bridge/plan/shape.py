@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.fields import read_field, unplanned, whole_number
-from bridge.plan.hybrid import HybridPattern
+from bridge.plan.fields import unplanned
+from bridge.rules.fields import read_field, whole_number
+from bridge.rules.hybrid import HybridPattern
 
 DENSE = "transformer"
 MOE = "transformer_moe"

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, PrecisionTypeError, WrongValueError
 from bridge.plan.run import PlannedRun
-from bridge.plan.stages import virtual_stages
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
+from bridge.rules.stages import virtual_stages
 from bridge.rules.target import Target
 from bridge.rules.versions import at_least
 from bridge.sync.owner import WRITTEN, MappingOwner, Owner, seen_through

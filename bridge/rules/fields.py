@@ -8,6 +8,7 @@ and the settings that two configs hold: pairs that must agree, and switches of s
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -138,3 +139,18 @@ def off_switches(value: Callable[[str, str], Any]) -> Iterator[tuple[str, str, s
         for role in ("optimizer", "ddp"):
             if value(role, name) is False and (on or needed):
                 yield role, name, f"{on[0]}.{name} is" if on else "Megatron-FSDP always shards the optimizer"
+
+
+def read_field(model: Any, name: str, default: Any = None) -> Any:
+    """Return a value of a mapping or an object, or the default where it is absent or None."""
+    value = model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
+    return default if value is None else value
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number, also one that is written as text or as a float, or None."""
+    try:
+        number = int(value)
+        return number if number == float(value) and not isinstance(value, bool) else None
+    except (TypeError, ValueError, OverflowError):
+        return None

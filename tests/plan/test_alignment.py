@@ -11,9 +11,9 @@ from bridge.errors import RunConfigError
 from bridge.plan.alignment import align_report, pad_multiple
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
-from bridge.plan.stages import Parallel
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
+from bridge.rules.stages import Parallel
 from tests.plan.test_shape import DEEPSEEK_V3, LLAMA_3_70B
 
 FITTING = {

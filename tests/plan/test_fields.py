@@ -19,10 +19,10 @@ from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.settings import Settings
 from bridge.plan.shape import ModelShape
-from bridge.plan.stages import Parallel
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
+from bridge.rules.stages import Parallel
 from bridge.rules.versions import Version
 
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}

@@ -14,9 +14,9 @@ from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload, kept_bytes
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
-from bridge.plan.stages import Parallel
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules.stages import Parallel
 from tests import warm
 from tests.plan.memory_live import built, saved_bytes
 from tests.plan.test_shape import LLAMA_3_70B

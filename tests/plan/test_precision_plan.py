@@ -23,10 +23,10 @@ from bridge.plan.memory import memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import compact, precision_plan
 from bridge.plan.settings import Settings
-from bridge.plan.stages import Parallel
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, synchronize
+from bridge.rules.stages import Parallel
 from tests.contention import allowed
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.plan.fields import read_field, whole_number
+from bridge.rules.fields import read_field, whole_number
 
 LETTERS = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", "E": "moe"}
 """Letter of a pattern -> kind of that layer."""

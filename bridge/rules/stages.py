@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.fields import read_field, whole_number
-from bridge.plan.hybrid import HybridPattern
+from bridge.rules.fields import read_field, whole_number
+from bridge.rules.hybrid import HybridPattern
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
