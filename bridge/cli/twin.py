@@ -29,6 +29,7 @@ FOLDERS = ("checkpoint.save", "checkpoint.load")
 PRECISION = "mixed_precision"
 ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute)
 """Precision fields of other sections: "model.fp8", say."""
+UNPLANNED = "not known, as the model cannot be planned"
 
 
 def add_parsers(commands: Any) -> None:
@@ -105,11 +106,15 @@ def _text(values: RunValues, recipe: str) -> str:
 
 
 def _plans(values: RunValues, twin: RunValues) -> dict[str, Any]:
-    """Return how many linear layers compute in FP8 or FP4 in each of the two."""
-    counts = {}
+    """Return how many linear layers compute in FP8 or FP4 in each of the two, None where the model has no plan."""
+    counts: dict[str, str | None] = {}
     for name, each in (("run", values), ("twin", twin)):
-        low, linears = plan_of(each).linears()
-        counts[f"{name}_low_precision_linears"] = f"{low} of {linears}"
+        try:
+            low, linears = plan_of(each).linears()
+        except RunConfigError:
+            counts[f"{name}_low_precision_linears"] = None
+        else:
+            counts[f"{name}_low_precision_linears"] = f"{low} of {linears}"
     return counts
 
 
@@ -119,7 +124,7 @@ def _proof(path: Path, values: RunValues, twin: RunValues, differences: list[dic
     lines = [
         f"{path}: differs in {len(differences)} precision fields and in nothing else ({same} fields are the same).",
         *(f"  {row['field']:<50} {text_of(row['run'])} -> {text_of(row['twin'])}" for row in differences),
-        f"  linear layers in FP8 or FP4: {counts['run_low_precision_linears']} -> "
-        f"{counts['twin_low_precision_linears']}",
+        f"  linear layers in FP8 or FP4: {counts['run_low_precision_linears'] or UNPLANNED} -> "
+        f"{counts['twin_low_precision_linears'] or UNPLANNED}",
     ]
     return "\n".join(lines)

@@ -158,6 +158,16 @@ def test_a_twin_differs_in_precision_alone_and_the_training_script_takes_it(tmp_
     assert yaml.safe_load(done.stdout)["checkpoint"] == {"save": "here", "save_interval": None, "load": None}
 
 
+def test_a_twin_of_a_model_that_cannot_be_planned_says_so(tmp_path):
+    path = tmp_path / "twin.yaml"
+    words = ("+model.softmax_type=learnable", "--base", "bf16_mixed", "--output", str(path))
+    done = run("twin", CURRENT, *words, *CONF)
+    assert done.returncode == 0, done.stderr
+    unknown = "not known, as the model cannot be planned"
+    assert done.stdout.splitlines()[-1] == f"  linear layers in FP8 or FP4: {unknown} -> {unknown}"
+    assert yaml.safe_load(path.read_text())["model"]["softmax_type"] == "learnable"
+
+
 def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
     config = tmp_path / "run.yaml"
     model = "{num_layers: 4, hidden_size: 64, num_attention_heads: 4, fp8: hybrid, first_last_layers_bf16: true}"
