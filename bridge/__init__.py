@@ -6,6 +6,7 @@ report = synchronize("bf16_mixed", model=model_config, optimizer=optimizer_confi
 """
 
 from bridge.errors import BridgeError, BridgeWarning
+from bridge.registry.composed import to_config
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register, synchronize
 from bridge.registry.schedule import PrecisionSchedule
@@ -24,4 +25,5 @@ __all__ = [
     "register",
     "runtime_config_update",
     "synchronize",
+    "to_config",
 ]

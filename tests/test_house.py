@@ -32,6 +32,7 @@ def test_the_public_surface_is_what_it_was() -> None:
         "register",
         "runtime_config_update",
         "synchronize",
+        "to_config",
     }
     assert compatible.__all__ == sorted(compatible.__all__)
     assert {name for name in compatible.__all__ if not name.endswith("_mixed")} == {

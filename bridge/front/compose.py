@@ -1,8 +1,6 @@
 """Composition: Hydra makes one config of YAML files, recipes and overrides, and notes which of them set which key.
 
-Registered recipes are options of the Hydra group `mixed_precision`, without a file per recipe. Hydra asks its config
-sources, in the order of its search path, whether they have ``mixed_precision/bf16_mixed``. `RecipeSource` asks the
-registry, so that a recipe is an option from the moment it is registered, under each of its spellings.
+Registered recipes are options of the Hydra group `mixed_precision` (`bridge.registry.hydra_group`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
 from hydra import version
@@ -26,12 +24,8 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, setup_globals
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -49,7 +43,7 @@ from bridge.front.problems import (
     Problems,
     leaves,
 )
-from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
+from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +55,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-SCHEME = "recipes"
 VERSION_BASE = "1.3"
 """The Hydra behaviour that configs are written for."""
 JOB = "train"
@@ -93,12 +86,7 @@ def register(recipes_from: tuple[str, ...] = ()) -> None:
     Raises:
         RecipeSourceError: One of them cannot be loaded.
     """
-    load_recipes_from(recipes_from)
-    RecipeSearchPath.recipes_from = tuple(
-        str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from
-    )
-    Plugins.instance().register(RecipeSource)
-    Plugins.instance().register(RecipeSearchPath)
+    register_group(*recipes_from)
     ours = {name: dataclasses.asdict(section()) for name, section in SECTIONS.items()}
     keys: dict[str, Any] = {RECIPES: None, "precision_backend": "auto", "precision_schedule": None}
     keys |= {"target": None, "silence": {}, PRECISION: {}}
@@ -115,77 +103,6 @@ def _launched(pattern: str) -> str:
         return datetime.now().astimezone().strftime(pattern)
     started: float = psutil.Process(os.getppid()).create_time()
     return datetime.fromtimestamp(started).astimezone().strftime(pattern)
-
-
-def _option(config_path: str) -> str:
-    """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
-    group, _, option = config_path.rpartition("/")
-    return option.removesuffix(".yaml") if group == PRECISION else ""
-
-
-def recipe_name(config_path: str) -> str | None:
-    """Return the canonical name of the registered recipe that a config path stands for, or None."""
-    name = _option(config_path)
-    return REGISTRY.recipe(name).name if name in REGISTRY else None
-
-
-class RecipeSource(ConfigSource):
-    """Search-path entry ``recipes://``; what follows, separated like PATH, is loaded first.
-
-    The names are part of the entry so that they reach the processes of a sweep, which compose their configs themselves.
-    """
-
-    def __init__(self, provider: str, path: str) -> None:
-        super().__init__(provider, path)
-        load_recipes_from(filter(None, self.path.split(os.pathsep)))
-        self.made: dict[str, MixedPrecisionConfig] = {}
-        """Canonical name -> the config that the registry made for this composition."""
-
-    def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
-        return RecipeSource, (self.provider, self.full_path())
-
-    @staticmethod
-    def scheme() -> str:
-        """Return what stands before ``://``."""
-        return SCHEME
-
-    def available(self) -> bool:
-        """Return True: there is always a registry."""
-        return True
-
-    def is_group(self, config_path: str) -> bool:
-        """Return whether the path is the group, or what holds it."""
-        return config_path.strip("/") in ("", PRECISION)
-
-    def is_config(self, config_path: str) -> bool:
-        """Return whether the path names a registered recipe, in any of its spellings, or asks for a choice."""
-        return recipe_name(config_path) is not None or is_auto(_option(config_path))
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Return the fields that the recipe states, as plain data; none for a choice, which is made later."""
-        name = recipe_name(config_path)
-        if name is None and not is_auto(_option(config_path)):
-            raise ConfigLoadError(f"Config not found: {config_path}")
-        if name is not None and name not in self.made:
-            self.made[name] = REGISTRY.get(name)
-        node = OmegaConf.create(self.made[name].to_dict() if name is not None else {})
-        return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the canonical names of the recipes; the group itself at the root."""
-        if config_path.strip("/") == PRECISION:
-            return [] if results_filter == ObjectType.GROUP else sorted(REGISTRY.names())
-        return [] if config_path or results_filter == ObjectType.CONFIG else [PRECISION]
-
-
-class RecipeSearchPath(SearchPathPlugin):
-    """Puts the registry on Hydra's search path, behind the primary config's folder."""
-
-    recipes_from: ClassVar[tuple[str, ...]] = ()
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the entry."""
-        search_path.append(SCHEME, f"{SCHEME}://{os.pathsep.join(self.recipes_from)}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 
 from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
-from bridge.front.compose import RecipeSource, register
+from bridge.front.compose import register
+from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 

@@ -1,0 +1,178 @@
+"""The registry as a group of Hydra: registered recipes are options of `mixed_precision`, without a file per recipe.
+
+Hydra asks its config sources, in the order of its search path, whether they have ``mixed_precision/bf16_mixed``.
+`RecipeSource` asks the registry, so that a recipe is an option from the moment it is registered, under each of its
+spellings. Hydra's plugin scan finds both classes in any application of an environment where this package is installed.
+
+An application that does not use the group stays as it is: its own files and nodes of the group come first, a key with
+that name that is no group stays a key, and the registry is loaded when an option is first looked up.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hydra.core.config_search_path import ConfigSearchPath
+
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["GROUP", "SCHEME", "RecipeSearchPath", "RecipeSource", "recipe_name", "register_group"]
+
+GROUP = "mixed_precision"
+SCHEME = "recipes"
+
+
+def register_group(*recipes_from: str) -> None:
+    """Make the registered recipes options of the group `mixed_precision` in every composition from now on.
+
+    Args:
+        recipes_from: Modules and files of recipes to load first.
+
+    Raises:
+        RecipeSourceError: One of them cannot be loaded.
+    """
+    load_recipes_from(recipes_from)
+    RecipeSearchPath.is_requested = True
+    RecipeSearchPath.recipes_from = tuple(
+        str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from
+    )
+    Plugins.instance().register(RecipeSource)
+    Plugins.instance().register(RecipeSearchPath)
+
+
+def _option(config_path: str) -> str:
+    """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
+    group, _, option = config_path.rpartition("/")
+    return option.removesuffix(".yaml") if group == GROUP else ""
+
+
+def recipe_name(config_path: str) -> str | None:
+    """Return the canonical name of the registered recipe that a config path stands for, or None."""
+    name = _option(config_path)
+    return REGISTRY.recipe(name).name if name and name in REGISTRY else None
+
+
+class RecipeSource(ConfigSource):
+    """Search-path entry ``recipes://``; what follows, separated like PATH, is loaded first.
+
+    The names are part of the entry so that they reach the processes of a sweep, which compose their configs themselves.
+    """
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        load_recipes_from(filter(None, self.path.split(os.pathsep)))
+        self.made: dict[str, MixedPrecisionConfig] = {}
+        """Canonical name -> the config that the registry made for this composition."""
+
+    def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
+        return RecipeSource, (self.provider, self.full_path())
+
+    @staticmethod
+    def scheme() -> str:
+        """Return what stands before ``://``."""
+        return SCHEME
+
+    def available(self) -> bool:
+        """Return True: there is always a registry."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether the path is the group, or what holds it."""
+        return config_path.strip("/") in ("", GROUP)
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether the path names a registered recipe, in any of its spellings, or asks for a choice.
+
+        Hydra's ConfigStore is last on the search path; a node that the application keeps there is not hidden.
+        """
+        option = _option(config_path)
+        if not option or ConfigStore.instance().get_type(f"{GROUP}/{option}.yaml") == ObjectType.CONFIG:
+            return False
+        return is_auto(option) or option in REGISTRY
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the fields that the recipe states, as plain data; none for a choice, which is made later.
+
+        The node is open: a field that the recipe leaves unstated can be overridden too.
+        """
+        name = recipe_name(config_path)
+        if name is None and not is_auto(_option(config_path)):
+            raise ConfigLoadError(f"Config not found: {config_path}")
+        if name is not None and name not in self.made:
+            self.made[name] = REGISTRY.get(name)
+        node = OmegaConf.create(self.made[name].to_dict() if name is not None else {})
+        OmegaConf.set_struct(node, value=False)
+        return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the canonical names of the recipes; at the root the group itself, once a recipe was chosen."""
+        if config_path.strip("/") == GROUP:
+            return [] if results_filter == ObjectType.GROUP else sorted(REGISTRY.names())
+        return [GROUP] if not config_path and results_filter != ObjectType.CONFIG and self.made else []
+
+
+class RecipeSearchPath(SearchPathPlugin):
+    """Puts the registry on Hydra's search path, behind the primary config's folder."""
+
+    recipes_from: ClassVar[tuple[str, ...]] = ()
+    """Modules and files of recipes to load first."""
+    is_requested: ClassVar[bool] = False
+    """Whether the program asked for the group itself, by `register_group`."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the entry, unless the application has a key `mixed_precision` and no such group."""
+        if self.is_requested or not _is_plain_key(search_path):
+            search_path.append(SCHEME, f"{SCHEME}://{os.pathsep.join(self.recipes_from)}")
+
+
+def _is_plain_key(search_path: ConfigSearchPath) -> bool:
+    """Return whether `mixed_precision` is a key of the application's primary configs and in none a group's name.
+
+    ``mixed_precision=fp16`` sets such a key; with a group of that name Hydra would look for an option instead.
+    """
+    has_key = False
+    for config in _primary_configs(search_path):
+        if any(_names_group(entry) for entry in config.get("defaults") or ()):
+            return False
+        has_key = has_key or GROUP in config
+    return has_key
+
+
+def _primary_configs(search_path: ConfigSearchPath) -> Iterator[dict[str, Any]]:
+    """Yield the configs that the application could start with and that name `mixed_precision`, as plain data."""
+    for node in ConfigStore.instance().repo.values():
+        if isinstance(node, ConfigNode) and isinstance(node.node, DictConfig):
+            yield {str(key): value for key, value in node.node.items_ex(resolve=False)}
+    folders = [element.path for element in search_path.get_path() if element.provider == "main"]
+    for folder in folders:
+        scheme, _, place = folder.rpartition("://")
+        try:
+            root = resources.files(place.replace("/", ".")) if scheme == "pkg" else Path(place)
+            texts = [file.read_text(encoding="utf-8") for file in root.iterdir() if file.name.endswith(".yaml")]
+            found = [yaml.safe_load(text) for text in texts if GROUP in text]
+        except (OSError, ValueError, ImportError, yaml.YAMLError):
+            continue  # Hydra reports what it cannot read, with the place
+        yield from (config for config in found if isinstance(config, dict))
+
+
+def _names_group(entry: object) -> bool:
+    """Return whether an entry of a defaults list chooses an option of the group."""
+    keys = entry if isinstance(entry, dict | DictConfig) else [entry]
+    words = [str(key).split()[-1].partition("@")[0].lstrip("/") for key in keys if str(key).strip()]
+    return any(word == GROUP or word.startswith(f"{GROUP}/") for word in words)
