@@ -1,0 +1,135 @@
+"""`RecipeConformance`: the tests that every recipe of a team passes, as a base class for pytest.
+
+    class TestOurRecipes(RecipeConformance):
+        package = "acme_recipes"
+        target = "h100x8,te2.9,cuda12.9,mcore0.16"
+
+Each test runs once per recipe. Megatron Core must be installed; neither a GPU nor Transformer Engine is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bridge.errors import RunConfigError
+from bridge.front.loader import load_run, shipped_folder
+from bridge.preflight.run_check import check_run
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY, get_mixed_precision_config
+from bridge.registry.synchronize import synchronize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["RecipeConformance"]
+
+SHAPE = MappingProxyType({"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32})
+SHARDED = MappingProxyType({"use_distributed_optimizer": True})
+
+
+class RecipeConformance:
+    """Subclass it in a test module and set `package`, `recipes` or `config_dir`, and `target`."""
+
+    package: ClassVar[str] = ""
+    """The module or package that registers the recipes; every recipe that is defined in it is tested."""
+    recipes: ClassVar[Sequence[str]] = ()
+    """Further registered recipes, by name."""
+    config_dir: ClassVar[Path | str | None] = None
+    """A folder whose `mixed_precision/` holds YAML recipes, which are tested too."""
+    target: ClassVar[str] = ""
+    """The GPUs and versions that every recipe has to run on: "h100x8,te2.9,cuda12.9,mcore0.16"."""
+    model: ClassVar[Mapping[str, Any]] = SHAPE
+    """Fields of the model config that the recipes are written into."""
+    optimizer: ClassVar[Mapping[str, Any]] = SHARDED
+    """Fields of the optimizer config."""
+    ddp: ClassVar[Mapping[str, Any]] = SHARDED
+    """Fields of the DDP config."""
+    silence: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Id of a rule of the check -> why the recipes may break it."""
+
+    @classmethod
+    def recipe_names(cls) -> list[str]:
+        """Return the recipes that are tested: registered ones, then YAML files.
+
+        Raises:
+            RunConfigError: There is none.
+        """
+        if cls.package:
+            importlib.import_module(cls.package)
+        modules = {recipe.name: f"{recipe.function.__module__}." for recipe in REGISTRY.recipes()}
+        names = [name for name, module in modules.items() if cls.package and module.startswith(f"{cls.package}.")]
+        names += [name for name in cls.recipes if name not in names]
+        if cls.config_dir is not None:
+            names += sorted(file.stem for file in Path(cls.config_dir, "mixed_precision").glob("*.yaml"))
+        if not names:
+            rule, remedy = "has no recipe to test", "Set package, recipes or config_dir."
+            raise RunConfigError.of(cls.__name__, rule, cls.package or None, remedy)
+        return names
+
+    @classmethod
+    def precision(cls, recipe: str) -> MixedPrecisionConfig:
+        """Return a fresh config of a recipe, registered or of a YAML file."""
+        if recipe in REGISTRY:
+            return get_mixed_precision_config(recipe)
+        run = load_run([f"mixed_precision={recipe}"], shipped_folder(), config_dir=cls.config_dir, strict=False)
+        return run.precision or MixedPrecisionConfig()
+
+    @classmethod
+    def owners(cls) -> dict[str, Any]:
+        """Return fresh configs of the installed Megatron Core by role."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Megatron's, about what is not installed
+            from megatron.core.distributed import DistributedDataParallelConfig
+            from megatron.core.optimizer import OptimizerConfig
+            from megatron.core.transformer import TransformerConfig
+
+            return {
+                "model": TransformerConfig(**cls.model),
+                "optimizer": OptimizerConfig(**cls.optimizer),
+                "ddp": DistributedDataParallelConfig(**cls.ddp),
+            }
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Give each test every recipe."""
+        if "recipe" in metafunc.fixturenames:
+            metafunc.parametrize("recipe", self.recipe_names())
+
+    def test_can_be_right(self, recipe: str) -> None:
+        """The recipe does not contradict itself."""
+        self.precision(recipe).finalize()
+
+    def test_returns_from_yaml(self, recipe: str) -> None:
+        """Written as YAML and read again, the recipe states the same."""
+        stated = self.precision(recipe).to_dict()
+        returned = MixedPrecisionConfig.from_yaml(self.precision(recipe).to_yaml()).to_dict()
+        if returned != stated:
+            raise AssertionError(f"{recipe}: YAML returns {returned}, and the recipe states {stated}.")
+
+    def test_every_stated_field_reaches_megatron(self, recipe: str) -> None:
+        """The sync into the installed Megatron Core succeeds, and no stated field is without a home or an effect."""
+        report = synchronize(self.precision(recipe), **self.owners(), strict=True)
+        if report.findings:
+            raise AssertionError("\n".join([f"{recipe}:", *(f"  {finding}" for finding in report.findings)]))
+
+    def test_a_second_sync_changes_nothing(self, recipe: str) -> None:
+        """Writing the recipe again leaves every config as it is."""
+        owners = self.owners()
+        synchronize(self.precision(recipe), **owners, strict=True)
+        changes = synchronize(self.precision(recipe), **owners, strict=True).changes
+        if changes:
+            raise AssertionError("\n".join([f"{recipe}: a second sync changes", *(f"  {row}" for row in changes)]))
+
+    def test_passes_the_check(self, recipe: str) -> None:
+        """No rule of `precision-bridge check` finds an error for the declared target."""
+        if not self.target:
+            remedy = "Set h100x8,te2.9,cuda12.9, say."
+            raise RunConfigError.of(f"{type(self).__name__}.target", "needs GPUs and versions", self.target, remedy)
+        run = {"mixed_precision": self.precision(recipe), "model": dict(self.model)}
+        run |= {"optimizer": dict(self.optimizer), "ddp": dict(self.ddp)}
+        errors = check_run(run, target=self.target, silenced=self.silence).of("error")
+        if errors:
+            raise AssertionError("\n".join([f"{recipe}:", *(f"  {error.id} {error}" for error in errors)]))

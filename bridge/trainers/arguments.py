@@ -1,0 +1,79 @@
+"""Lightning, Accelerate, the Hugging Face Trainer and NeMo 2: the arguments that their own objects take."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.dtypes import torch_dtype
+from bridge.trainers.exported import exported
+
+if TYPE_CHECKING:
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["accelerate_arguments", "lightning_arguments", "nemo_plugin", "transformers_arguments"]
+
+
+def lightning_arguments(recipe: str | MixedPrecisionConfig, *, strategy: str | None = None) -> dict[str, Any]:
+    """Return the arguments of Lightning's `Trainer` or `Fabric`: `precision`, or a precision plugin in `plugins`.
+
+    Args:
+        recipe: A recipe's name, or a config.
+        strategy: "fsdp" or "deepspeed" where the Trainer will use it.
+
+    Raises:
+        PayloadError: Lightning cannot run the recipe's format.
+        ImportError: The recipe needs a plugin whose package is not installed.
+    """
+    payload: dict[str, Any] = exported("lightning", recipe, strategy=strategy).payload
+    return {name: _made(value) for name, value in payload.items()}
+
+
+def accelerate_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]:
+    """Return the arguments of Accelerate's `Accelerator`: `mixed_precision` and `kwargs_handlers`.
+
+    Raises:
+        PayloadError: Accelerate cannot run the recipe's format.
+        ImportError: accelerate, or the FP8 library that the recipe needs, is not installed.
+    """
+    from bridge.interop.accelerate.importer import accelerator_arguments
+
+    return accelerator_arguments(exported("accelerate", recipe, form="arguments").payload)
+
+
+def transformers_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]:
+    """Return the arguments of transformers' `TrainingArguments`: `bf16`, `fp16` and `tf32`.
+
+    Raises:
+        PayloadError: The recipe needs FP8 or FP4, which `TrainingArguments` has no argument for.
+    """
+    payload: dict[str, Any] = exported("huggingface", recipe).payload
+    return payload
+
+
+def nemo_plugin(recipe: str | MixedPrecisionConfig) -> Any:
+    """Return NeMo 2's `MegatronMixedPrecision` for the `plugins` of its Trainer.
+
+    Raises:
+        ImportError: NeMo is not installed.
+    """
+    payload = dict(exported("nemo2", recipe).payload)
+    plugin = _named(payload.pop("_target_"))
+    return plugin(**{name: _made(value) for name, value in payload.items()})
+
+
+def _made(value: Any) -> Any:
+    """Return the object that plain data describes, as LightningCLI makes it: ``class_path`` with ``init_args``."""
+    if isinstance(value, list):
+        return [_made(inner) for inner in value]
+    if isinstance(value, dict) and "class_path" in value:
+        return _named(value["class_path"])(**{name: _made(inner) for name, inner in value["init_args"].items()})
+    if isinstance(value, str) and value.startswith("torch."):
+        return torch_dtype(value.removeprefix("torch."))
+    return value
+
+
+def _named(path: str) -> Any:
+    """Return the class of a dotted name."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)

@@ -1,0 +1,112 @@
+"""Megatron-LM: ``--mixed-precision-recipe NAME`` through the hook for extra arguments of its parser.
+
+    args = parse_and_validate_args(extra_args_provider=add_recipe_argument)
+
+The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's own arguments, so that
+Megatron-LM validates them as if they stood on the command line. An argument that does stand there is stated over the
+recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BridgeError, RunConfigError
+from bridge.interop.megatron_lm.flags import BY_NAME
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.sync.report import SyncReport, SyncRow
+from bridge.sync.synchroniser import megatron_version
+from bridge.trainers.exported import exported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bridge.registry.config import MixedPrecisionConfig
+
+__all__ = ["OPTION", "add_recipe_argument"]
+
+OPTION = "--mixed-precision-recipe"
+COMMAND_LINE = "command line"
+
+
+def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add ``--mixed-precision-recipe``, and give the parser the values of the recipe that the command line names.
+
+    The first process prints the report: every argument with Megatron-LM's default, the new value and who decided. A
+    recipe that cannot be used ends the program with one sentence and exit code 2.
+
+    Args:
+        parser: Megatron-LM's parser, as it hands it to an `extra_args_provider`. A provider of your own comes first:
+            ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
+
+    Returns:
+        The same parser.
+    """
+    group = parser.add_argument_group("precision recipe")
+    group.add_argument(OPTION, metavar="NAME", help="registered recipe that sets the precision arguments")
+    given = _set_by(parser, None)
+    name = given.get("mixed_precision_recipe")
+    if name is not None:
+        try:
+            report = _apply(parser, name, given)
+        except BridgeError as error:
+            parser.exit(2, f"{error}\n")
+        if os.environ.get("RANK", "0") == "0":
+            sys.stdout.write(f"{report}\n")
+    return parser
+
+
+def _set_by(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> dict[str, Any]:
+    """Return the arguments that words set, without the parser's defaults; None: the words of the command line.
+
+    Raises:
+        RunConfigError: The parser does not know a word of a recipe.
+    """
+    names = vars(parser.parse_known_args([])[0])
+    found, unknown = parser.parse_known_args(words, argparse.Namespace(**dict.fromkeys(names)))
+    if words is not None and unknown:
+        rule = f"needs {unknown[0]}, which Megatron-LM with megatron-core {megatron_version()} does not have"
+        raise RunConfigError(f"{OPTION}: {rule}. Update it, or take another recipe.")
+    return {name: value for name, value in vars(found).items() if value is not None}
+
+
+def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any]) -> SyncReport:
+    """Make the values of the recipe the parser's defaults.
+
+    Args:
+        parser: Megatron-LM's parser.
+        name: The recipe.
+        given: Argument -> value, of those on the command line.
+    """
+    if given.get("yaml_cfg") is not None:
+        rule = "cannot be used together with --yaml-cfg, whose file takes the place of all arguments"
+        raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
+    config = get_mixed_precision_config(name)
+    config.state(COMMAND_LINE, **_statements(given))
+    values = _set_by(parser, exported("megatron-lm", config).payload)
+    rows = [_row(config, dest, parser.get_default(dest), value) for dest, value in values.items()]
+    parser.set_defaults(**values)
+    return SyncReport(precision=config.label, rows=tuple(rows), megatron_version=megatron_version())
+
+
+def _statements(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that arguments of the command line state."""
+    stated: dict[str, Any] = {}
+    for dest, value in given.items():
+        flag = BY_NAME.get(dest)
+        if flag is not None:
+            stated[flag.field] = value if flag.kind == "value" else bool(value) is (flag.kind == "on")
+    return stated
+
+
+def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
+    """Return the row of one argument."""
+    flag = BY_NAME.get(dest)
+    by = config.source_of(flag.field) if flag is not None else "recipe"
+    verdict = "agree" if value == default else "set"
+    why = "stands on the command line" if by == COMMAND_LINE else "instead of the parser's default"
+    field = flag.field if flag is not None else None
+    return SyncRow(owner="args", attribute=dest, field=field, old=default, new=value, verdict=verdict, by=by, why=why)
