@@ -8,9 +8,9 @@ from typing import Any
 
 from bridge.errors import PrecisionTypeError
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, get_mixed_precision_config, is_auto
+from bridge.registry.registry import REGISTRY, get_mixed_precision_config
 
-__all__ = ["to_config"]
+__all__ = ["recipe_flag", "to_config"]
 
 GROUP = "mixed_precision"
 CONFIGURATION = "configuration"
@@ -19,8 +19,8 @@ CONFIGURATION = "configuration"
 def to_config(node: object) -> MixedPrecisionConfig:
     """Return the precision that a node of a composed config describes.
 
-    Inside a Hydra application the fields of the chosen recipe keep the recipe as their source, so that reports name it;
-    every other field has the source "configuration".
+    The fields of a recipe that Hydra's group `mixed_precision` gave keep the recipe as their source, so that reports
+    name it; every other field has the source "configuration".
 
     Args:
         node: ``cfg.mixed_precision`` of Hydra or OmegaConf, a mapping of fields, a recipe's name, or a config. Every
@@ -35,25 +35,36 @@ def to_config(node: object) -> MixedPrecisionConfig:
     if isinstance(node, str) or not isinstance(node, Mapping):
         config = get_mixed_precision_config(node)  # type: ignore[arg-type]  # refuses what is no precision
     else:
-        config = _of_fields(_plain(node), _choice())
+        config = _of_fields(_plain(node), _recipe_of(node))
     config.finalize()
     return config
 
 
-def _of_fields(values: dict[str, Any], choice: str | None) -> MixedPrecisionConfig:
-    """Return the config of plain fields; `choice` is the option of the group, where it is known."""
+def recipe_flag(name: str) -> str:
+    """Return the flag of OmegaConf that the group sets on the node of a recipe; it survives merges and pickles."""
+    return f"recipe:{name}"
+
+
+def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
+    """Return the one recipe that a node was composed from, None where there is none or more than one."""
+    if not hasattr(node, "_get_flag"):
+        return None
+    names = [name for name in REGISTRY.names() if node._get_flag(recipe_flag(name))]
+    return REGISTRY.get(names[0]) if len(names) == 1 else None
+
+
+def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> MixedPrecisionConfig:
+    """Return the config of plain fields, which were composed over those of a recipe where one is known."""
     if not values:
-        rule = "needs a choice for a GPU" if is_auto(choice) else "states no field of a precision"
-        remedy = "Choose a recipe: `precision-bridge recipes` lists them."
-        raise PrecisionTypeError.of(GROUP, rule, choice or {}, remedy)
-    recipe = REGISTRY.get(choice) if choice is not None and choice in REGISTRY else None
-    own = recipe.to_dict() if recipe is not None else {}
-    if recipe is None or not own.keys() <= values.keys():
-        return MixedPrecisionConfig.from_dict(values, source=CONFIGURATION)
-    checked = type(recipe).from_dict(values).to_dict()
-    config = type(recipe)().state(**{name: value for name, value in own.items() if checked.get(name) == value})
+        remedy = "Choose a recipe by its name; `auto` is resolved by `precision-bridge train` alone."
+        raise PrecisionTypeError.of(GROUP, "states no field of a precision", values, remedy)
+    checked = MixedPrecisionConfig.from_dict(values, source=CONFIGURATION)
+    if recipe is None:
+        return checked
+    own, stated = recipe.to_dict(), checked.to_dict()
+    config = MixedPrecisionConfig(**{name: value for name, value in own.items() if name in stated})
     config.made_by(str(recipe.recipe))
-    return config.state(CONFIGURATION, **{name: value for name, value in checked.items() if own.get(name) != value})
+    return config.state(CONFIGURATION, **{name: value for name, value in stated.items() if own.get(name) != value})
 
 
 def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:
@@ -68,13 +79,3 @@ def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:
         text = f"{error.full_key or GROUP}: cannot be resolved: {why}. Correct the value."
         raise PrecisionTypeError(text) from error
     return {str(key): value for key, value in plain.items()}
-
-
-def _choice() -> str | None:
-    """Return the chosen option of the group in a running Hydra application, None where that is not known."""
-    module: Any = sys.modules.get("hydra.core.hydra_config")
-    if module is None or not module.HydraConfig.initialized():
-        return None
-    choices = dict(module.HydraConfig.get().runtime.choices)
-    of_group = [option for group, option in choices.items() if str(group).partition("@")[0] == GROUP]
-    return str(of_group[0]) if len(of_group) == 1 else None

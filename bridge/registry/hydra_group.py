@@ -21,8 +21,9 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from bridge.registry.composed import recipe_flag
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Config not found: {config_path}")
         if name is not None and name not in self.made:
             self.made[name] = REGISTRY.get(name)
-        node = OmegaConf.create(self.made[name].to_dict() if name is not None else {})
-        OmegaConf.set_struct(node, value=False)
+        flags = {"struct": False, recipe_flag(name): True} if name is not None else {"struct": False}
+        node = DictConfig(self.made[name].to_dict() if name is not None else {}, flags=flags)
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:

@@ -1,0 +1,13 @@
+"""The same in a notebook, where Hydra composes and runs nothing."""
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+
+from bridge import to_config
+
+with initialize_config_dir(str(Path(__file__).resolve().parent / "conf"), version_base=None):
+    cfg = compose("config", ["mixed_precision=bf16_with_mxfp8_mixed", "mixed_precision.fp8_param_gather=false"])
+
+precision = to_config(cfg.mixed_precision)
+print(precision.scheme, precision.fp8_param_gather)
