@@ -9,7 +9,6 @@ Each test runs once per recipe. Megatron Core must be installed; neither a GPU n
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +18,7 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run, shipped_folder
 from bridge.preflight.run_check import check_run
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, get_mixed_precision_config
+from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
 from bridge.registry.synchronize import synchronize
 
 if TYPE_CHECKING:
@@ -56,10 +55,11 @@ class RecipeConformance:
         """Return the recipes that are tested: registered ones, then YAML files.
 
         Raises:
-            RunConfigError: There is none.
+            RecipeSourceError: There is no such package, or it cannot be loaded.
+            RunConfigError: There is no recipe in it.
         """
         if cls.package:
-            importlib.import_module(cls.package)
+            load_recipes_from(cls.package, key="package")
         modules = {recipe.name: f"{recipe.function.__module__}." for recipe in REGISTRY.recipes()}
         names = [name for name, module in modules.items() if cls.package and module.startswith(f"{cls.package}.")]
         names += [name for name in cls.recipes if name not in names]

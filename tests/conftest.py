@@ -6,6 +6,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,8 @@ settings.load_profile("suite")
 
 # Files whose tests share one dear fixture, a training run say: all of them go to one worker, which starts with them.
 TOGETHER = (
+    "tests/cli/test_wheel.py",
+    "tests/front/test_any_application.py",
     "tests/front/test_runs.py",
     "tests/plan/test_memory.py",
     "tests/training/test_loop.py",
@@ -59,6 +62,17 @@ def pytest_collection_finish() -> None:
     """Take what collection imported out of the garbage collector, which Megatron calls for each checkpoint."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the contents of the wheel, to put in front of the environment."""
+    from tests.package import installed_into, sources
+
+    folder = tmp_path_factory.mktemp("installed")
+    packages = installed_into(folder / "site", sources(folder / "source"))
+    assert packages == {"bridge", "recipes", "hydra_plugins"}
+    return folder / "site"
 
 
 @pytest.fixture

@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PARTS = ("bridge", "recipes", "conf", "pyproject.toml", "README.md", "LICENSE")
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-
-
-def done(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the contents of a wheel that was built from a copy of the sources."""
-    source, wheels, target = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "target"))
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, source / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / part, source)
-    options = ["--no-deps", "--no-index"]
-    built = done([*PIP, "wheel", *options, "--no-build-isolation", "-w", str(wheels), str(source)])
-    assert built.returncode == 0, built.stderr
-    (wheel,) = wheels.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        folders = {name.partition("/")[0] for name in archive.namelist()}
-    assert {name for name in folders if not name.endswith(".dist-info")} == {"bridge", "recipes"}
-    put = done([*PIP, "install", *options, "--target", str(target), str(wheel)])
-    assert put.returncode == 0, put.stderr
-    return target
+from tests.package import done, sources
 
 
 def command(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -72,3 +43,31 @@ def test_an_installed_copy_trains_from_an_empty_folder(installed: Path, tmp_path
     (folder,) = tmp_path.glob("outputs/*/*")
     assert (folder / "summary.json").is_file()
     assert (folder / "train.log").is_file()
+
+
+def test_an_editable_install_has_hydras_plugin_too(tmp_path: Path) -> None:
+    source, wheel = sources(tmp_path / "source"), tmp_path / "editable"
+    build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    built = done([sys.executable, "-c", build, str(wheel)], cwd=source)
+    assert built.returncode == 0, built.stderr
+    (archive,) = wheel.glob("*.whl")
+    unpacked = done([sys.executable, "-m", "zipfile", "-e", str(archive), str(wheel)])
+    assert unpacked.returncode == 0, unpacked.stderr
+    other = tmp_path / "other" / "hydra_plugins"
+    other.mkdir(parents=True)
+    (other / "of_another_package.py").write_text("")
+    code = (
+        "import site, sys\n"
+        f"sys.path[:0] = [{str(wheel)!r}, {str(other.parent)!r}]\n"
+        f"sys.path += {[path for path in sys.path if path.endswith('site-packages')]!r}\n"
+        f"site.addsitedir({str(wheel)!r})\n"
+        "import bridge, hydra_plugins.of_another_package\n"
+        f"assert bridge.__file__.startswith({str(source)!r}), bridge.__file__\n"
+        "from hydra.core.plugins import Plugins\n"
+        "from hydra.plugins.search_path_plugin import SearchPathPlugin\n"
+        "print([found.__name__ for found in Plugins.instance().discover(SearchPathPlugin)])\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = done([sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "RecipeSearchPath" in found.stdout

@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
 from bridge.front.compose import register
-from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

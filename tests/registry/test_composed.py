@@ -1,0 +1,88 @@
+"""`to_config`: what a composed config has under `mixed_precision`, as a config with its sources."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from bridge import MixedPrecisionConfig, to_config
+from bridge.errors import PrecisionConfigError, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
+from bridge.registry.hydra_group import RecipeSource
+
+
+def node(recipe: str) -> Any:
+    """The node that the group gives, merged into a config as Hydra does."""
+    whole = OmegaConf.merge({"lr": 1}, {"mixed_precision": {}})
+    loaded = RecipeSource("recipes", "recipes://").load_config(f"mixed_precision/{recipe}")
+    OmegaConf.update(whole, "mixed_precision", loaded.config, merge=False)
+    return whole.mixed_precision
+
+
+def test_a_name_a_config_and_a_mapping_are_taken() -> None:
+    assert to_config("bf16-mixed").recipe == "bf16_mixed"
+    config = MixedPrecisionConfig(fp16=True)
+    assert to_config(config) is config
+    assert to_config({"bf16": True, "fp8_margin": "2", "fp8": "e4m3"}).to_dict() == {
+        "bf16": True,
+        "fp8": "e4m3",
+        "fp8_margin": 2,
+    }
+
+
+def test_fields_of_the_recipe_keep_it_as_their_source_and_others_are_the_configurations() -> None:
+    given = node("fp8_current")
+    given.fp8_margin = 2
+    given.num_layers_at_end_in_bf16 = 3
+    config = to_config(given)
+    assert config.recipe == "bf16_with_fp8_current_scaling_mixed"
+    assert config.source_of("fp8") == "recipe bf16_with_fp8_current_scaling_mixed"
+    assert config.source_of("fp8_margin") == config.source_of("num_layers_at_end_in_bf16") == "configuration"
+
+
+def test_a_field_that_was_taken_out_is_unstated() -> None:
+    given = node("bf16_mixed")
+    del given["grad_reduce_in_fp32"]
+    assert not to_config(given).is_stated("grad_reduce_in_fp32")
+
+
+def test_the_recipe_is_known_in_a_copy_and_not_of_two() -> None:
+    assert to_config(copy.deepcopy(node("bf16_mixed"))).recipe == "bf16_mixed"
+    both = OmegaConf.merge(node("bf16_mixed"), node("bf16_with_fp8_current_scaling_mixed"))
+    assert to_config(both).recipe is None
+    assert to_config(both).source_of("fp8") == "configuration"
+
+
+def test_references_are_resolved() -> None:
+    whole = OmegaConf.create({"half": True, "mixed_precision": {"bf16": "${half}"}})
+    assert to_config(whole.mixed_precision).bf16
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (None, PrecisionTypeError, "mixed_precision: must be a recipe's name or a MixedPrecisionConfig, got None."),
+        ("bf17", UnknownRecipeError, "Unknown mixed-precision recipe 'bf17'."),
+        ({"bf17": True}, UnknownFieldError, "mixed_precision.bf17: no such field."),
+        ({"bf16": "maybe"}, PrecisionTypeError, "mixed_precision.bf16: "),
+        ({"bf16": True, "fp16": True}, PrecisionConfigError, "The mixed-precision config can never be right:"),
+        (
+            DictConfig({"bf16": "${no}"}),
+            PrecisionTypeError,
+            "bf16: cannot be resolved: Interpolation key 'no'",
+        ),
+        (DictConfig({"bf16": MISSING}), PrecisionTypeError, "bf16: cannot be resolved: Missing mandatory value: bf16."),
+        (
+            {},
+            PrecisionTypeError,
+            "mixed_precision: states no field of a precision, got {}. Choose a recipe by its name; "
+            "`auto` is resolved by `precision-bridge train` alone.",
+        ),
+    ],
+)
+def test_what_is_no_precision_is_refused(given: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        to_config(given)
+    assert str(caught.value).startswith(message)
