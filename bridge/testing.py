@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run, shipped_folder
-from bridge.preflight.run_check import check_run
+from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
-from bridge.registry.synchronize import synchronize
+from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from, synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bridge.interop.accelerate import accelerator_arguments
 from bridge.precision.dtypes import torch_dtype
 from bridge.trainers.exported import exported
 
@@ -36,8 +37,6 @@ def accelerate_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]:
         PayloadError: Accelerate cannot run the recipe's format.
         ImportError: accelerate, or the FP8 library that the recipe needs, is not installed.
     """
-    from bridge.interop.accelerate.importer import accelerator_arguments
-
     return accelerator_arguments(exported("accelerate", recipe, form="arguments").payload)
 
 
