@@ -48,6 +48,14 @@ def test_a_field_without_effect_is_found() -> None:
         Conformance().test_every_stated_field_reaches_megatron(recipe)
 
 
+def test_a_silenced_rule_is_not_found() -> None:
+    class Silenced(Conformance):
+        silence = {"PB210": "read by our own Transformer Engine"}  # noqa: RUF012
+
+    recipe = made(bf16=True, fp8="hybrid", fp8_recipe="tensorwise", fp8_margin=2)
+    Silenced().test_every_stated_field_reaches_megatron(recipe)
+
+
 def test_what_megatron_refuses_is_found() -> None:
     recipe = made(bf16=True, fp8="hybrid", first_last_layers_bf16=True, num_layers_at_start_in_bf16=99)
     with pytest.raises(SyncCheckError):

@@ -23,7 +23,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
-from bridge.registry.composed import recipe_flag
+from bridge.registry.composed import GROUP, recipe_flag
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GROUP", "SCHEME", "RecipeSearchPath", "RecipeSource", "recipe_name", "register_group"]
 
-GROUP = "mixed_precision"
 SCHEME = "recipes"
 
 

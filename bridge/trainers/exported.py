@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DECISIVE", "exported"]
 
-DECISIVE = frozenset({"fp8", "fp4", "autocast_enabled"})
+DECISIVE = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})
 """Fields without which a run computes in another format than the recipe says."""
 
 log = logging.getLogger(__name__)
