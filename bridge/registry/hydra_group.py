@@ -21,7 +21,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from bridge.registry.composed import GROUP, recipe_flag
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
@@ -148,7 +148,8 @@ def _is_plain_key(search_path: ConfigSearchPath) -> bool:
     """
     has_key = False
     for config in _primary_configs(search_path):
-        if any(_names_group(entry) for entry in config.get("defaults") or ()):
+        defaults = config.get("defaults")
+        if isinstance(defaults, list | ListConfig) and any(map(_names_group, defaults)):
             return False
         has_key = has_key or GROUP in config
     return has_key

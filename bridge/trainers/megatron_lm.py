@@ -47,7 +47,7 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     """
     group = parser.add_argument_group("precision recipe")
     group.add_argument(OPTION, metavar="NAME", help="registered recipe that sets the precision arguments")
-    given = _set_by(parser, None)
+    given, _ = _set_by(parser)
     name = given.get("mixed_precision_recipe")
     if name is not None:
         try:
@@ -59,18 +59,17 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     return parser
 
 
-def _set_by(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> dict[str, Any]:
-    """Return the arguments that words set, without the parser's defaults; None: the words of the command line.
+def _set_by(parser: argparse.ArgumentParser, words: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments that the command line sets, without the parser's defaults, and the words it does not know.
 
-    Raises:
-        RunConfigError: The parser does not know a word of a recipe.
+    Args:
+        parser: Megatron-LM's parser.
+        words: Further words behind those of the command line.
     """
-    names = vars(parser.parse_known_args([])[0])
-    found, unknown = parser.parse_known_args(words, argparse.Namespace(**dict.fromkeys(names)))
-    if words is not None and unknown:
-        rule = f"needs {unknown[0]}, which Megatron-LM with megatron-core {megatron_version()} does not have"
-        raise RunConfigError(f"{OPTION}: {rule}. Update it, or take another recipe.")
-    return {name: value for name, value in vars(found).items() if value is not None}
+    line = [*sys.argv[1:], *words]
+    names = vars(parser.parse_known_args(line)[0])
+    found, unknown = parser.parse_known_args(line, argparse.Namespace(**dict.fromkeys(names)))
+    return {name: value for name, value in vars(found).items() if value is not None}, unknown
 
 
 def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any]) -> SyncReport:
@@ -86,7 +85,13 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
         raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
     config = get_mixed_precision_config(name)
     config.state(COMMAND_LINE, **_statements(given))
-    values = _set_by(parser, exported("megatron-lm", config).payload)
+    words: list[str] = exported("megatron-lm", config).payload
+    both, unknown = _set_by(parser, words)
+    missing = [word for word in words if word in unknown]
+    if missing:
+        rule = f"needs {missing[0]}, which Megatron-LM with megatron-core {megatron_version()} does not have"
+        raise RunConfigError(f"{OPTION}: {rule}. Update it, or take another recipe.")
+    values = {dest: value for dest, value in both.items() if dest not in given}
     rows = [_row(config, dest, parser.get_default(dest), value) for dest, value in values.items()]
     parser.set_defaults(**values)
     return SyncReport(precision=config.label, rows=tuple(rows), megatron_version=megatron_version())
@@ -105,8 +110,13 @@ def _statements(given: Mapping[str, Any]) -> dict[str, Any]:
 def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
     """Return the row of one argument."""
     flag = BY_NAME.get(dest)
-    by = config.source_of(flag.field) if flag is not None else "recipe"
-    verdict = "agree" if value == default else "set"
-    why = "stands on the command line" if by == COMMAND_LINE else "instead of the parser's default"
-    field = flag.field if flag is not None else None
-    return SyncRow(owner="args", attribute=dest, field=field, old=default, new=value, verdict=verdict, by=by, why=why)
+    return SyncRow(
+        owner="args",
+        attribute=dest,
+        field=flag.field if flag is not None else None,
+        old=default,
+        new=value,
+        verdict="agree" if value == default else "set",
+        by=config.source_of(flag.field) if flag is not None else "recipe",
+        why="instead of the parser's default",
+    )

@@ -104,6 +104,12 @@ def test_files_and_nodes_of_the_application_come_before_recipes_of_their_name(ap
 def test_a_key_of_that_name_that_is_no_group_stays_a_key(app: Application) -> None:
     app.write("conf/config.yaml", "mixed_precision: bf16\n")
     assert app.prints("mixed_precision=fp16") == "key fp16"
+    app.write("acme/__init__.py", "")
+    app.write("acme/conf/__init__.py", "")
+    app.write("acme/conf/other.yaml", "mixed_precision: {}\ndefaults: 3\n")
+    app.write("acme/conf/config.yaml", "mixed_precision: bf16\n")
+    app.write("app.py", APP.replace('config_path="conf"', 'config_path="pkg://acme.conf"'))
+    assert app.prints("mixed_precision=fp16") == "key fp16"
     node = "from hydra.core.config_store import ConfigStore\n"
     node += "ConfigStore.instance().store(name='config', node={'mixed_precision': 'bf16'})\n"
     (app.folder / "conf/config.yaml").unlink()
@@ -120,6 +126,12 @@ def test_an_application_without_the_group_is_as_it_was(app: Application) -> None
     words = [sys.executable, "app.py"]
     done = subprocess.run(words, cwd=app.folder, env=app.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "key None\n[]\n")
+
+
+def test_two_nodes_have_a_recipe_each(app: Application) -> None:
+    app.write("conf/config.yaml", "defaults:\n  - mixed_precision@teacher: bf16_mixed\n  - mixed_precision: fp32\n")
+    app.write("app.py", APP.replace("    print(", "    print(to_config(cfg.teacher).label, "))
+    assert app.prints("mixed_precision@teacher=fp8_current") == "bf16_with_fp8_current_scaling_mixed fp32"
 
 
 def test_the_group_can_be_added_on_the_command_line(app: Application) -> None:

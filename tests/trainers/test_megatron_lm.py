@@ -77,6 +77,18 @@ def test_an_argument_of_the_command_line_is_stated_over_the_recipe(parsed: Any) 
     assert parsed(*words).fp8_margin == 3
 
 
+def test_a_required_argument_of_an_own_provider_is_no_obstacle(parsed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        parser.add_argument("--team", required=True)
+        parser.add_argument("--tag", action="append")
+        return add_recipe_argument(parser)
+
+    words = ("--team", "acme", "--tag", "a", "--mixed-precision-recipe", "bf16_mixed", "--tag", "b")
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *RUN, *words])
+    args = arguments.parse_args(extra_args_provider=own)
+    assert (args.bf16, args.team, args.tag) == (True, "acme", ["a", "b"])
+
+
 def test_without_the_option_nothing_changes(parsed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {name: str(value) for name, value in vars(parsed("--bf16")).items()}
     monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *RUN, "--bf16"])
