@@ -23,8 +23,6 @@ from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["RecipeConformance"]
-
 SHAPE = MappingProxyType({"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32})
 SHARDED = MappingProxyType({"use_distributed_optimizer": True})
 

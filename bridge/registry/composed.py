@@ -10,8 +10,6 @@ from bridge.errors import PrecisionTypeError
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config
 
-__all__ = ["GROUP", "recipe_flag", "to_config"]
-
 GROUP = "mixed_precision"
 """Hydra's group of recipes, and the key of its node."""
 CONFIGURATION = "configuration"

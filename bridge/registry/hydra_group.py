@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["GROUP", "SCHEME", "RecipeSearchPath", "RecipeSource", "recipe_name", "register_group"]
-
 SCHEME = "recipes"
 
 

@@ -12,8 +12,6 @@ from bridge.trainers.exported import exported
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["accelerate_arguments", "lightning_arguments", "nemo_plugin", "transformers_arguments"]
-
 
 def lightning_arguments(recipe: str | MixedPrecisionConfig, *, strategy: str | None = None) -> dict[str, Any]:
     """Return the arguments of Lightning's `Trainer` or `Fabric`: `precision`, or a precision plugin in `plugins`.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["DECISIVE", "exported"]
-
 DECISIVE = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})
 """Fields without which a run computes in another format than the recipe says."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from bridge.registry.registry import REGISTRY
 
-__all__ = ["register_with_megatron_bridge"]
-
 
 def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
     """Add every registered recipe to Megatron Bridge's own table of recipes, under both spellings of its name.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-__all__ = ["OPTION", "add_recipe_argument"]
-
 OPTION = "--mixed-precision-recipe"
 COMMAND_LINE = "command line"
 
