@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 
-@register(tags=("fp8", "blockwise", "bf16"), aliases=("blockwise",))
+@register(tags=("fp8", "blockwise", "bf16"), aliases=("blockwise", "fp8_sc"))
 def bf16_with_fp8_subchannel_scaling_mixed() -> MixedPrecisionConfig:
     """BF16 with FP8 matmuls under blockwise (subchannel) scaling.
 

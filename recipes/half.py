@@ -19,7 +19,7 @@ def fp32() -> MixedPrecisionConfig:
     return MixedPrecisionConfig(fp32=True, autocast_enabled=False)
 
 
-@register(tags=("bf16",))
+@register(tags=("bf16",), aliases=("bf16",))
 def bf16_mixed() -> MixedPrecisionConfig:
     """Train in BF16 with FP32 master weights and FP32 gradient reduction.
 

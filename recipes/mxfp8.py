@@ -7,7 +7,7 @@ from recipes.half import bf16_mixed, fp16_mixed
 __all__ = ["bf16_with_mxfp8_mixed", "fp16_with_mxfp8_mixed"]
 
 
-@register(tags=("fp8", "mxfp8", "bf16"), aliases=("mxfp8",))
+@register(tags=("fp8", "mxfp8", "bf16"), aliases=("mxfp8", "fp8_mx"))
 def bf16_with_mxfp8_mixed() -> MixedPrecisionConfig:
     """BF16 with MXFP8 matmuls and weights stored in MXFP8.
 

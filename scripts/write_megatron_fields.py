@@ -5,7 +5,8 @@
 Each argument names a release and where its sources are: a wheel, or a folder that holds ``megatron/core`` (an unpacked
 wheel, a checkout). The sources are parsed, never imported. Without arguments the installed release is compared with the
 file; a difference is an error. A field's type and default are those of the newest release that has it; `earlier` has
-the other defaults.
+the other defaults. `precision` marks the fields whose name, type or docstring in any release speaks of a precision:
+`bridge.sync.routes` has a home for each of them, or the reason why a recipe does not state it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import re
 import sys
 import zipfile
 from importlib.metadata import distribution
@@ -30,6 +32,11 @@ CLASSES = {
     "ddp": (("megatron/core/distributed/distributed_data_parallel_config.py", "DistributedDataParallelConfig"),),
 }
 """Role -> files and classes whose fields it has."""
+PRECISION = re.compile(
+    r"dtype|fp8|fp4|bf16|fp16|fp32|fp64|tf32|precision|autocast|amax|kitchen|invariant|transpose_cache|quant(?!il)",
+    re.IGNORECASE,
+)
+"""Words of a field that may decide in what a number is held, computed, accumulated or sent; not quantiles."""
 KINDS = {"bool": "bool", "int": "int", "float": "float", "str": "name", "torch.dtype": "dtype"}
 NAMED = ("Literal", "Fp8Recipe", "Fp4Recipe")
 """Annotations whose values are names."""
@@ -51,13 +58,22 @@ def fields_of(place: str) -> dict[str, dict[str, dict[str, Any]]]:
     for role, classes in CLASSES.items():
         found[role] = {}
         for file, name in classes:
-            for statement in _class(ast.parse(read(place, file)), name).body:
+            body = _class(ast.parse(read(place, file)), name).body
+            for statement, below in zip(body, [*body[1:], None], strict=True):
                 if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
                     continue
                 if not statement.target.id.startswith("_"):
                     field = {"kind": _kind(statement.annotation), "default": _default(statement.value)}
+                    speaks = f"{statement.target.id} {ast.unparse(statement.annotation)} {_docstring(below)}"
+                    field |= {"precision": True} if PRECISION.search(speaks) else {}
                     found[role].setdefault(statement.target.id, field)
     return found
+
+
+def _docstring(below: ast.stmt | None) -> str:
+    """Return the text of a string that stands below a field, or nothing."""
+    is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    return str(below.value.value) if is_text else ""  # type: ignore[union-attr]
 
 
 def _class(module: ast.Module, name: str) -> ast.ClassDef:
@@ -113,9 +129,10 @@ def _row(by_release: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
     """Return one field: the newest release's type and default, and the releases that differ."""
     held = {release: row for release, row in by_release.items() if row is not None}
     newest = list(held.values())[-1]
+    mark = {"precision": True} if any("precision" in row for row in held.values()) else {}
     earlier = {release: row["default"] for release, row in held.items() if row["default"] != newest["default"]}
     where = {"in": list(held)} if len(held) < len(by_release) else {}
-    return newest | where | ({"earlier": earlier} if earlier else {})
+    return newest | mark | where | ({"earlier": earlier} if earlier else {})
 
 
 def main(words: list[str]) -> int:
@@ -127,7 +144,9 @@ def main(words: list[str]) -> int:
             f"{role}.{name}"
             for role, rows in fields_of(str(package.locate_file(""))).items()
             for name, row in rows.items()
-            if package.version not in ours[role].get(name, {}).get("in", [package.version]) or name not in ours[role]
+            if package.version not in ours[role].get(name, {}).get("in", [package.version])
+            or name not in ours[role]
+            or row.keys() - ours[role][name].keys()
         ]
         print(*differing or ["the installed release is as the file says"], sep="\n")
         return 1 if differing else 0

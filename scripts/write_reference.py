@@ -18,13 +18,14 @@ from pathlib import Path
 from bridge.cli.check import matrix_markdown
 from bridge.cli.explain import explanation, rule_dict
 from bridge.errors import BridgeWarning
+from bridge.precision.groups import GROUPS
 from bridge.precision.schemes import SCHEMES
-from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, Recipe, Registry
 from bridge.rules.rule import EVIDENCE, NEEDS, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.target import GPUS
 from bridge.rules.versions import dotted
+from bridge.sync.routes import NOT_ROUTED
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstrings it reads, not this page. -->\n"
@@ -71,13 +72,22 @@ def fields_page() -> str:
         "What `precision-bridge explain FIELD` prints, for every field. *Verdicts* and *stated* are explained in"
     )
     lines.append("[Stated fields and the sync](../explain/stated-and-sync.md).\n")
-    for field in MixedPrecisionConfig.field_names():
-        told = explanation(field)
-        lines.append(f"## {field}\n\n`{told['type']} = {told['default']!r}`. {told['meaning']}\n")
-        if told["read_by_schemes"]:
-            lines.append(f"Read under: {', '.join(told['read_by_schemes'])}.\n")
-        lines.extend(_home(home) for home in told["homes"])
-        lines.append("")
+    lines.append(
+        "The first 31 fields are those of Megatron Bridge's class. The others have the names that Megatron's own"
+    )
+    lines.append("configs give them: unstated, they are not written, and the owner keeps what it has.\n")
+    for subject, names in GROUPS.items():
+        lines.append(f"## {subject}\n")
+        for field in names:
+            told = explanation(field)
+            lines.append(f"### {field}\n\n`{told['type']} = {told['default']!r}`. {told['meaning']}\n")
+            if told["read_by_schemes"]:
+                lines.append(f"Read under: {', '.join(told['read_by_schemes'])}.\n")
+            lines.extend(_home(home) for home in told["homes"])
+            lines.append("")
+    lines.append("## Precision in Megatron's configs that no recipe states\n")
+    lines.extend(f"- `{role}.{name}`: {reason}." for (role, name), reason in NOT_ROUTED.items())
+    lines.append("")
     lines.append(
         "# Scaling schemes\n\n| scheme | set by | what it is | formats | settings it reads | keeps layers in BF16 |"
     )

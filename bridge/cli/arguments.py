@@ -5,6 +5,7 @@ Hydra is imported when a run is read, not before: commands about recipes do with
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from bridge.front.loader import RunValues
@@ -24,9 +24,11 @@ BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
 
 
-def add_command(commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON") -> Any:
-    """Add a command that can print JSON, and return its parser."""
-    parser = commands.add_parser(name, help=text)
+def add_command(
+    commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON", epilog: str | None = None
+) -> Any:
+    """Add a command that can print JSON, and return its parser; the epilog ends its help, line by line as it is."""
+    parser = commands.add_parser(name, help=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help=json)
     parser.set_defaults(run=run)
     return parser

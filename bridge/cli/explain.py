@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_command, print_json
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
+from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.field_docs import field_docs, field_types
+from bridge.precision.groups import GROUPS, by_subject
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     import argparse
 
 LIST = "rules"
+WIDTH = max(map(len, FIELD_DEFAULTS))
+"""Of the longest field."""
 
 WRITTEN = {
     "switch": "always written; what the recipe does not mention is off",
     "value": "written if stated; otherwise a value that the owner set itself is kept, and a default becomes {default}",
     "count": "written if stated; otherwise left as the owner has it",
+    "stated": "written if stated; otherwise left as the owner has it",
     "dtype": "written if stated; otherwise derived from the mode (fp32, fp16 or bf16)",
     "autocast dtype": "written if stated; otherwise params_dtype, computed again after the sync",
     "none": "nothing is written",
@@ -33,7 +38,7 @@ WRITTEN = {
 def add_parsers(commands: Any) -> None:
     """Add the command."""
     text = "explain a field (its meaning, where Megatron keeps it, when it acts) or a rule (PB101)"
-    parser = add_command(commands, "explain", _explain, text)
+    parser = add_command(commands, "explain", _explain, text, epilog=by_subject())
     parser.add_argument(
         "field",
         nargs="?",
@@ -49,7 +54,10 @@ def _explain(chosen: argparse.Namespace) -> None:
         text = "\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in RULES)
     elif chosen.field is None:
         found = field_docs(MixedPrecisionConfig)
-        text = "\n".join(f"{name:<33} {meaning}" for name, meaning in found.items())
+        text = "\n\n".join(
+            "\n".join([subject, *(f"  {name:<{WIDTH}} {found[name]}" for name in names)])
+            for subject, names in GROUPS.items()
+        )
     elif re.fullmatch(r"[Pp][Bb]\d+", chosen.field):
         found = rule_dict(_rule(chosen.field))
         text = _rule_text(found)

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_command, print_json, text_of
 from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
+from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.field_docs import field_docs
+from bridge.precision.groups import GROUPS, by_subject
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules.inert import inert_fields
 
 if TYPE_CHECKING:
     import argparse
@@ -22,9 +25,12 @@ def add_parsers(commands: Any) -> None:
     """Add the commands."""
     recipes = add_command(commands, "recipes", _recipes, "list the recipes, one line each")
     recipes.add_argument("--tag", help="only those with this tag (fp8, bf16, mxfp8, ...)")
-    show = add_command(commands, "show", _show, "show every field of a recipe, stated or default")
+    text = "show the fields that a recipe states, and those that follow from them"
+    show = add_command(commands, "show", _show, text, epilog=by_subject())
     show.add_argument("name", help="recipe, in any spelling, or an alias")
-    show.add_argument("--stated", action="store_true", help="only the fields the recipe states")
+    shown = show.add_mutually_exclusive_group()
+    shown.add_argument("--stated", action="store_true", help="only the fields the recipe states")
+    shown.add_argument("--all", action="store_true", help="every field, by subject")
     diff = add_command(commands, "diff", _diff, "show the fields in which two recipes differ")
     diff.add_argument("a", help="recipe")
     diff.add_argument("b", help="recipe")
@@ -107,7 +113,7 @@ class _Named:
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    """Print every field of a recipe, stated or default, and its faults if it has any."""
+    """Print the fields of a recipe by subject, and its faults if it has any."""
     named = _Named.of(chosen.name, chosen.config_dir)
     config = named.config
     faults = [str(fault) for fault in config.faults()]
@@ -126,13 +132,32 @@ def _show(chosen: argparse.Namespace) -> None:
         return
     print(f"{named.name}\n\n{named.description or 'No docstring.'}\n")
     docs = field_docs(MixedPrecisionConfig)
-    for name, value in config.to_dict(full=True).items():
-        stated = config.is_stated(name)
-        if stated or not chosen.stated:
-            how = "stated " if stated else "default"
-            print(f"  {name:<33} {text_of(value):<12} {how}  {docs.get(name, '')}")
+    shown = _shown(config, chosen)
+    width = max(map(len, shown), default=0)
+    for subject, names in GROUPS.items():
+        lines = [f"    {name:<{width}}  {shown[name]}  {docs.get(name, '')}" for name in names if name in shown]
+        if lines:
+            print("\n".join([f"  {subject}", *lines]))
+    others = len(config.field_names()) - len(shown)
+    if others and not chosen.stated:
+        print(f"\n  {others} more fields are not stated and off, or without effect here: --all lists them.")
     for fault in faults:
         print(f"fault: {fault}")
+
+
+def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str, str]:
+    """Return each field that is to be printed with its value and what decides it."""
+    values = config.to_dict(full=True)
+    values |= {name: values[name] or config.mode for name in ("params_dtype", "pipeline_dtype")}
+    inert = inert_fields(config)
+    found = {}
+    for name, value in values.items():
+        is_stated = config.is_stated(name)
+        follows = name not in MEGATRON_FIELDS and name not in inert and value not in (None, False)
+        if is_stated or chosen.all or (follows and not chosen.stated):
+            unstated = "owner's" if name in MEGATRON_FIELDS else "follows" if follows else "default"
+            found[name] = f"{text_of(value):<12} {'stated' if is_stated else unstated:<7}"
+    return found
 
 
 def _diff(chosen: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
+from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.pytorch.loop import checked
 from bridge.registry.config import MixedPrecisionConfig
@@ -255,6 +256,8 @@ class ExportBuilder:
 
 
 def _is_off(field: str, value: object) -> bool:
+    if field in MEGATRON_FIELDS:
+        return bool(value == FIELD_DEFAULTS[field])
     if field in OFF_SWITCHES:
         return value is False
     return (field in ("fp8", "fp4", "loss_scale") and value is None) or (field == "fp8_wgrad" and value is True)

@@ -90,7 +90,7 @@ class ImportReport:
 
     Without fields it agrees with what is unstated here."""
     recipe: str | None = None
-    """The registered recipe that means exactly the same, if there is one."""
+    """The registered recipe that means the same, fields of Megatron's own that no recipe states aside; or None."""
     label: str = ""
     """The run of the file, where it starts several: "line 41, pretrain_gpt.py"."""
     decided_by: str | None = None

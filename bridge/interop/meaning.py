@@ -11,11 +11,14 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning
+from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from bridge.registry.config import MixedPrecisionConfig
 
 
@@ -44,7 +47,10 @@ def unread_fields(config: MixedPrecisionConfig) -> dict[str, str]:
 
 
 def recipe_named(config: MixedPrecisionConfig) -> str | None:
-    """Return the name of the first registered recipe that means the same, or None; misnamed ones are passed over."""
+    """Return the name of the first registered recipe that means the same, or None; misnamed ones are passed over.
+
+    A recipe that states no field of Megatron's own fits a config that states some over it.
+    """
     wanted = meaning(config)
     for recipe in REGISTRY.recipes():
         if "misnamed" in recipe.tags:
@@ -55,9 +61,14 @@ def recipe_named(config: MixedPrecisionConfig) -> str | None:
                 candidate = REGISTRY.get(recipe.name)
             except Exception:  # noqa: BLE001, S112  a plugin's recipe may fail in any way, and is no match then
                 continue
-        if meaning(candidate) == wanted:
+        ours = () if candidate.stated.intersection(MEGATRON_FIELDS) else MEGATRON_FIELDS
+        if _without(meaning(candidate), ours) == _without(wanted, ours):
             return recipe.name
     return None
+
+
+def _without(values: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def semantics_of(config: MixedPrecisionConfig) -> str:

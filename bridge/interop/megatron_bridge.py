@@ -14,16 +14,19 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BridgeWarning, PayloadError
+from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_lm.flags import report_other
 from bridge.interop.settings import named_dtype
+from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules.fields import FIELDS
+from bridge.sync.routes import ROUTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +36,10 @@ if TYPE_CHECKING:
 TITLE = "Megatron Bridge 0.7"
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-OWN = tuple(name for name in MixedPrecisionConfig.field_names() if name != "tf32")
+OWN = PEER_FIELDS
+KINDS = {row.name: row.kind for role in ("model", "optimizer", "ddp") for row in FIELDS[role].values()}
+ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS}
+"""Field that the peer's class does not have -> the section of a run that holds it, under the same name."""
 SINCE_0_4 = ("fp4_param", "fp4_param_gather")
 TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 OWNERS = ("model", "optimizer", "ddp")
@@ -144,6 +150,8 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple
             where, name = f"{owner}.{key}", RENAMED.get(str(key), str(key))
             if name in OWN:
                 yield where, name, named_dtype(value, where) if name in DTYPES else value
+            elif ELSEWHERE.get(name) == owner:
+                _elsewhere(where, name, value, builder)
             elif isinstance(value, Mapping) and "_target_" in value:
                 dtype = str(value["_target_"])
                 report_other(builder, where, name, SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype))
@@ -184,6 +192,18 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
     return builder.finish(semantics=imported.semantics, recipe=imported.recipe)
 
 
+def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> None:
+    """Map a field that a section of Megatron's own holds; its default there is what an unstated field leaves."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        value = named_dtype(value, where)
+    read = MixedPrecisionConfig()
+    try:
+        read.state(**{name: value})
+    except PrecisionTypeError as error:
+        raise PayloadError.of(where, error.rule, error.value, "Correct the value there.") from None
+    builder.map(where, **({} if read.reading(name) == FIELD_DEFAULTS[name] else read.to_dict()))
+
+
 def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> ExportReport:
     """Return `{"mixed_precision": ...}`.
 
@@ -198,9 +218,9 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
         raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
     name = recipe_named(config) if shape == "name" else None
     if name is not None:
-        for field in config.stated - {"tf32"}:
+        for field in config.stated.intersection(OWN):
             builder.map(field, "mixed_precision")
-        return builder.finish({"mixed_precision": name})
+        return builder.finish({"mixed_precision": name, **_sections(builder, shape)})
     payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
     for field in OWN:
         if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
@@ -213,11 +233,22 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
             payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
     if config.first_last_layers_bf16:
         payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
-    return builder.finish({"mixed_precision": payload})
+    return builder.finish({"mixed_precision": payload, **_sections(builder, shape)})
+
+
+def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
+    """Return the sections of Megatron's own with the stated fields that the peer's class does not have."""
+    sections: dict[str, Any] = {}
+    for field, owner in ELSEWHERE.items():
+        if field in builder.config.stated:
+            value = _spelt(builder.values[field], field, shape)
+            sections.setdefault(owner, {})[field] = list(value) if isinstance(value, tuple) else value
+            builder.map(field, f"{owner}.{field}")
+    return sections
 
 
 def _spelt(value: Any, field: str, shape: str) -> Any:
-    if field not in DTYPES or value is None:
+    if value not in TORCH_NAMES or not (field in DTYPES or KINDS.get(field) == "dtype"):
         return value
     name = f"torch.{TORCH_NAMES[value]}"
     return {"_target_": name, "_call_": False} if shape == "fields" else name

@@ -128,7 +128,7 @@ class Settings:
             for name in LAYER_COUNTS
         )
         pao, offload = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
-        master = optimizer["main_params_dtype"]
+        master = _dtype(optimizer["main_params_dtype"])
         recipe = scheme if family == "fp8" else None
         owns = pao and (master != "fp32" or recipe in (None, "delayed") or offload)
         fsdp = bool(ddp["use_megatron_fsdp"])
@@ -154,8 +154,8 @@ class Settings:
             distributed=is_distributed,
             owns_masters=owns,
             master=None if mode == "fp32" else master if owns else "fp32",
-            exp_avg=optimizer["exp_avg_dtype"] if pao else "fp32",
-            exp_avg_sq=optimizer["exp_avg_sq_dtype"] if pao else "fp32",
+            exp_avg=_dtype(optimizer["exp_avg_dtype"]) if pao else "fp32",
+            exp_avg_sq=_dtype(optimizer["exp_avg_sq_dtype"]) if pao else "fp32",
             remainders=owns and bool(optimizer["store_param_remainders"]) and mode == "bf16" and master == "fp32",
             optimizer=str(optimizer["optimizer"]),
             amax_history=(whole_number(model["fp8_amax_history_len"]) or 0) if scheme == "delayed" else 0,

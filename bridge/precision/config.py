@@ -3,12 +3,13 @@
 `bridge.registry.config.MixedPrecisionConfig`, the public class, adds `setup` and `finalize`. The rules, the plan and
 the synchroniser need this base only.
 
-Fields, names and defaults are those of Megatron Bridge's `MixedPrecisionConfig` (31 of them, snapshot 2026-08-22), plus
-`tf32`.
+The first 31 fields are those of Megatron Bridge's `MixedPrecisionConfig` (snapshot 2026-08-22), in its order, with its
+defaults. `tf32` follows, and then what else decides a precision in Megatron's own configs, by its names.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
@@ -28,6 +29,10 @@ PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """Import path of Megatron Bridge's class of the same fields."""
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one of them has it off."""
+
+_MOMENTS = ("fp32", "fp16", "bf16", "uint8")
+_FP8_STATE = (("fp8", "uint8"),)
+"""Megatron-LM's word for an optimizer state in bytes -> its dtype."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -104,6 +109,69 @@ class PrecisionConfig(Statements):
     """MXFP8 weights: gather the updated weights through the gradient buffer, to save memory."""
     tf32: bool | None = stated(None, kind="bool", unstates=True)
     """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run; None: leave the process as it is."""
+
+    # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner keeps what it has.
+
+    fp32_residual_connection: bool = stated(False, kind="bool", unstates=True)
+    """Keep the residual stream in FP32; pipeline stages then send FP32."""
+    disable_bf16_reduced_precision_matmul: bool = stated(False, kind="bool", unstates=True)
+    """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never set back."""
+    mamba_training_ssm_states_dtype: torch.dtype | None = stated(None, kind="dtype", optional=True)
+    """Dtype of the states that Mamba layers keep between chunks in training; None: that of the weights."""
+    attention_softmax_in_fp32: bool = stated(True, kind="bool", unstates=True)
+    """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does not read it."""
+    apply_query_key_layer_scaling: bool = stated(False, kind="bool", unstates=True)
+    """Divide attention scores by the layer's number, for FP16; turns `attention_softmax_in_fp32` on."""
+    dsa_indexer_k_norm_fp32: bool = stated(False, kind="bool", unstates=True)
+    """Compute the norm of the indexer's keys in FP32, in DeepSeek's sparse attention."""
+    use_precision_aware_optimizer: bool = stated(False, kind="bool", unstates=True)
+    """Let the four dtypes below differ from FP32; Adam of Transformer Engine, as a distributed optimizer."""
+    main_grads_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=("fp32", "bf16"))
+    """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`, which decides."""
+    main_params_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=("fp32", "fp16"))
+    """Dtype of the master weights."""
+    exp_avg_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=_MOMENTS, spellings=_FP8_STATE)
+    """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor."""
+    exp_avg_sq_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=_MOMENTS, spellings=_FP8_STATE)
+    """Dtype of Adam's second moment, as `exp_avg_dtype`."""
+    store_param_remainders: bool = stated(True, kind="bool", unstates=True)
+    """Keep of FP32 master weights only the 16 bits that the BF16 weights lack."""
+    muon_fp32_matmul_prec: str = stated(
+        "medium", kind="name", unstates=True, choices=("highest", "high", "medium", "low")
+    )
+    """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is FP32."""
+    reduce_scatter_with_fp32_accumulation: bool = stated(False, kind="bool", unstates=True)
+    """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a reduce-scatter."""
+    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = stated((), kind="names", unstates=True)
+    """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32; "all": each."""
+    megatron_fsdp_main_params_dtype: torch.dtype | None = stated("fp32", kind="dtype", optional=True)
+    """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
+    megatron_fsdp_main_grads_dtype: torch.dtype | None = stated(None, kind="dtype", optional=True)
+    """Megatron-FSDP: dtype in which gradients are accumulated; None: that of the weights."""
+    megatron_fsdp_grad_comm_dtype: torch.dtype | None = stated(None, kind="dtype", optional=True)
+    """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated."""
+    megatron_fsdp_use_decoupled_grad: bool = stated(False, kind="bool", unstates=True)
+    """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of the weights."""
+    keep_fp8_transpose_cache: bool = stated(False, kind="bool", unstates=True)
+    """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses."""
+    moe_router_dtype: str | None = stated(None, kind="format", optional=True, choices=("fp32", "fp64"))
+    """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the activations."""
+    moe_router_padding_for_quantization: bool = stated(False, kind="bool", unstates=True)
+    """Pad the tokens of each expert to the multiple that FP8 and FP4 GEMMs need."""
+    moe_dispatch_fwd_dtype: str = stated("bf16", kind="format", unstates=True, choices=("bf16", "mxfp8"))
+    """Format in which tokens are sent to their experts in the forward pass."""
+    moe_combine_bwd_dtype: str = stated("bf16", kind="format", unstates=True, choices=("bf16", "mxfp8"))
+    """Format in which gradients are sent to the experts in the backward pass."""
+    fp8_output_proj: bool = stated(False, kind="bool", unstates=True)
+    """MXFP8: run the output head in MXFP8 too."""
+    tp_only_amax_red: bool = stated(False, kind="bool", unstates=True)
+    """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not over data-parallel."""
+    fp8_quantizer_factory: str | None = stated(None, kind="name", optional=True)
+    """FP8, custom scheme: dotted path of the function that makes the quantizers."""
+    activation_func_fp8_input_store: bool = stated(False, kind="bool", unstates=True)
+    """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
+    fp4_quantizer_factory: str | None = stated(None, kind="name", optional=True)
+    """FP4, custom scheme: dotted path of the function that makes the quantizers."""
 
     @property
     def label(self) -> str:
@@ -189,9 +257,10 @@ class PrecisionConfig(Statements):
         dtypes of the mode, and one layer at either end under `first_last_layers_bf16`.
 
         Returns:
-            ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. `tf32` has no field there.
+            ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
+            place there: Megatron's own configs in the same run hold them.
         """
-        values = {name: getattr(self, name) for name in self.field_names() if name != "tf32"}
+        values = {name: getattr(self, name) for name in PEER_FIELDS}
         for name in ("params_dtype", "pipeline_dtype"):
             if values[name] is None:
                 values[name] = torch_dtype("bf16" if values["bf16"] else "fp16" if values["fp16"] else "fp32")
@@ -202,3 +271,14 @@ class PrecisionConfig(Statements):
 
 FIELD_DEFAULTS = {name: getattr(PrecisionConfig, name) for name in PrecisionConfig.field_names()}
 """Field -> the value it reads as while it is unstated."""
+
+CHOICES = {
+    name: field.choices for name in FIELD_DEFAULTS if (field := inspect.getattr_static(PrecisionConfig, name)).choices
+}
+"""Field -> the only values that Megatron takes, where there are only some."""
+
+_NAMES = tuple(FIELD_DEFAULTS)
+PEER_FIELDS = _NAMES[: _NAMES.index("tf32")]
+"""The fields of Megatron Bridge's class."""
+MEGATRON_FIELDS = _NAMES[_NAMES.index("fp32_residual_connection") : _NAMES.index("fp4_quantizer_factory") + 1]
+"""Fields that Megatron's configs have and Megatron Bridge's class does not."""

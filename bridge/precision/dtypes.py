@@ -30,6 +30,7 @@ TORCH_NAMES = {
     "fp16": "float16",
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
+    "uint8": "uint8",
 }
 """Canonical token -> name of the attribute of `torch`."""
 

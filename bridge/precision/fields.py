@@ -8,11 +8,12 @@ checked for type only: what a value means is the business of `finalize()`. The s
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
-from bridge.precision.dtypes import dtype_token, torch_dtype
+from bridge.precision.dtypes import SPELLINGS, dtype_token, is_torch_dtype, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ class StatedField:
     default: Any
     """The value that an unstated field reads as."""
     kind: str
-    """bool, int, float, name or dtype."""
+    """bool, int, float, name, names (several), format (a name; a dtype by its token) or dtype."""
     optional: bool = False
     """None is a value of its own (``fp8=None``: no FP8)."""
     unstates: bool = False
@@ -46,6 +47,10 @@ class StatedField:
     that one off, this one goes off with it."""
     examples: tuple[str, ...] = ()
     """Values to name where one of the wrong type was given."""
+    choices: tuple[str, ...] = ()
+    """The only values that Megatron takes; empty: its own code decides."""
+    spellings: tuple[tuple[str, str], ...] = ()
+    """Further spellings of values, each with the one it stands for."""
     name: str = ""
     """Set by the class that holds the field."""
 
@@ -76,6 +81,8 @@ class StatedField:
         """
         if value is None and (self.optional or self.unstates):
             return None
+        if isinstance(value, str):
+            value = dict(self.spellings).get(value.lower(), value)
         try:
             return coerce(value, self.kind, switch=self.optional)
         except WrongValueError as error:
@@ -94,7 +101,7 @@ def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
 
     Args:
         value: Anything; text in the spellings that YAML and command lines produce ("2", "off", "1e-5").
-        kind: bool, int, float, name or dtype.
+        kind: A kind of `StatedField`.
         switch: For names: False means None, as YAML reads an unquoted ``off``.
 
     Raises:
@@ -104,6 +111,9 @@ def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
         value = _FROM_TEXT[kind](value)
     if kind == "name":
         return _name(value, switch=switch)
+    if kind == "format":
+        is_dtype = is_torch_dtype(value) or str(value).lower().removeprefix("torch.") in SPELLINGS
+        return dtype_token(value) if is_dtype else _name(value, switch=switch)
     return _COERCIONS[kind](value)
 
 
@@ -139,6 +149,16 @@ def _name(value: object, *, switch: bool) -> str | None:
     raise WrongValueError("must be a name", value, remedy)
 
 
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable):
+        names = tuple(value)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise WrongValueError("must be a list of names", value)
+
+
 def _is_bool(value: object) -> bool:
     return isinstance(value, bool) or type(value).__name__ == "bool_"  # NumPy's
 
@@ -162,4 +182,10 @@ _FROM_TEXT: dict[str, Callable[[str], object]] = {
     "int": number_of_text,
     "float": number_of_text,
 }
-_COERCIONS: dict[str, Callable[[object], Any]] = {"bool": _bool, "int": _int, "float": _float, "dtype": dtype_token}
+_COERCIONS: dict[str, Callable[[object], Any]] = {
+    "bool": _bool,
+    "int": _int,
+    "float": _float,
+    "names": _names,
+    "dtype": dtype_token,
+}

@@ -1,7 +1,7 @@
 """`Statements`: the base of a dataclass whose `StatedField`s know whether they were set, and by which source.
 
-An object keeps its statements in three dictionaries: the values, their sources, and the switches that a later statement
-made impossible. Every other field reads as its default.
+An object keeps its statements in dictionaries: the values, their sources, the switches that a later statement made
+impossible, and the fields that were left open by a stated None. Every other field reads as its default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridge.precision.fields import StatedField
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-_KEPT = ("_values", "_sources", "_aside", "_of_recipe")
+_KEPT = ("_values", "_sources", "_aside", "_of_recipe", "_open")
 
 
 class _Origin:
@@ -60,6 +60,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         _sources: dict[str, str]
         _aside: dict[str, str]
         _of_recipe: dict[str, str]
+        _open: dict[str, str]
         _recipe: str | None
     else:
         __signature__ = _Signature()
@@ -148,6 +149,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         field = self._field(name)
         return name in self._values or (field.twin is not None and field.twin in self._values)
 
+    def is_left_open(self, name: str) -> bool:
+        """Return whether `name` was last set to a None that takes its statement back."""
+        return name in self._open
+
     def source_of(self, name: str) -> str:
         """Return the source that set `name`: "default" for an unstated field."""
         field = self._field(name)
@@ -204,9 +209,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         for name, value in checked.items():
             field = self._field(name)
             self._aside.pop(name, None)
+            self._open.pop(name, None)
             if value is None and field.unstates:
                 if name in self._values:
                     self._unstate(name)
+                self._open[name] = source or "stated"
                 continue
             self._put(name, value, source)
             if field.twin in self._values and field.twin not in checked:
@@ -239,14 +246,19 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         for known in (name, self._field(name).twin):
             if known is not None:
                 self._values.pop(known, None)
-                self._sources.pop(known, None)
-                self._aside.pop(known, None)
+                for kept in (self._sources, self._aside, self._open):
+                    kept.pop(known, None)
 
     def made_by(self, recipe: str, *, over: Collection[str] = ()) -> None:
-        """Remember the recipe this config came from; its statements are all so far, but for the fields `over`."""
+        """Remember the recipe this config came from; its statements are all so far, but for the fields `over`.
+
+        The statements of a recipe that it is built on become its own.
+        """
+        inner = (None, f"recipe {self._recipe}")
         self._recipe = recipe
         for name in self._values:
-            self._sources.setdefault(name, f"recipe {recipe}")
+            if self._sources.get(name) in inner:
+                self._sources[name] = f"recipe {recipe}"
         self._of_recipe = {name: source for name, source in self._sources.items() if name not in over}
 
     @property
@@ -269,7 +281,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return {**vars(self), **{kept: dict(vars(self)[kept]) for kept in _KEPT}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({"_aside": {}, "_of_recipe": {}, **state})
+        vars(self).update({"_aside": {}, "_of_recipe": {}, "_open": {}, **state})
 
     def __eq__(self, other: object) -> bool:
         """Compare as Megatron Bridge's dataclass does: by what every field reads as, stated or not."""

@@ -29,7 +29,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from bridge.errors import (
     BridgeError,
@@ -52,6 +52,14 @@ ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 
 POLICIES = ("override", "error", "keep")
 """Values of `on_conflict`."""
+NOT_ALIASES = {
+    "fp8_cs": "Megatron Bridge's performance scripts mean bf16_with_fp8_current_scaling_mixed with "
+    "first_last_layers_bf16=False by it. Choose that recipe, and state that field."
+}
+"""Short name of Megatron Bridge's performance scripts that means a recipe with another field -> the remedy.
+
+Source: scripts/performance/utils/precision.py, 2026-08-22; its other short names are aliases of the recipes they mean.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -202,15 +210,14 @@ class Registry:
                 f"@register: takes a function with a name, got {function!r}. Use @register(name='...')."
             )
         _require_no_arguments(function, own_name)
-        self.add(
-            Recipe(
-                name=canonical(own_name),
-                function=function,
-                tags=_words(tags),
-                aliases=tuple(canonical(alias) for alias in _words(aliases)),
-            )
+        recipe = Recipe(
+            name=canonical(own_name),
+            function=_signed(function, canonical(own_name)),
+            tags=_words(tags),
+            aliases=tuple(canonical(alias) for alias in _words(aliases)),
         )
-        return function
+        self.add(recipe)
+        return cast("F", recipe.function)
 
     def add(self, recipe: Recipe) -> None:
         """Add a recipe under its name and aliases; all or nothing."""
@@ -291,6 +298,9 @@ class Registry:
         return wanted in self._recipes or wanted in self._aliases
 
     def _unknown(self, name: str) -> UnknownRecipeError:
+        if canonical(name) in NOT_ALIASES:
+            text = f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[canonical(name)]}"
+            return UnknownRecipeError(text, [])
         known = [*self._recipes, *self._aliases]
         matches = close_matches(name, known)
         text = f"Unknown mixed-precision recipe {name!r}."
@@ -362,8 +372,23 @@ def _source(function: RecipeFunction) -> tuple[Path | None, int | None]:
         return file, None
 
 
+def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
+    """Return the function with its config marked as made by the recipe, however it is called."""
+
+    @functools.wraps(function)
+    def recipe(*args: Any, **options: Any) -> MixedPrecisionConfig:
+        config = function(*args, **options)
+        if isinstance(config, MixedPrecisionConfig):
+            config = copy.copy(config)  # fresh even where the function hands out one object
+            config.made_by(name)
+        return config
+
+    return recipe
+
+
 def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
     """Return whether the two functions come from one `def` that was run more than once."""
+    one, two = inspect.unwrap(one), inspect.unwrap(two)
     if one is two:
         return True
     (first, first_line), (second, second_line) = _source(one), _source(two)

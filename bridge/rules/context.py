@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.inert import inert_fields
@@ -210,6 +210,9 @@ class RuleContext:
 
     def path(self, name: str) -> str:
         """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
+        section, _, setting = name.rpartition(".")
+        if section in PRECISION_OWNERS and setting in MEGATRON_FIELDS and setting in self.stated:
+            return f"mixed_precision.{setting}"
         if name not in FIELD_DEFAULTS:
             return name
         if self.precision is not None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from bridge.precision.config import PrecisionConfig
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
+PADDING = "moe_router_padding_for_quantization"
 SCALER_SCHEDULE = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 """Read by the dynamic loss scale of an FP16 run alone."""
 _ALL = (*FP8_SCHEMES.values(), *FP4_SCHEMES.values())
@@ -18,8 +19,8 @@ SCHEME_SETTINGS = tuple(sorted({name for row in _ALL for name in row.settings}))
 """Fields that some scaling schemes read and others do not."""
 _READERS = {name: ", ".join(sorted({row.name for row in _ALL if name in row.settings})) for name in SCHEME_SETTINGS}
 _FAMILY = {
-    "fp8": ("fp8_recipe", "fp8_wgrad", "fp8_param", "fp8_param_gather", BUFFER),
-    "fp4": ("fp4_recipe", "fp4_param", "fp4_param_gather"),
+    "fp8": ("fp8_recipe", "fp8_wgrad", "fp8_param", "fp8_param_gather", "fp8_quantizer_factory", BUFFER),
+    "fp4": ("fp4_recipe", "fp4_param", "fp4_param_gather", "fp4_quantizer_factory"),
 }
 """Format -> fields that act under it alone, whatever the scheme."""
 
@@ -47,7 +48,7 @@ def inert_fields(
             found.update(dict.fromkeys(names, f"no {family.upper()} in this {run} run"))
     row = (FP8_SCHEMES if config.fp8 else FP4_SCHEMES).get(scheme or "")
     if scheme is None:
-        found = dict.fromkeys(SCHEME_SETTINGS, f"no FP8 or FP4 in this {run} run") | found
+        found = dict.fromkeys((*SCHEME_SETTINGS, PADDING), f"no FP8 or FP4 in this {run} run") | found
         found.update(dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), f"every layer of this run is in {run}"))
     elif row is not None:
         for name in SCHEME_SETTINGS:

@@ -50,6 +50,10 @@ def plan(
     for owner in owners:
         for route in _routes_for(owner, config):
             is_active = on[route.family] and route.scheme in (None, scheme)
+            if not config.is_stated(route.field):
+                is_active |= route.rule == "stated"  # the owner's value is not touched
+            elif route.is_harmless:
+                is_active |= config.reading(route.field) != route.neutral
             rows.append(_row(config, owner, route, is_active=is_active, keep_own=keep_own))
         rows.extend(_nan_check(config, owner))
     rows = _one_answer(_counts_that_act(rows, owners))
@@ -116,6 +120,8 @@ def _decide(
     stated, source = config.is_stated(route.field), config.source_of(route.field)
     reading, own = owner.reading(config, route.field), owner.own(attribute)
     mode = f"the mode is {config.mode}"
+    if route.rule in ("dtype", "autocast dtype") and config.is_left_open(route.field) and not owner.is_megatron:
+        return None, "set", "stated", "stated as None"
     if route.rule == "dtype" and not stated:
         return owner.dtype(config.mode), "derive", "mode", mode
     if route.rule == "autocast dtype" and not stated:
@@ -130,6 +136,8 @@ def _decide(
     if route.rule == "count" and attribute in owner.defaults:
         verdict = "keep" if config.scheme else "agree"
         return own, verdict, owner.role, "the recipe does not state it"
+    if route.rule == "stated" and not owner.is_own(attribute):
+        return own, "agree", owner.role, "the recipe does not state it"
     if owner.is_own(attribute):
         return own, "keep", owner.role, "its own value, and the recipe does not state it"
     return reading, "set", "default", "not stated: the default of the config"

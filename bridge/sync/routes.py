@@ -34,13 +34,16 @@ class Route:
     """Name in the owner; None: the field has no attribute of its own there, and `note` says why."""
     rule: str
     """switch: always written. value: written if stated, else the owner's own value stays, else the default is written.
-    count: written if stated, else left. dtype: stated or derived from the mode. none: nothing is written."""
+    count: written if stated, else left where Megatron's class has a default. stated: written if stated, else left.
+    dtype: stated or derived from the mode. none: nothing is written."""
     family: str | None = None
     """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
     scheme: str | None = None
     """The row acts only under this scaling scheme, and is neutralised otherwise."""
     neutral: object = CLASS_DEFAULT
     """The value of the attribute while the row does not act."""
+    is_harmless: bool = False
+    """Stated, it is written even while the row does not act."""
     since: str = FIRST
     """First megatron-core known to have the attribute."""
     note: str = ""
@@ -64,6 +67,11 @@ def _ddp(field: str, rule: str, **more: object) -> Route:
 
 _SCALER = "Read only by the grad scaler of an FP16 run without a constant loss scale (optimizer/__init__.py)."
 _PLACEMENT = "Counts whole layers over all pipeline stages (fp8_utils.is_first_last_bf16_layer)."
+_STATES = "Read by the precision-aware optimizer alone; Megatron refuses another value than fp32 without it."
+_SHARDED = "Read by Megatron-FSDP alone."
+_EXPERT_WIRE = "Needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs."
+_EXPERT_SOURCE = "transformer/moe/token_dispatcher.py:1591, Megatron-LM main of 2026-08-22"
+_FSDP_POLICY = "distributed/fsdp/mcore_fsdp_adapter.py:134, megatron-core 0.19.2"
 
 ROUTES: tuple[Route, ...] = (
     _model(
@@ -108,7 +116,7 @@ ROUTES: tuple[Route, ...] = (
         "unless FP8 is on.",
         source="optimizer_config.py __post_init__, megatron-core 0.16.1 and 0.19.2",
     ),
-    _model("first_last_layers_bf16", "value", family="low", neutral=False, note=_PLACEMENT),
+    _model("first_last_layers_bf16", "value", family="low", neutral=False, is_harmless=True, note=_PLACEMENT),
     _model("num_layers_at_start_in_bf16", "count", note=f"{_PLACEMENT} Unstated, Megatron's own 1 stays."),
     _model("num_layers_at_end_in_bf16", "count", note=f"{_PLACEMENT} Unstated, Megatron's own 1 stays."),
     _model("fp8_margin", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."),
@@ -177,7 +185,171 @@ ROUTES: tuple[Route, ...] = (
         rule="none",
         note="A switch of torch, not of an owner: set and reported when the run starts.",
     ),
+    _model(
+        "fp32_residual_connection",
+        "stated",
+        note="From 0.17 on it makes pipeline_dtype FP32 in __post_init__.",
+        source="models/common/embeddings/language_model_embedding.py:131, megatron-core 0.16.1",
+    ),
+    _model(
+        "disable_bf16_reduced_precision_matmul",
+        "stated",
+        note="Sets torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction when the config is made.",
+        source="transformer/transformer_config.py:921, megatron-core 0.16.1",
+    ),
+    _model(
+        "mamba_training_ssm_states_dtype",
+        "stated",
+        since="0.19",
+        note="Needs a mamba_ssm that knows state_dtype.",
+        source="ssm/mamba_mixer.py:227, megatron-core 0.19.2",
+    ),
+    _model(
+        "attention_softmax_in_fp32",
+        "stated",
+        source="transformer/dot_product_attention.py:106, megatron-core 0.16.1",
+    ),
+    _model(
+        "apply_query_key_layer_scaling",
+        "stated",
+        note="Under Transformer Engine it must equal the variable NVTE_APPLY_QK_LAYER_SCALING.",
+        source="extensions/transformer_engine.py:1179, megatron-core 0.16.1",
+    ),
+    _model(
+        "dsa_indexer_k_norm_fp32",
+        "stated",
+        since="0.19",
+        source="transformer/experimental_attention_variant/dsa.py:1297, megatron-core 0.19.2",
+    ),
+    _optimizer(
+        "use_precision_aware_optimizer",
+        "stated",
+        note="Needs Transformer Engine's FusedAdam and the distributed optimizer.",
+        source="optimizer/optimizer_config.py:376, megatron-core 0.16.1",
+    ),
+    _optimizer(
+        "main_grads_dtype",
+        "stated",
+        note="No reader outside Megatron's own checks: ddp.grad_reduce_in_fp32 decides.",
+        source="optimizer/optimizer_config.py:416, megatron-core 0.16.1",
+    ),
+    _optimizer("main_params_dtype", "stated", note=_STATES, source="optimizer/__init__.py:382, megatron-core 0.16.1"),
+    _optimizer("exp_avg_dtype", "stated", note=_STATES, source="optimizer/__init__.py:368, megatron-core 0.16.1"),
+    _optimizer("exp_avg_sq_dtype", "stated", note=_STATES, source="optimizer/__init__.py:369, megatron-core 0.16.1"),
+    _optimizer(
+        "store_param_remainders",
+        "stated",
+        note="Acts on FP32 masters of BF16 weights that Transformer Engine's Adam holds.",
+        source="optimizer/__init__.py:387, megatron-core 0.16.1",
+    ),
+    _optimizer("muon_fp32_matmul_prec", "stated", source="optimizer/muon.py:265, megatron-core 0.16.1"),
+    _ddp(
+        "reduce_scatter_with_fp32_accumulation",
+        "stated",
+        note="Needs the distributed optimizer; not with num_distributed_optimizer_instances > 1.",
+        source="distributed/param_and_grad_buffer.py:159, megatron-core 0.16.1",
+    ),
+    _ddp(
+        "param_name_patterns_for_fp32_local_accumulation",
+        "stated",
+        since="0.17",
+        note="Megatron refuses it together with grad_reduce_in_fp32.",
+        source="distributed/param_and_grad_buffer.py:1365, megatron-core 0.19.2",
+    ),
+    _ddp("megatron_fsdp_main_params_dtype", "stated", since="0.17", note=_SHARDED, source=_FSDP_POLICY),
+    _ddp("megatron_fsdp_main_grads_dtype", "stated", since="0.17", note=_SHARDED, source=_FSDP_POLICY),
+    _ddp("megatron_fsdp_grad_comm_dtype", "stated", since="0.17", note=_SHARDED, source=_FSDP_POLICY),
+    _ddp(
+        "megatron_fsdp_use_decoupled_grad",
+        "stated",
+        since="0.18",
+        note=f"{_SHARDED} The precision-aware optimizer reads what it writes.",
+        source="distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369, megatron-core 0.19.2",
+    ),
+    _ddp(
+        "keep_fp8_transpose_cache",
+        "stated",
+        note=_SHARDED,
+        source="distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:2233, megatron-core 0.16.1",
+    ),
+    _model("moe_router_dtype", "stated", source="transformer/moe/router.py:96, megatron-core 0.16.1"),
+    _model(
+        "moe_router_padding_for_quantization",
+        "stated",
+        family="low",
+        neutral=False,
+        source="transformer/moe/token_dispatcher.py:617, megatron-core 0.16.1",
+    ),
+    _model("moe_dispatch_fwd_dtype", "stated", since="0.20", note=_EXPERT_WIRE, source=_EXPERT_SOURCE),
+    _model("moe_combine_bwd_dtype", "stated", since="0.20", note=_EXPERT_WIRE, source=_EXPERT_SOURCE),
+    _model(
+        "fp8_output_proj",
+        "stated",
+        family="fp8",
+        scheme="mxfp8",
+        neutral=False,
+        since="0.18",
+        note="GPT models only.",
+        source="transformer/transformer_config.py:1442, megatron-core 0.19.2",
+    ),
+    _model(
+        "tp_only_amax_red",
+        "stated",
+        family="fp8",
+        note="Reaches Transformer Engine under delayed scaling only.",
+        source="fp8_utils.py:624, megatron-core 0.16.1",
+    ),
+    _model(
+        "fp8_quantizer_factory",
+        "stated",
+        family="fp8",
+        note="Read under the scheme custom only, which needs it.",
+        source="fp8_utils.py:574, megatron-core 0.16.1",
+    ),
+    _model(
+        "activation_func_fp8_input_store",
+        "stated",
+        note="SwiGLU only, and read by Megatron's fused activation alone.",
+        source="transformer/mlp.py:179, megatron-core 0.16.1",
+    ),
+    _model(
+        "fp4_quantizer_factory",
+        "stated",
+        family="fp4",
+        note="Read under the scheme custom only, which needs it.",
+        source="fp4_utils.py:107, megatron-core 0.16.1",
+    ),
 )
+
+_CACHE = "a cached copy of the weights: memory, not values"
+_KERNEL = "chooses a kernel; the formats stay as they are"
+_KITCHEN = "another library of quantisers, with recipes of its own"
+_INFERENCE = "read in inference alone"
+_ORDER = "the order of additions, not their format"
+
+NOT_ROUTED = {
+    ("model", "quant_recipe"): "a choice for each module, not one value",
+    ("model", "fp8_interval"): "Transformer Engine ignores it since 1.8",
+    ("model", "moe_router_padding_for_fp8"): "the old name of moe_router_padding_for_quantization",
+    ("model", "disable_parameter_transpose_cache"): _CACHE,
+    ("model", "use_grouped_gemm_for_dense_mlp"): _KERNEL,
+    ("model", "flash_attention_version"): _KERNEL,
+    ("model", "use_kitchen"): _KITCHEN,
+    ("model", "use_kitchen_attention"): _KITCHEN,
+    ("model", "kitchen_attention_backend"): _KITCHEN,
+    ("model", "batch_invariant_mode"): _ORDER,
+    ("model", "batch_invariant_backend"): _ORDER,
+    ("model", "inference_grouped_gemm_backend"): _INFERENCE,
+    ("model", "inference_moe_disable_fused_quant_kernels"): _INFERENCE,
+    ("optimizer", "overlap_param_gather"): "the time of a message, not its format",
+    (
+        "ddp",
+        "preserve_fp32_weights",
+    ): "Megatron-FSDP of 0.16 alone; later releases have megatron_fsdp_main_params_dtype",
+    ("ddp", "megatron_fsdp_cuda_graph_mode"): "memory under CUDA graphs; the dtypes stay as they are",
+    ("ddp", "megatron_fsdp_enable_fine_grained_param_gather"): "the time of a message, not its format",
+}
+"""Role and field of Megatron that speaks of a precision -> why no recipe states it."""
 
 
 def routes_of(field: str) -> list[Route]:

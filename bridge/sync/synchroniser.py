@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 import warnings
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -29,13 +30,16 @@ from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
 from bridge.sync.routes import OWNERS, ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.rule import RuleFinding
 
 ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
 """Every name under which an owner may hold a field of a precision."""
+
+BF16_SUMS = "disable_bf16_reduced_precision_matmul"
+"""Field that Megatron turns into a switch of the process."""
 
 KEEP = " or 'keep'"
 
@@ -54,12 +58,20 @@ def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, stric
     if fatal:
         raise SyncCheckError(f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal)
     apply(owners, trial.values)
+    _forbid_bf16_sums(config, by_role.get("model"))
     return SyncReport(
         precision=config.label,
         rows=(*trial.rows, *_process_rows(config)),
         findings=(*trial.findings, *asked),
         megatron_version=megatron_version(),
     )
+
+
+def _forbid_bf16_sums(config: PrecisionConfig, model: Owner | None) -> None:
+    """Set the switch of the process that Megatron sets where a model config is made with the field, and only then."""
+    is_made = model is not None and model.is_megatron and not model.is_deferred
+    if is_made and config.bf16 and config.is_stated(BF16_SUMS) and config.reading(BF16_SUMS):
+        sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def refuse_wrong_objects(owners: list[Owner]) -> None:
@@ -227,7 +239,7 @@ def reason_of(error: Exception) -> str:
 def _post_init(owner: Owner, twin: Any) -> Exception | None:
     """Run Megatron's validation on a copy; its warnings were given when the object was made."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _unchanged_process():
             warnings.simplefilter("ignore")
             if owner.is_deferred:
                 owner.defining.__post_init__(twin)
@@ -236,6 +248,21 @@ def _post_init(owner: Owner, twin: Any) -> Exception | None:
     except Exception as error:  # noqa: BLE001  whatever Megatron raises is its answer
         return error
     return None
+
+
+@contextlib.contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """Put back the switch of the process that Megatron's validation sets for `BF16_SUMS`."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    try:
+        yield
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = before
 
 
 def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, Any]:

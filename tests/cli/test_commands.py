@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.precision.groups import GROUPS
 from tests import warm
 
 COMMAND = str(Path(sys.executable).parent / "precision-bridge")
@@ -27,12 +28,39 @@ def test_recipes_lists_every_recipe_with_one_line() -> None:
     assert [row["name"] for row in listed] == ["bf16_with_mxfp8_mixed", "fp16_with_mxfp8_mixed"]
 
 
-def test_show_tells_every_field_and_whether_it_is_stated() -> None:
-    done = run("show", "bf16-mixed")
-    rows = {line.split()[0]: line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("  ")}
-    assert rows["bf16"] == ["True", "stated"]
+def fields_of(text: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:3] for line in text.splitlines() if line.startswith("    ")}
+
+
+def test_show_prints_what_a_recipe_states_and_what_follows_and_all_of_it_by_subject(tmp_path: Path) -> None:
+    short = fields_of(run("show", "bf16-mixed").stdout)
+    assert short == {
+        "bf16": ["True", "stated"],
+        "params_dtype": ["bf16", "stated"],
+        "grad_reduce_in_fp32": ["True", "stated"],
+        "pipeline_dtype": ["bf16", "stated"],
+    }
+    whole = run("show", "bf16_mixed", "--all").stdout
+    rows = fields_of(whole)
     assert rows["fp8_recipe"] == ["tensorwise", "default"]
-    assert len(rows) == 32
+    assert rows["exp_avg_dtype"] == ["fp32", "owner's"]
+    assert list(rows) == [name for names in GROUPS.values() for name in names]
+    assert [line.strip() for line in whole.splitlines() if line[:3].strip() and line.startswith("  ")] == list(GROUPS)
+    group = tmp_path / "mixed_precision"
+    group.mkdir()
+    (group / "sparse.yaml").write_text("bf16: true\nfp8: hybrid\nexp_avg_dtype: fp8\n")
+    sparse = fields_of(run("show", "sparse", "--config-dir", str(tmp_path)).stdout)
+    assert (sparse["exp_avg_dtype"], sparse["fp8_recipe"]) == (["uint8", "stated"], ["tensorwise", "follows"])
+    assert sparse["params_dtype"] == ["bf16", "follows"]
+
+
+def test_the_help_of_show_and_explain_lists_the_fields_by_subject() -> None:
+    for command in ("show", "explain"):
+        text = run(command, "--help").stdout
+        assert "  Mixture of experts: moe_router_dtype, moe_router_padding_for_quantization," in text
+
+
+def test_show_prints_json() -> None:
     shown = json.loads(run("show", "mxfp8", "--json", "--stated").stdout)
     assert shown["fields"]["fp8"] == "e4m3"
     assert "tf32" not in shown["fields"]
@@ -96,7 +124,8 @@ def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
     assert "Read under: delayed." in text
     assert "model.fp8_margin (TransformerConfig, megatron-core >= 0.16.1)" in text
     assert "No field of TransformerConfig" in run("explain", "fp32").stdout
-    assert len(run("explain").stdout.splitlines()) == 32
+    listed = [line.split()[0] for line in run("explain").stdout.splitlines() if line.startswith("  ")]
+    assert listed == [name for names in GROUPS.values() for name in names]
 
 
 @pytest.mark.parametrize(

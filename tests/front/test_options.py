@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bridge.precision.config import MEGATRON_FIELDS
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from tests.sync.test_routes import STATED
 
 RECIPES_FILE = '''
 from bridge.registry.config import MixedPrecisionConfig
@@ -52,6 +55,23 @@ def team(tmp_path: Path) -> Path:
 def test_an_option_holds_exactly_what_the_recipe_states_in_every_spelling(shown, spelling: str) -> None:
     recipe = REGISTRY.get("bf16_with_fp8_current_scaling_mixed")
     assert shown(f"mixed_precision={spelling}")["mixed_precision"] == recipe.to_dict()
+
+
+def test_every_field_of_megatrons_own_can_be_overridden(shown) -> None:
+    stated = {field: STATED.get(field, True) for field in MEGATRON_FIELDS}
+    config = MixedPrecisionConfig.from_dict(stated).to_dict()
+    spelt = {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()}
+    words = [f"mixed_precision.{name}={'null' if value is None else value}" for name, value in spelt.items()]
+    held = shown("mixed_precision=bf16_mixed", *words)
+    read = MixedPrecisionConfig.from_dict(held["mixed_precision"])
+    assert {name: read.reading(name) for name in MEGATRON_FIELDS} == config
+    assert read.bf16
+
+
+def test_a_value_that_megatron_does_not_take_is_refused_with_its_path(refused) -> None:
+    assert "mixed_precision.exp_avg_dtype: must be 'fp32', 'fp16', 'bf16' or 'fp8', got 'fp64'" in refused(
+        "mixed_precision.exp_avg_dtype=fp64"
+    )
 
 
 def test_help_lists_every_recipe_once_with_groups_and_examples(train) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.interop.contract import SEMANTICS, ExportReport, ImportReport
+from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig
 
 SCHEMES = (
@@ -41,6 +42,12 @@ FREE = {
     "hysteresis": st.integers(1, 4),
     "tf32": st.booleans(),
     "reuse_grad_buf_for_mxfp8_param_ag": st.booleans(),
+    **{name: st.sampled_from(CHOICES[name]) for name in sorted(CHOICES)},
+    **{name: st.booleans() for name in sorted(MEGATRON_FIELDS) if isinstance(FIELD_DEFAULTS[name], bool)},
+    "megatron_fsdp_main_params_dtype": st.sampled_from(["fp32", "bf16"]),
+    "megatron_fsdp_grad_comm_dtype": st.sampled_from(["fp32", "bf16"]),
+    "fp8_quantizer_factory": st.just("team.quantizers.make"),
+    "param_name_patterns_for_fp32_local_accumulation": st.just(["*.router.weight"]),
 }
 
 

@@ -9,8 +9,10 @@ from hypothesis import given
 from bridge.errors import PayloadError, UnknownRecipeError
 from bridge.interop import megatron_bridge
 from bridge.interop.document import Document
+from bridge.interop.meaning import meaning
+from bridge.precision.config import MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY
+from bridge.registry.registry import REGISTRY, get_mixed_precision_config
 from tests.interop.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -94,10 +96,24 @@ def test_a_run_config_of_a_checkpoint_is_read_and_nothing_in_it_is_made() -> Non
     assert imported.recipe == "bf16_with_fp8_delayed_scaling_mixed"
     assert {loss.field: loss.reason for loss in imported.unmapped} == {
         "model.fp8_recipe": "dead knob",
-        "model.fp32_residual_connection": "unsupported",
-        "optimizer.exp_avg_dtype": "unsupported",
         "ddp.grad_reduce_in_fp32": "dead knob",
     }
+    more = {name: imported.config.to_dict().get(name) for name in MEGATRON_FIELDS if name in imported.config.stated}
+    assert more == {"fp32_residual_connection": True, "exp_avg_dtype": "bf16"}
+    assert imported.mapped["optimizer.main_params_dtype"] == ()
+
+
+def test_fields_of_megatrons_own_go_to_the_sections_that_hold_them_and_come_back() -> None:
+    stated = {"exp_avg_dtype": "fp8", "use_precision_aware_optimizer": True, "moe_router_dtype": "fp32"}
+    config = get_mixed_precision_config("bf16_mixed").state("command line", **stated)
+    for shape, dtype in (("fields", {"_target_": "torch.uint8", "_call_": False}), ("strings", "torch.uint8")):
+        report = megatron_bridge.export(config, shape=shape)
+        assert report.unmapped == ()
+        assert report.payload["model"] == {"moe_router_dtype": "fp32"}
+        assert report.payload["optimizer"] == {"use_precision_aware_optimizer": True, "exp_avg_dtype": dtype}
+        back = megatron_bridge.import_(report.payload)
+        assert (back.recipe, back.unmapped) == ("bf16_mixed", ())
+        assert meaning(back.config) == meaning(config)
 
 
 def test_without_mixed_precision_the_owners_decide() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from bridge.errors import PayloadError
@@ -95,8 +97,8 @@ ACCUMULATE, MAIN, SENT = (
         (FSDP, False, {MAIN: ["implied default"], ACCUMULATE: []}),
         ((*FSDP, ACCUMULATE), False, {MAIN: ["implied default"], ACCUMULATE: ["dead knob"]}),
         ((*FSDP, "--grad-reduce-in-bf16"), False, {MAIN: [], "--grad-reduce-in-bf16": []}),
-        ((*FSDP, MAIN, "fp32"), True, {MAIN: ["unsupported"], ACCUMULATE: []}),
-        ((*FSDP, MAIN, "fp32", SENT, "bf16"), False, {MAIN: ["unsupported"], SENT: ["unsupported"]}),
+        ((*FSDP, MAIN, "fp32"), True, {MAIN: [], ACCUMULATE: []}),
+        ((*FSDP, MAIN, "fp32", SENT, "bf16"), False, {MAIN: [], SENT: []}),
         (("--bf16", "--use-custom-fsdp", MAIN, "auto"), False, {MAIN: ["implied default"]}),
     ],
 )
@@ -104,6 +106,8 @@ def test_megatron_fsdp_decides_in_what_gradients_are_reduced(words, in_fp32: boo
     run = megatron_lm.import_(list(words))
     assert run.config.grad_reduce_in_fp32 is in_fp32
     assert {field: reasons(run, field) for field in reported} == reported
+    written = dict(itertools.pairwise(words))
+    assert run.config.to_dict().get("megatron_fsdp_grad_comm_dtype") == written.get(SENT)
 
 
 # -- files that start nothing -----------------------------------------------------------------------------------------

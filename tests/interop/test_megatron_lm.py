@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
@@ -14,8 +15,11 @@ from bridge.interop.document import Document
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH, dest
+from bridge.precision.config import MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.rules.fields import DEFAULTS
+from bridge.sync.routes import FIRST, routes_of
 from tests.interop.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -104,7 +108,11 @@ def test_our_rows_reach_fields_of_megatrons_configs(megatron_owners) -> None:
         "grad_reduce_in_fp32": ("ddp", "grad_reduce_in_fp32"),
         "autocast_enabled": ("model", "enable_autocast"),
     }
+    homes |= {field: (routes_of(field)[0].owner, field) for field in MEGATRON_FIELDS}
     for flag in FLAGS:
+        if flag.field in MEGATRON_FIELDS and routes_of(flag.field)[0].since != FIRST:  # not in every release
+            assert flag.field in DEFAULTS[homes[flag.field][0]]
+            continue
         owner, attribute = homes.get(flag.field, ("model", flag.field))
         assert hasattr(owners[owner], attribute) or hasattr(owners["optimizer"], attribute), flag.option
 
@@ -132,7 +140,7 @@ def test_without_a_flag_it_is_a_run_in_fp32_by_default() -> None:
             False,
             {"--accumulate-allreduce-grads-in-fp32": ["dead knob"], "--grad-reduce-in-bf16": []},
         ),
-        (("--bf16", "--main-grads-dtype", "bf16"), False, {"--main-grads-dtype": ["unsupported"]}),
+        (("--bf16", "--main-grads-dtype", "bf16"), False, {"--main-grads-dtype": []}),
     ],
 )
 def test_gradients_are_reduced_as_validate_args_decides(words, in_fp32: bool, reported) -> None:
@@ -358,7 +366,7 @@ def test_each_of_several_launches_is_a_run() -> None:
 def test_a_file_of_arguments_that_others_source_is_read() -> None:
     (run,) = sample("conf_only.sh")
     assert (run.recipe, run.label) == ("bf16_mixed", "arguments in MODEL_ARGS")
-    assert reasons(run, "--attention-softmax-in-fp32") == ["unsupported"]
+    assert run.mapped["--attention-softmax-in-fp32"] == (), "the default of Megatron Core's own class"
 
 
 def test_the_awkward_script_is_read() -> None:
@@ -379,7 +387,7 @@ def test_the_test_suites_yaml_is_read() -> None:
     (run,) = sample("model_config.yaml")
     assert run.config.to_dict(full=True) | {} == run.config.to_dict(full=True)
     assert (run.config.fp8_recipe, run.config.grad_reduce_in_fp32, run.config.tf32) == ("tensorwise", False, False)
-    assert reasons(run, "--moe-router-dtype") == ["unsupported"]
+    assert run.mapped["--moe-router-dtype"] == ("moe_router_dtype",)
     assert "--fp16" in run.mapped
 
 
@@ -393,7 +401,8 @@ def test_an_argument_file_with_all_defaults_is_read() -> None:
 def test_an_argument_file_of_underscored_keys_is_read() -> None:
     (run,) = sample("moe_args.yaml")
     assert run.recipe == "bf16_with_mxfp8_mixed"
-    assert reasons(run, "exp_avg_dtype") == ["unsupported"]
+    assert run.mapped["exp_avg_dtype"] == ("exp_avg_dtype",)
+    assert (run.config.exp_avg_dtype, run.mapped["main_grads_dtype"]) == (torch.bfloat16, ())
 
 
 def test_arguments_as_one_string_are_read() -> None:

@@ -239,21 +239,22 @@ def test_quantisation_is_named_and_is_no_registered_recipe() -> None:
     [
         ("bf16", None, True, "dead knob"),
         (32, None, True, "dead knob"),
-        (16, None, True, "unsupported"),
+        (16, None, True, None),
         ("bf16", "1.21", True, "dead knob"),
         ("bf16", "1.22", True, "dead knob"),
-        (16, "1.23", True, "unsupported"),
-        ("bf16", "1.20", True, "unsupported"),
-        ("bf16", None, False, "unsupported"),
+        (16, "1.23", True, None),
+        ("bf16", "1.20", True, None),
+        ("bf16", None, False, None),
         ("bf16", "2.0", None, "dead knob"),
     ],
 )
 def test_query_key_scaling_acts_in_fp16_only_on_megatron_core(
-    precision: Any, version: str | None, mcore: bool | None, reason: str
+    precision: Any, version: str | None, mcore: bool | None, reason: str | None
 ) -> None:
     model = {"apply_query_key_layer_scaling": True} | ({} if mcore is None else {"mcore_gpt": mcore})
     imported = read(precision, context={"nemo_version": version}, **model)
-    assert reasons(imported, "model.apply_query_key_layer_scaling") == [reason]
+    assert reasons(imported, "model.apply_query_key_layer_scaling") == ([reason] if reason else [])
+    assert imported.config.apply_query_key_layer_scaling is (reason is None)
 
 
 def test_query_key_scaling_that_is_off_is_met() -> None:

@@ -234,6 +234,18 @@ def test_a_weights_storage_master_gradient_reduction_and_checkpoint(recipe, owne
     assert (row.storage, row.master, row.gradient, row.reduction, row.checkpoint) == wanted
 
 
+def test_the_optimizers_states_follow_the_recipe():
+    states = {"exp_avg_dtype": "fp8", "exp_avg_sq_dtype": "bf16", "main_params_dtype": "fp16"}
+    recipe = REGISTRY.get("bf16_mixed").state(use_precision_aware_optimizer=True, **states)
+    sharded = {"optimizer": {"use_distributed_optimizer": True}}
+    settings = plan(recipe, **sharded).settings
+    assert (settings.exp_avg, settings.exp_avg_sq, settings.master) == ("fp8", "bf16", "fp16")
+    before, after = (memory_report(plan(one, **sharded)).ranks[0].bytes_of for one in ("bf16_mixed", recipe))
+    weights = before["weights"] / 2
+    assert (before["master weights"], before["optimizer state"]) == (4 * weights, 8 * weights)
+    assert (after["master weights"], after["optimizer state"]) == (2 * weights, 3 * weights)
+
+
 def test_without_a_recipe_the_configs_own_settings_count():
     model = {**SIX, "bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise", "first_last_layers_bf16": True}
     found = plan(None, model)

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import BridgeError, MixedPrecisionConfig, get_mixed_precision_config
-from bridge.errors import PrecisionTypeError, UnknownFieldError
+from bridge.errors import PrecisionTypeError, UnknownFieldError, UnknownRecipeError
+from bridge.precision.config import MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, dtype_token, torch_dtype
+from bridge.registry.registry import REGISTRY, register
 
 PEER = json.loads((Path(__file__).parents[1] / "recipes/peer_recipes.json").read_text())
 
@@ -26,6 +28,8 @@ VALUES = {
     "float": st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 2**40),
     "dtype": DTYPES,
     "name": st.sampled_from(["e4m3", "hybrid", "e2m1", "tensorwise", "delayed", "mxfp8", "max", "nvfp4"]),
+    "names": st.lists(st.sampled_from(["all", "*.router.weight", "decoder.*"]), max_size=2),
+    "format": st.sampled_from(["fp32", "mxfp8", "bf16", torch.float64]),
 }
 
 
@@ -66,8 +70,10 @@ def test_the_signature_names_every_field_with_its_default() -> None:
     inspect.signature(Team).bind(name="us", bf16=True)
 
 
-def test_it_has_the_fields_of_megatron_bridge_and_tf32() -> None:
-    assert set(MixedPrecisionConfig.field_names()) == set(PEER["defaults"]) | {"tf32"}
+def test_it_has_the_fields_of_megatron_bridge_first_and_in_its_order() -> None:
+    names = MixedPrecisionConfig.field_names()
+    assert names == (*PEER["defaults"], "tf32", *MEGATRON_FIELDS)
+    assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 61)
     assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(MixedPrecisionConfig.field_names())
 
 
@@ -347,6 +353,57 @@ def test_the_reused_buffer_follows_on_every_way_to_state_a_field() -> None:
         assert config.faults() == []
         assert config.to_dict()[REUSE] is False
         assert MixedPrecisionConfig.from_dict(config.to_dict()).faults() == []
+
+
+def test_a_recipes_function_that_is_called_directly_makes_what_its_name_makes() -> None:
+    from recipes.mxfp8 import bf16_with_mxfp8_mixed
+
+    config = bf16_with_mxfp8_mixed()
+    named = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    assert (config.recipe, config.label, config.sources) == (named.recipe, named.label, named.sources)
+    assert set(config.sources.values()) == {"recipe bf16_with_mxfp8_mixed"}
+    config.fp8_param_gather = False
+    config.finalize()
+    assert (config.reuse_grad_buf_for_mxfp8_param_ag, config.put_aside) == (
+        False,
+        {REUSE: "recipe bf16_with_mxfp8_mixed"},
+    )
+
+
+def test_a_recipe_that_is_built_on_another_by_a_call_or_by_name_owns_every_statement(registered: None) -> None:
+    from recipes.mxfp8 import bf16_with_mxfp8_mixed
+
+    @register
+    def by_call() -> MixedPrecisionConfig:
+        base = bf16_with_mxfp8_mixed()
+        base.fp8_param_gather = False
+        return base
+
+    @register
+    def by_name() -> MixedPrecisionConfig:
+        return get_mixed_precision_config("by_call").state(loss_scale=8.0)
+
+    for name, config in (("by_call", by_call()), ("by_name", by_name()), ("by_name", REGISTRY.get("by_name"))):
+        config.finalize()
+        assert set(config.sources.values()) <= {f"recipe {name}", "follows fp8_param_gather"}
+        assert config.stated_over_recipe == ()
+
+
+def test_the_short_names_of_the_peers_performance_scripts_are_the_recipes_they_mean() -> None:
+    for short, name in (
+        ("bf16", "bf16_mixed"),
+        ("fp8_mx", "bf16_with_mxfp8_mixed"),
+        ("fp8_sc", "bf16_with_fp8_subchannel_scaling_mixed"),
+        ("nvfp4", "bf16_with_nvfp4_mixed"),
+    ):
+        assert get_mixed_precision_config(short).recipe == name
+    with pytest.raises(UnknownRecipeError) as caught:
+        get_mixed_precision_config("fp8-cs")
+    assert str(caught.value) == (
+        "Unknown mixed-precision recipe 'fp8-cs'. Megatron Bridge's performance scripts mean "
+        "bf16_with_fp8_current_scaling_mixed with first_last_layers_bf16=False by it. Choose that recipe, and state "
+        "that field."
+    )
 
 
 def test_who_states_both_contradicts_himself() -> None:

@@ -42,8 +42,11 @@ CURRENT_RECIPE = "bf16_with_fp8_current_scaling_mixed"
 DELAYED_RECIPE = "bf16_with_fp8_delayed_scaling_mixed"
 NVFP4_RECIPE = "bf16_with_nvfp4_mixed"
 BF16 = recipe("bf16_mixed")
+FP16 = recipe("fp16_mixed")
 CURRENT = recipe(CURRENT_RECIPE)
 CURRENT_ALL = dict(CURRENT, first_last_layers_bf16=False, num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0)
+BF16_FSDP = {"bf16": True}
+BF16_SUMS = dict(BF16, grad_reduce_in_fp32=False)
 DELAYED = recipe(DELAYED_RECIPE, fp8_param_gather=False)
 MXFP8 = recipe("bf16_with_mxfp8_mixed")
 MXFP8_FSDP = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True}
@@ -154,6 +157,14 @@ CASES = {
         run("bf16_mixed", model=dict(DENSE, batch_invariant_mode=True)),
     ),
     "PB113": (run(dict(BF16, autocast_dtype="fp64", autocast_enabled=True)), run(dict(BF16, autocast_enabled=True))),
+    "PB114": (
+        run(dict(FP16, disable_bf16_reduced_precision_matmul=True)),
+        run(dict(FP16, disable_bf16_reduced_precision_matmul=False)),
+    ),
+    "PB115": (
+        run(dict(BF16, mamba_training_ssm_states_dtype="fp32"), "mcore0.19.2", model=DENSE),
+        run(dict(BF16, mamba_training_ssm_states_dtype="fp32"), "mcore0.19.2", model=HYBRID),
+    ),
     "PB121": (
         run("bf16_mixed", model=dict(DENSE, first_last_layers_bf16="sometimes")),
         run("bf16_mixed", model=dict(DENSE, first_last_layers_bf16="no")),
@@ -261,6 +272,14 @@ CASES = {
     "PB217": (
         run("bf16_mixed", model=dict(DENSE, activation_func_fp8_input_store=True)),
         run("bf16_mixed", model=dict(DENSE, activation_func_fp8_input_store=True, gated_linear_unit=True)),
+    ),
+    "PB218": (run(dict(BF16, muon_fp32_matmul_prec="tf32")), run(dict(BF16, muon_fp32_matmul_prec="high"))),
+    "PB219": (
+        run(dict(BF16, activation_func_fp8_input_store=True), model=dict(DENSE, gated_linear_unit=True)),
+        run(
+            dict(BF16, activation_func_fp8_input_store=True),
+            model=dict(DENSE, gated_linear_unit=True, bias_activation_fusion=True),
+        ),
     ),
     "PB221": (full(DELAYED, H100, dict(DENSE, pipeline_model_parallel_size=2)), full(DELAYED, H100)),
     "PB222": (full(dict(DELAYED, fp8_amax_history_len=1), H100), full(DELAYED, H100)),
@@ -426,6 +445,14 @@ CASES = {
         run("bf16_mixed", model=DENSE, optimizer={"use_distributed_optimizer": True}, ddp={}),
         run("bf16_mixed", model=DENSE, optimizer={}, ddp={}),
     ),
+    "PB331": (
+        full(dict(BF16, megatron_fsdp_grad_comm_dtype="bf16"), H100),
+        full(BF16, H100),
+    ),
+    "PB332": (
+        full(dict(BF16_FSDP, megatron_fsdp_use_decoupled_grad=True), H100, ddp=MEGATRON_FSDP),
+        full(BF16_FSDP, H100, ddp=MEGATRON_FSDP),
+    ),
     "PB341": (
         run("bf16_mixed", model=DENSE, optimizer=dict(OVERLAP, optimizer_cpu_offload=True), ddp=OVERLAP),
         run("bf16_mixed", model=DENSE, optimizer=dict(PRECISION_AWARE, optimizer_cpu_offload=True), ddp=OVERLAP),
@@ -504,6 +531,11 @@ CASES = {
         ),
         run("bf16_mixed", model=DENSE, optimizer=dict(OVERLAP, use_layer_wise_distributed_optimizer=True), ddp=OVERLAP),
     ),
+    "PB353": (
+        full(dict(BF16, store_param_remainders=False), H100),
+        full(dict(BF16, store_param_remainders=True), H100),
+    ),
+    "PB354": (full(dict(BF16, muon_fp32_matmul_prec="high"), H100), full(BF16, H100)),
     "PB361": (
         run(model=BF16_MODEL, optimizer=dict(OVERLAP, bf16=True), ddp=OVERLAP),
         run("bf16_mixed", model=BF16_MODEL, optimizer=dict(OVERLAP, bf16=True), ddp=OVERLAP),
@@ -537,6 +569,10 @@ CASES = {
             optimizer=OVERLAP,
             ddp=dict(OVERLAP, param_name_patterns_for_fp32_local_accumulation=[".*norm.*"]),
         ),
+    ),
+    "PB366": (
+        run(dict(BF16_SUMS, reduce_scatter_with_fp32_accumulation=True), model=DENSE, optimizer={}, ddp={}),
+        run(BF16_SUMS, model=DENSE, optimizer={}, ddp={}),
     ),
     "PB401": (run(BLOCKWISE, H100, model=SEQUENCE_PARALLEL), run(BLOCKWISE, H100, model=DENSE)),
     "PB402": (run("bf16_mixed", model=dict(DENSE, tp_comm_overlap=True)), run("bf16_mixed", model=OVERLAPPED)),
@@ -602,6 +638,10 @@ CASES = {
         full(CURRENT, "h100x8,te2.9,cuda12.9,mcore0.20", NCCLEP),
         full(CURRENT, "h100x8,te2.9,cuda12.9,mcore0.20", dict(NCCLEP, moe_expert_capacity_factor=None)),
     ),
+    "PB435": (
+        run(dict(BF16, moe_router_dtype="fp32"), model=DENSE),
+        run(dict(BF16, moe_router_dtype="fp32"), model=MOE),
+    ),
     "PB441": (
         full(dict(CURRENT, fp8_dot_product_attention=True), H100),
         full(dict(CURRENT, fp8_dot_product_attention=True), B200),
@@ -617,6 +657,18 @@ CASES = {
     "PB444": (
         run("bf16_mixed", model=dict(DENSE, apply_query_key_layer_scaling=True, attention_softmax_in_fp32=False)),
         run("bf16_mixed", model=dict(DENSE, apply_query_key_layer_scaling=True)),
+    ),
+    "PB445": (
+        run(dict(BF16, attention_softmax_in_fp32=False), H100, model=DENSE),
+        run(dict(BF16, attention_softmax_in_fp32=False), H100, model=dict(DENSE, transformer_impl="local")),
+    ),
+    "PB446": (
+        run(dict(BF16, dsa_indexer_k_norm_fp32=True), "mcore0.19.2", model=DENSE),
+        run(
+            dict(BF16, dsa_indexer_k_norm_fp32=True),
+            "mcore0.19.2",
+            model=dict(DENSE, experimental_attention_variant="dsa"),
+        ),
     ),
     "PB461": (full(DELAYED, H100, RECOMPUTED), full(DELAYED, H100, dict(RECOMPUTED, recompute_modules=["core_attn"]))),
     "PB462": (full(CURRENT, "h100x8,te2.5,cuda12.9,mcore0.16.1", RECOMPUTED), full(CURRENT, H100, RECOMPUTED)),

@@ -91,6 +91,11 @@ BROKEN = [
         "block, got True. Use fp8_recipe='tensorwise'; or set first_last_layers_bf16=False.",
     ),
     (
+        "PB218",
+        {"bf16": True, "exp_avg_dtype": "fp64"},
+        "exp_avg_dtype: must be 'fp32', 'fp16', 'bf16' or 'fp8', got 'fp64'. Use one of these.",
+    ),
+    (
         "PB261",
         {
             "bf16": True,

@@ -1,16 +1,88 @@
-"""Every field has a home in the installed Megatron, or a stated reason why not."""
+"""Every field has a home in the installed Megatron, or a stated reason why not; every field of a precision is swept."""
+
+from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
+from importlib.metadata import distribution
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from bridge import MixedPrecisionConfig
-from bridge.sync.routes import ROUTES, routes_of
+from bridge import MixedPrecisionConfig, synchronize
+from bridge.cli.explain import explanation
+from bridge.errors import PrecisionConfigError
+from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.dtypes import dtype_token
+from bridge.precision.groups import GROUPS
+from bridge.rules.fields import DEFAULTS
+from bridge.sync.routes import NOT_ROUTED, ROUTES, routes_of
 from bridge.sync.synchroniser import megatron_version
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEPT = json.loads((ROOT / "bridge/rules/megatron_fields.json").read_text(encoding="utf-8"))
+PLACES = {(row.owner, row.attribute) for row in ROUTES}
+
+STATED: dict[str, Any] = {
+    "mamba_training_ssm_states_dtype": "bf16",
+    "attention_softmax_in_fp32": False,
+    "main_grads_dtype": "bf16",
+    "main_params_dtype": "fp16",
+    "exp_avg_dtype": "fp8",
+    "exp_avg_sq_dtype": torch.float16,
+    "store_param_remainders": False,
+    "muon_fp32_matmul_prec": "high",
+    "param_name_patterns_for_fp32_local_accumulation": ["*.router.weight", "all"],
+    "megatron_fsdp_main_params_dtype": None,
+    "megatron_fsdp_main_grads_dtype": "float32",
+    "megatron_fsdp_grad_comm_dtype": "torch.bfloat16",
+    "moe_router_dtype": torch.float64,
+    "moe_dispatch_fwd_dtype": "mxfp8",
+    "moe_combine_bwd_dtype": "mxfp8",
+    "fp8_quantizer_factory": "team.quantizers.make",
+    "fp4_quantizer_factory": "team.quantizers.make",
+}
+"""Field -> a value away from its default; True for the others."""
+WITH: dict[str, dict[str, Any]] = {
+    "moe_router_padding_for_quantization": {"fp8": "hybrid"},
+    "fp8_output_proj": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    "tp_only_amax_red": {"fp8": "hybrid", "fp8_recipe": "delayed"},
+    "fp8_quantizer_factory": {"fp8": "hybrid", "fp8_recipe": "custom"},
+    "fp4_quantizer_factory": {"fp4": "e2m1", "fp4_recipe": "custom"},
+    "param_name_patterns_for_fp32_local_accumulation": {"grad_reduce_in_fp32": False},
+    "main_grads_dtype": {"use_precision_aware_optimizer": True},
+    "main_params_dtype": {"use_precision_aware_optimizer": True},
+    "exp_avg_dtype": {"use_precision_aware_optimizer": True},
+    "exp_avg_sq_dtype": {"use_precision_aware_optimizer": True},
+    "store_param_remainders": {"use_precision_aware_optimizer": True},
+}
+"""Field -> what its run needs besides."""
+OWNERS: dict[str, dict[str, Any]] = {
+    "activation_func_fp8_input_store": {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu},
+    "moe_router_padding_for_quantization": {"num_moe_experts": 2, "moe_token_dispatcher_type": "alltoall"},
+}
+"""Field -> fields of the model that its run needs."""
 
 
 def version() -> tuple[int, ...]:
     return tuple(int(part) for part in megatron_version().split(".")[:3])
+
+
+def config_with(field: str) -> MixedPrecisionConfig:
+    return MixedPrecisionConfig(bf16=True, **WITH.get(field, {})).state(**{field: STATED.get(field, True)})
+
+
+def sweep() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sweep", ROOT / "scripts/write_megatron_fields.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("field", MixedPrecisionConfig.field_names())
@@ -34,7 +106,143 @@ def test_every_route_belongs_to_a_field_and_no_row_is_twice() -> None:
 
 
 def test_every_precision_field_of_megatron_that_shares_a_name_is_routed(megatron_owners) -> None:
-    routed = {(row.owner, row.attribute) for row in ROUTES}
     for role, owner in megatron_owners().items():
         shared = {f.name for f in dataclasses.fields(owner)} & set(MixedPrecisionConfig.field_names())
-        assert {(role, name) for name in shared} <= routed
+        assert {(role, name) for name in shared} <= PLACES
+
+
+# -- the sweep over Megatron's classes -----------------------------------------------------------------------------
+
+
+def test_every_field_of_the_five_releases_that_speaks_of_a_precision_is_routed_or_has_a_reason() -> None:
+    assert [name.partition(" ")[0] for name in SWEPT["releases"]] == ["0.16.1", "0.17.1", "0.18.2", "0.19.2", "main"]
+    marked = {
+        (role, name) for role, fields in SWEPT["fields"].items() for name, row in fields.items() if "precision" in row
+    }
+    assert marked - PLACES == set(NOT_ROUTED), "a new field is routed in bridge/sync/routes.py, or listed with a reason"
+    assert all(reason and not reason.endswith(".") for reason in NOT_ROUTED.values())
+
+
+def test_the_sweep_of_the_installed_release_finds_nothing_that_the_table_does_not_have() -> None:
+    found = sweep().fields_of(str(distribution("megatron-core").locate_file("")))
+    speaking = {(role, name) for role, fields in found.items() for name, row in fields.items() if "precision" in row}
+    assert len(speaking) > 50
+    assert speaking <= PLACES | set(NOT_ROUTED)
+
+
+def test_a_field_that_appears_in_megatron_is_noticed(tmp_path: Path) -> None:
+    script = sweep()
+    installed = Path(str(distribution("megatron-core").locate_file("")))
+    for file in {file for classes in script.CLASSES.values() for file, _ in classes}:
+        copy = tmp_path / file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        text = (installed / file).read_text(encoding="utf-8")
+        addition = '    moe_wire: str = "bf16"\n    """Sent in this precision."""\n    moe_colour: str = "red"\n\n    '
+        copy.write_text(text.replace("    fp16: bool = False", f"{addition}fp16: bool = False", 1), encoding="utf-8")
+    found = script.fields_of(str(tmp_path))["model"]
+    assert ("precision" in found["moe_wire"], "precision" in found["moe_colour"]) == (True, False)
+    assert ("model", "moe_wire") not in PLACES | set(NOT_ROUTED)
+
+
+@pytest.mark.parametrize("field", MEGATRON_FIELDS)
+def test_a_field_of_megatrons_reads_as_megatrons_own_default(field: str) -> None:
+    (route,) = routes_of(field)
+    assert route.attribute == field
+    default = DEFAULTS[route.owner][field]
+    assert FIELD_DEFAULTS[field] == (tuple(default) if isinstance(default, list) else default)
+    assert FIELD_DEFAULTS[field] in CHOICES.get(field, (FIELD_DEFAULTS[field],)) or FIELD_DEFAULTS[field] is None
+
+
+def test_each_field_is_in_one_group() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(MixedPrecisionConfig.field_names())
+
+
+# -- each field of Megatron's --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", MEGATRON_FIELDS)
+def test_a_stated_field_is_explained_and_survives_every_round_trip(field: str) -> None:
+    config = config_with(field)
+    assert field in config.stated
+    assert config.reading(field) != FIELD_DEFAULTS[field]
+    for back in (
+        MixedPrecisionConfig.from_yaml(config.to_yaml()),
+        MixedPrecisionConfig.from_json(config.to_json()),
+        eval(repr(config)),  # noqa: S307
+        dataclasses.replace(config),
+    ):
+        assert (back.to_dict(), back.stated) == (config.to_dict(), config.stated)
+    told = explanation(field)
+    assert told["meaning"].endswith(".")
+    assert told["homes"][0]["source"]
+
+
+@pytest.mark.parametrize("field", MEGATRON_FIELDS)
+def test_a_stated_field_is_written_and_a_second_sync_changes_nothing(field: str, megatron_owners) -> None:
+    config, (route,) = config_with(field), routes_of(field)
+    owners = megatron_owners(**OWNERS.get(field, {}))
+    if config.use_precision_aware_optimizer or field == "moe_router_padding_for_quantization":
+        # Megatron's own class refuses these where Transformer Engine is not installed.
+        owners[route.owner] = SimpleNamespace(**vars(owners[route.owner]))
+    report = synchronize(config, **owners)
+    row = report.row(f"{route.owner}.{field}")
+    if row.verdict == "absent":
+        assert [one.id for one in report.findings if one.path == f"mixed_precision.{field}"][:1] == ["PB129"]
+        return
+    assert getattr(owners[route.owner], field) == getattr(config, field)
+    assert synchronize(config, **owners).changes == ()
+
+
+@pytest.mark.parametrize("field", MEGATRON_FIELDS)
+def test_an_owners_own_value_of_a_field_that_is_not_stated_stays_and_is_listed(field: str) -> None:
+    (route,) = routes_of(field)
+    own = getattr(config_with(field), field)
+    from bridge.sync.owner import MappingOwner
+    from bridge.sync.plan import plan
+
+    held = dict(DEFAULTS[route.owner]) | {field: dtype_token(own) if isinstance(own, torch.dtype) else own}
+    for recipe in (MixedPrecisionConfig(bf16=True), MixedPrecisionConfig(fp32=True), config_with("tp_only_amax_red")):
+        if recipe.is_stated(field):
+            continue
+        (row,) = (row for row in plan(recipe, [MappingOwner(route.owner, dict(held))]) if row.attribute == field)
+        assert (row.verdict, row.new) == ("keep", held[field])
+    (row,) = (
+        row
+        for row in plan(MixedPrecisionConfig(bf16=True), [MappingOwner(route.owner, dict(DEFAULTS[route.owner]))])
+        if row.attribute == field
+    )
+    assert (row.verdict, row.new) == ("agree", DEFAULTS[route.owner][field])
+
+
+def test_objects_of_no_class_of_megatrons_keep_what_is_not_stated_and_get_what_is() -> None:
+    optimizer = SimpleNamespace(bf16=False, exp_avg_dtype=torch.bfloat16, store_param_remainders=None)
+    synchronize("bf16_mixed", optimizer=optimizer)
+    assert (optimizer.exp_avg_dtype, optimizer.store_param_remainders) == (torch.bfloat16, None)
+    config = MixedPrecisionConfig(bf16=True, exp_avg_dtype="fp8", use_precision_aware_optimizer=True)
+    synchronize(config, optimizer=optimizer)
+    assert optimizer.exp_avg_dtype is torch.uint8
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"moe_router_dtype": "fp23"}, "moe_router_dtype: must be 'fp32' or 'fp64', got 'fp23'. Use one of these."),
+        ({"main_params_dtype": "bf16"}, "main_params_dtype: must be 'fp32' or 'fp16', got 'bf16'. Use one of these."),
+        ({"exp_avg_dtype": "fp64"}, "exp_avg_dtype: must be 'fp32', 'fp16', 'bf16' or 'fp8', got 'fp64'."),
+        (
+            {"moe_dispatch_fwd_dtype": "e4m3"},
+            "moe_dispatch_fwd_dtype: must be 'bf16' or 'mxfp8', got 'e4m3'. Use one of these.",
+        ),
+    ],
+)
+def test_a_value_that_megatron_does_not_take_is_refused_in_one_sentence(
+    values: dict[str, Any], message: str, megatron_owners
+) -> None:
+    owners = megatron_owners()
+    before = {role: dict(vars(owner)) for role, owner in owners.items()}
+    with pytest.raises(PrecisionConfigError) as caught:
+        synchronize(MixedPrecisionConfig(bf16=True, **values), **owners)
+    (line,) = str(caught.value).splitlines()[1:]
+    assert line.startswith(f"  mixed_precision.{message}")
+    assert {role: dict(vars(owner)) for role, owner in owners.items()} == before

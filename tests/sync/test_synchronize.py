@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import pickle
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -564,6 +565,10 @@ def test_slots_and_mocks_can_be_owners() -> None:
     assert slotted.bf16 is True
 
 
+DEPENDS_ON_THE_OWNER = ("layers", "factory", "precision-aware", "Transformer Engine", "swiglu", "dispatcher")
+"""Its depth, a custom scheme's factory, its optimizer, its activation, its experts."""
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(any_fields(), st.booleans())
 def test_a_random_config_is_either_named_faulty_or_passes_megatrons_validation(
@@ -581,8 +586,8 @@ def test_a_random_config_is_either_named_faulty_or_passes_megatrons_validation(
         return
     try:
         synchronize(config, **owners)
-    except SyncCheckError as error:  # only what depends on the owner: its depth, a custom scheme's factory
-        assert "layers" in str(error) or "factory" in str(error), error
+    except SyncCheckError as error:  # only what depends on the owner
+        assert any(reason in str(error) for reason in DEPENDS_ON_THE_OWNER), error
         assert {role: dict(vars(owner)) for role, owner in owners.items()} == before
         return
     validate(owners)
@@ -594,3 +599,64 @@ def test_an_owner_without_any_field_of_a_precision_is_refused(megatron_owners) -
         synchronize("bf16_mixed", **(megatron_owners() | {"model": object()}))
     with pytest.raises(PrecisionTypeError, match=r"^ddp: has no field of a precision, got namespace\(other=1\)\. "):
         synchronize("bf16_mixed", ddp=SimpleNamespace(other=1))
+
+
+# -- statements that have no effect, or that say nothing -----------------------------------------------------------
+
+
+def test_layers_in_bf16_are_written_as_stated_in_a_run_without_low_precision(megatron_owners) -> None:
+    counts = {"num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 0}
+    for stated in (counts, dict.fromkeys(counts, 0)):
+        model = megatron_owners()["model"]
+        config = MixedPrecisionConfig(bf16=True, first_last_layers_bf16=True, **stated)
+        report = synchronize(config, model=model)
+        assert {name: getattr(model, name) for name in stated} == stated
+        assert model.first_last_layers_bf16 is True
+        (finding,) = (one for one in report.findings if one.path == "mixed_precision.first_last_layers_bf16")
+        assert (finding.id, finding.severity) == ("PB269", "warning")
+        assert "has no effect: every layer of this run is in BF16" in str(finding)
+        assert synchronize(config, model=model).changes == ()
+    model = megatron_owners(first_last_layers_bf16=True)["model"]
+    synchronize(MixedPrecisionConfig(bf16=True), model=model)
+    assert model.first_last_layers_bf16 is False, "not stated: put out of action, as any field of a format that is off"
+
+
+def test_a_dtype_stated_as_none_stays_none_in_an_owner_of_no_class_of_megatrons(megatron_owners) -> None:
+    config = MixedPrecisionConfig(bf16=True, params_dtype=None)
+    plain = SimpleNamespace(bf16=False, params_dtype=torch.float32, pipeline_dtype=torch.float32)
+    for one in (config, copy.deepcopy(config), dataclasses.replace(config), pickle.loads(pickle.dumps(config))):  # noqa: S301
+        owner = copy.copy(plain)
+        synchronize(one, model=owner)
+        assert (owner.params_dtype, owner.pipeline_dtype) == (None, torch.bfloat16)
+    held = SimpleNamespace(bf16=False, fp8_param=True, exp_avg_dtype=torch.bfloat16)
+    synchronize(MixedPrecisionConfig(bf16=True, exp_avg_dtype=None), model=held)
+    assert held.exp_avg_dtype is torch.bfloat16, "None of a field that no None stands for states nothing"
+    config.params_dtype = "bf16"
+    del config.params_dtype
+    synchronize(config, model=plain)
+    assert plain.params_dtype is torch.bfloat16, "no longer stated"
+    model = megatron_owners()["model"]
+    synchronize(MixedPrecisionConfig(bf16=True, params_dtype=None), model=model)
+    assert model.params_dtype is torch.bfloat16, "Megatron's own class needs one"
+
+
+def test_the_switch_against_bf16_sums_is_set_by_a_sync_that_writes_and_by_no_other(megatron_owners) -> None:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    stated = {"bf16": True, "disable_bf16_reduced_precision_matmul": True}
+    try:
+        matmul.allow_bf16_reduced_precision_reduction = True
+        owners = megatron_owners()
+        with pytest.raises(SyncCheckError):
+            synchronize(MixedPrecisionConfig(**stated, activation_func_fp8_input_store=True), **owners)
+        assert matmul.allow_bf16_reduced_precision_reduction is True, "refused: nothing was changed"
+        synchronize(MixedPrecisionConfig(**stated), **owners)
+        assert (
+            owners["model"].disable_bf16_reduced_precision_matmul,
+            matmul.allow_bf16_reduced_precision_reduction,
+        ) == (
+            True,
+            False,
+        )
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = before

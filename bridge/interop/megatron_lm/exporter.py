@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
+from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from bridge.interop.contract import ExportReport
     from bridge.registry.config import MixedPrecisionConfig
 
@@ -54,10 +57,28 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     for twin in ("fp8_param", "fp4_param"):
         if acting.get(f"{twin}_gather"):
             builder.map(twin, OPTIONS[f"{twin}_gather"])
+    _own_fields(builder, acting, say)
     if acting.get("fp8_wgrad") is False:
         words.append("--no-fp8-wgrad")
         builder.report("fp8_wgrad", "dead knob", WGRAD, "Drop it.")
     return builder.finish(words)
+
+
+def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any], say: Callable[..., None]) -> None:
+    """Write the stated fields that Megatron's own configs have and Megatron Bridge's class does not."""
+    for field in MEGATRON_FIELDS:
+        value = builder.values[field]
+        if field not in builder.config.stated or field not in OPTIONS or (field not in acting and value):
+            continue
+        if value == FIELD_DEFAULTS[field] and value is not True:
+            builder.map(field)
+        elif value is False:
+            detail = f"it is off there without {OPTIONS[field]}, which is not written"
+            builder.report(field, "implied default", detail, "Nothing to do.")
+        elif value is True:
+            say(field)
+        else:
+            say(field, {"uint8": "fp8", None: "auto"}.get(value, value))
 
 
 def _dtypes(builder: ExportBuilder, mode: str) -> None:

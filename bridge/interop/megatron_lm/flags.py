@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.errors import PrecisionTypeError
 from bridge.interop.unsupported import Row
+from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
@@ -67,8 +70,47 @@ FLAGS = (
     Flag(option="enable_autocast", field="autocast_enabled", kind="on"),
     Flag(option="fp8_dot_product_attention", field="fp8_dot_product_attention", kind="on"),
     Flag(option="fp8_multi_head_attention", field="fp8_multi_head_attention", kind="on"),
+    # Fields that Megatron's configs have and Megatron Bridge's class does not.
+    Flag(option="--fp32-residual-connection", field="fp32_residual_connection", kind="on"),
+    Flag(option="--attention-softmax-in-fp32", field="attention_softmax_in_fp32", kind="on"),
+    Flag(option="--apply-query-key-layer-scaling", field="apply_query_key_layer_scaling", kind="on"),
+    Flag(option="--disable-bf16-reduced-precision-matmul", field="disable_bf16_reduced_precision_matmul", kind="on"),
+    Flag(option="--mamba-training-ssm-states-dtype", field="mamba_training_ssm_states_dtype"),
+    Flag(option="--dsa-indexer-k-norm-fp32", field="dsa_indexer_k_norm_fp32", kind="on"),
+    Flag(option="--use-precision-aware-optimizer", field="use_precision_aware_optimizer", kind="on"),
+    Flag(option="--main-grads-dtype", field="main_grads_dtype"),
+    Flag(option="--main-params-dtype", field="main_params_dtype"),
+    Flag(option="--exp-avg-dtype", field="exp_avg_dtype"),
+    Flag(option="--exp-avg-sq-dtype", field="exp_avg_sq_dtype"),
+    Flag(option="--muon-fp32-matmul-prec", field="muon_fp32_matmul_prec"),
+    Flag(
+        option="--ddp-reduce-scatter-with-fp32-accumulation",
+        field="reduce_scatter_with_fp32_accumulation",
+        kind="on",
+        also=("reduce_scatter_with_fp32_accumulation",),
+    ),
+    Flag(option="--megatron-fsdp-main-params-dtype", field="megatron_fsdp_main_params_dtype"),
+    Flag(option="--megatron-fsdp-main-grads-dtype", field="megatron_fsdp_main_grads_dtype"),
+    Flag(option="--megatron-fsdp-grad-comm-dtype", field="megatron_fsdp_grad_comm_dtype"),
+    Flag(option="--keep-fp8-transpose-cache", field="keep_fp8_transpose_cache", kind="on"),
+    Flag(option="--moe-router-dtype", field="moe_router_dtype"),
+    Flag(
+        option="--moe-router-padding-for-quantization",
+        field="moe_router_padding_for_quantization",
+        kind="on",
+        also=("--moe-router-padding-for-fp8",),
+    ),
+    Flag(option="--moe-dispatch-fwd-dtype", field="moe_dispatch_fwd_dtype"),
+    Flag(option="--moe-combine-bwd-dtype", field="moe_combine_bwd_dtype"),
+    Flag(option="--fp8-output-proj", field="fp8_output_proj", kind="on"),
+    Flag(option="--fp8-quantizer-factory", field="fp8_quantizer_factory"),
+    Flag(option="--fp4-quantizer-factory", field="fp4_quantizer_factory"),
 )
 """Source: Megatron-LM 0.20 training/arguments.py and yaml_arguments.py; `sets`: its releases before 0.4."""
+
+
+NOTHING = ("null", "auto")
+"""Words that stand for no value: of argument files, and of Megatron-FSDP's flags."""
 
 
 def dest(name: str) -> str:
@@ -124,8 +166,14 @@ def may_repeat(key: str) -> bool:
 
 
 def report_other(builder: ImportBuilder, where: str, key: str, value: object) -> None:
-    """Map a setting of a model's section that is at its default; report another one that bears on precision."""
-    row = OTHER_SETTINGS.get(key)
+    """Map a setting of a model's section that has a field or is at its default; report another one of a precision."""
+    flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
+    if flag is not None and flag.field in MEGATRON_FIELDS and value is not None and not is_default(flag.field, value):
+        builder.map(where, **{flag.field: value})
+        return
+    if flag is not None:
+        builder.map(where)
+        return
     if row is None and not bears_on_precision(key.lower()):
         return
     if value in (None, False, *(row.harmless if row else ())):
@@ -133,6 +181,18 @@ def report_other(builder: ImportBuilder, where: str, key: str, value: object) ->
     else:
         detail = row.detail if row else "a setting of the model that no recipe has"
         builder.report(where, value, "unsupported", detail, "Keep it in the model's configuration.")
+
+
+def is_default(field: str, value: object) -> bool:
+    """Return whether a value of a setting says no more than an unstated field does: off, or Megatron's default."""
+    if value is None or value in NOTHING:
+        return FIELD_DEFAULTS[field] is None
+    if value is False:
+        return True
+    try:
+        return bool(MixedPrecisionConfig.from_dict({field: value}).reading(field) == FIELD_DEFAULTS[field])
+    except PrecisionTypeError:
+        return False
 
 
 def bears_on_precision(name: str) -> bool:

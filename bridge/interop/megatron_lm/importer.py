@@ -21,9 +21,10 @@ from bridge.interop.megatron_lm import effects as megatron_effects
 from bridge.interop.megatron_lm.arguments import Arguments, Written, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT
 from bridge.interop.megatron_lm.exporter import TITLE, export
-from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision
+from bridge.interop.megatron_lm.flags import BY_NAME, NOTHING, OTHER_SETTINGS, Flag, bears_on_precision, is_default
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.megatron_lm.recognition import recognise
+from bridge.precision.config import MEGATRON_FIELDS
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
@@ -160,7 +161,7 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     elif written.value is None:
         builder.report(written.name, written.shown, "unsupported", LATE, SAY_IT)
     elif flag is not None:
-        value = _decoded(flag.kind, flag.sets, written)
+        value = _decoded(flag, written)
         builder.map(written.name, **({} if value is _UNSET else {flag.field: value}))
     elif row is not None:
         if str(written.value).lower() == str(row.harmless[0]).lower():
@@ -179,13 +180,21 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
 _UNSET = object()
 
 
-def _decoded(kind: str, sets: object, written: Written) -> object:
-    """Return the field's value of a flag, or `_UNSET` where the flag is written as off."""
+def _decoded(flag: Flag, written: Written) -> object:
+    """Return the field's value of a flag, or `_UNSET` where it says no more than a field that is not stated."""
+    value = _value(flag.kind, flag.sets, written)
+    if flag.field in MEGATRON_FIELDS and value is not _UNSET and is_default(flag.field, value):
+        return _UNSET
+    return value
+
+
+def _value(kind: str, sets: object, written: Written) -> object:
+    """Return the value that a flag gives, or `_UNSET` where it is written as off."""
     value = written.value
     if kind == "value":
         if value is True and not isinstance(sets, str):
             raise PayloadError(f"{written.name}: must be followed by a value, got none. Complete the arguments.")
-        return None if value == "null" else value
+        return None if value in NOTHING else value
     on = value if isinstance(value, bool) else str(value).lower() not in ("false", "0", "no", "off")
     if not on:
         return (True if kind == "off" else _UNSET) if not written.name.startswith("--") else _UNSET

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import MODEL_CHECK, Rule, mcore, sync_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, sync_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -59,5 +59,27 @@ RULES = (
         warning="model.attention_softmax_in_fp32: apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
         verified=MODEL_CHECK,
+    ),
+    target_rule(
+        heading="PB445: softmax dtype of Transformer Engine's attention",
+        predicate=lambda s: (
+            s.stands_out("attention_softmax_in_fp32")
+            and s.model.transformer_impl == "transformer_engine"
+            and not s.is_emulated
+        ),
+        warning="attention_softmax_in_fp32: has no effect: Transformer Engine's attention does not read it",
+        remedies=("drop it", "set model.transformer_impl=local"),
+        verified="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",
+        gate="precision",
+    ),
+    inert_rule(
+        heading="PB446: norm of an indexer that is not there",
+        predicate=lambda s: (
+            s.stands_out("dsa_indexer_k_norm_fp32") and s.has_model and s.model.experimental_attention_variant != "dsa"
+        ),
+        warning="dsa_indexer_k_norm_fp32: has no effect: the model has no sparse attention of DeepSeek",
+        remedies=("drop it", "set model.experimental_attention_variant=dsa"),
+        verified="megatron-core 0.19.2 transformer/experimental_attention_variant/dsa.py:1297",
+        versions=(mcore(since="0.19"),),
     ),
 )

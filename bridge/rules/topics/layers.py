@@ -39,7 +39,7 @@ def _beyond_the_model(s: RuleContext) -> list[dict[str, Any]]:
 
 
 def _stated_zero(s: RuleContext) -> bool:
-    on = s.stated.get("first_last_layers_bf16", s.model.first_last_layers_bf16)
+    on = s.is_low and s.stated.get("first_last_layers_bf16", s.model.first_last_layers_bf16)
     zero = all(s.stated.get(name, getattr(s.model, name)) == 0 for name in LAYER_COUNTS)
     return bool(on and zero and (s.precision is None or all(name in s.stated for name in LAYER_COUNTS)))
 

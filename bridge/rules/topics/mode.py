@@ -148,4 +148,21 @@ RULES = (
         remedies=("use one of these", "drop it"),
         verified="PyTorch 2.13 torch/amp/autocast_mode.py",
     ),
+    inert_rule(
+        heading="PB114: BF16 sums outside BF16",
+        predicate=lambda s: s.stands_out("disable_bf16_reduced_precision_matmul") and not s.is_bf16,
+        warning="disable_bf16_reduced_precision_matmul: has no effect: Megatron sets the switch in bf16 runs only, and "
+        "this one is {s.mode}",
+        remedies=("drop it", "choose a bf16 recipe"),
+        verified="megatron-core 0.16.1 transformer/transformer_config.py:921",
+    ),
+    Rule(
+        heading="PB115: dtype of Mamba's states without Mamba",
+        predicate=lambda s: s.stands_out("mamba_training_ssm_states_dtype") and s.has_model and not s.is_hybrid,
+        warning="mamba_training_ssm_states_dtype: has no effect: the model has no Mamba layers",
+        remedies=("drop it", "set model.hybrid_layer_pattern"),
+        verified="megatron-core 0.19.2 ssm/mamba_mixer.py:227",
+        gate="precision",
+        versions=(mcore(since="0.19"),),
+    ),
 )

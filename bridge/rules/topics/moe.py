@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, te
+from bridge.precision.config import MEGATRON_FIELDS
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, inert_rule, mcore, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -34,6 +35,15 @@ def _ncclep_limits(s: RuleContext) -> bool:
             or (s.has_environment and s.environment.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP") != "1")
         )
     )
+
+
+_OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
+
+
+def _without_experts(s: RuleContext) -> list[dict[str, Any]]:
+    if not s.has_model or s.model.num_moe_experts:
+        return []
+    return [{"path": name} for name in _OF_EXPERTS if s.stands_out(name)]
 
 
 _moe = partial(Rule, gate="is_moe")
@@ -166,5 +176,12 @@ RULES = (
         remedies=("set it to None", "use another dispatcher backend"),
         verified="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
         versions=(mcore(since="0.20"),),
+    ),
+    inert_rule(
+        heading="PB435: setting of experts in a model without",
+        predicate=_without_experts,
+        warning="moe_router_dtype: has no effect: the model has no experts",
+        remedies=("drop it", "set model.num_moe_experts"),
+        verified="megatron-core 0.16.1 transformer/moe/router.py:96, transformer/moe/token_dispatcher.py:617",
     ),
 )

@@ -5,19 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, owners_rule, target_rule, te
+from bridge.precision.config import CHOICES
+from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, inert_rule, owners_rule, target_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
-_LEGAL = {
-    "main_grads_dtype": ("fp32", "bf16"),
-    "main_params_dtype": ("fp32", "fp16"),
-    "exp_avg_dtype": ("fp32", "fp16", "bf16", "uint8"),
-    "exp_avg_sq_dtype": ("fp32", "fp16", "bf16", "uint8"),
-}
-"""The choices of Megatron-LM's argument parser; uint8 is its "fp8"."""
 
 
 def _states_in_fp32(s: RuleContext) -> list[dict[str, Any]]:
@@ -26,9 +20,9 @@ def _states_in_fp32(s: RuleContext) -> list[dict[str, Any]]:
 
 def _impossible_states(s: RuleContext) -> list[dict[str, Any]]:
     return [
-        {"path": f"optimizer.{name}", "legal": ", ".join(legal).replace("uint8", "fp8")}
-        for name, legal in _LEGAL.items()
-        if getattr(s.optimizer, name) not in (*legal, None)
+        {"path": f"optimizer.{name}", "legal": ", ".join(CHOICES[name]).replace("uint8", "fp8")}
+        for name in _STATES
+        if name not in s.stated and getattr(s.optimizer, name) not in (*CHOICES[name], None)
     ]
 
 
@@ -38,6 +32,21 @@ def _leaves_the_fused_path(s: RuleContext) -> bool:
         and s.optimizer.main_params_dtype == "fp32"
         and not s.optimizer.optimizer_cpu_offload
     )
+
+
+def _unread_remainders(s: RuleContext) -> Any:
+    if not s.stands_out("store_param_remainders") or not s.has_optimizer:
+        return None
+    if not s.has_precision_aware:
+        return {"why": "the optimizer is not precision-aware"}
+    if s.optimizer.main_params_dtype != "fp32":
+        return {"why": f"the master weights are {s.optimizer.main_params_dtype}, not fp32"}
+    return None if s.is_bf16 else {"why": f"the weights are {s.mode}, not bf16"}
+
+
+def _unread_matmuls(s: RuleContext) -> bool:
+    is_muon = "muon" in str(s.optimizer.optimizer)
+    return s.stands_out("muon_fp32_matmul_prec") and s.has_optimizer and not is_muon
 
 
 _precision_aware = partial(owners_rule, gate="has_precision_aware")
@@ -144,5 +153,20 @@ RULES = (
         "precision-aware",
         remedies=("set one of the two to False",),
         verified="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
+    ),
+    inert_rule(
+        heading="PB353: param remainders without effect",
+        predicate=_unread_remainders,
+        warning="store_param_remainders: has no effect: {why}",
+        remedies=("drop it", "state use_precision_aware_optimizer=True in a bf16 run"),
+        verified="megatron-core 0.16.1 optimizer/__init__.py:387; Transformer Engine 2.20 "
+        "pytorch/optimizers/fused_adam.py",
+    ),
+    inert_rule(
+        heading="PB354: precision of Muon without Muon",
+        predicate=_unread_matmuls,
+        warning="muon_fp32_matmul_prec: has no effect: the optimizer is {s.optimizer.optimizer}",
+        remedies=("drop it", "use muon"),
+        verified="megatron-core 0.16.1 optimizer/muon.py:265",
     ),
 )

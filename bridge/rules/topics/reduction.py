@@ -3,8 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import PARSER, Rule, mcore, owners_rule
+from bridge.rules.rule import PARSER, Rule, inert_rule, mcore, owners_rule
+
+if TYPE_CHECKING:
+    from bridge.rules.context import RuleContext
+
+
+def _unread_accumulation(s: RuleContext) -> list[dict[str, Any]]:
+    sends, keeps = "reduce_scatter_with_fp32_accumulation", "param_name_patterns_for_fp32_local_accumulation"
+    stated = [name for name in (sends, keeps) if s.stands_out(name) and s.has_ddp]
+    found = []
+    for name in stated:
+        if s.has_megatron_fsdp:
+            found.append({"path": name, "why": "Megatron-FSDP has buffers of its own"})
+        elif s.is_fp32:
+            found.append({"path": name, "why": "gradients are FP32 in an FP32 run"})
+        elif name == sends and not s.is_sharded:
+            found.append({"path": name, "why": "without the distributed optimizer gradients are all-reduced"})
+    return found
+
 
 _ddp = partial(owners_rule, gate="has_ddp")
 
@@ -58,5 +77,12 @@ RULES = (
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
         verified="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
         versions=(mcore(since="0.17"),),
+    ),
+    inert_rule(
+        heading="PB366: FP32 accumulation without effect",
+        predicate=_unread_accumulation,
+        warning="reduce_scatter_with_fp32_accumulation: has no effect: {why}",
+        remedies=("drop it",),
+        verified="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:163, :488; 0.19.2 :1365",
     ),
 )

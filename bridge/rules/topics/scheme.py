@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import close_matches, did_you_mean, listed
+from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-from bridge.rules.inert import BUFFER, SCHEME_SETTINGS
+from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
 from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
 from bridge.rules.versions import at_least
 
@@ -68,7 +69,7 @@ def _scheme_without_format(s: RuleContext) -> list[dict[str, Any]]:
 
 
 def _without_effect(s: RuleContext) -> list[dict[str, Any]]:
-    settings = [name for name in SCHEME_SETTINGS if name != BUFFER]
+    settings = [name for name in (*SCHEME_SETTINGS, PADDING) if name != BUFFER]
     if not s.fp8:
         settings.append("fp8_wgrad")
     # A scheme, stored weights or the buffer without their format are an error (PB205, PB305, PB244) unless the format
@@ -107,6 +108,19 @@ def _configs_of(recipe: Any) -> list[tuple[str, Mapping[str, Any]]]:
         for part in ("training_recipe", "evaluation_recipe")
         if isinstance(body.get(part), dict)
     ]
+
+
+def _refused_values(s: RuleContext) -> list[dict[str, Any]]:
+    return [
+        {"path": name, "legal": listed([one.replace("uint8", "fp8") for one in legal])}
+        for name, legal in CHOICES.items()
+        if s.stated.get(name) not in (None, *legal)
+    ]
+
+
+def _unfused_activation(s: RuleContext) -> bool:
+    is_fused = s.model.bias_activation_fusion or s.model.use_te_activation_func
+    return s.stands_out("activation_func_fp8_input_store") and s.has_model and not is_fused
 
 
 RULES = (
@@ -253,5 +267,20 @@ RULES = (
         error="model.activation_func_fp8_input_store: the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
         verified=MODEL_CHECK,
+    ),
+    precision_rule(
+        heading="PB218: value that Megatron does not take",
+        predicate=_refused_values,
+        error="moe_router_dtype: must be {legal}",
+        remedies=("use one of these",),
+        verified="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
+        gate="precision",
+    ),
+    inert_rule(
+        heading="PB219: FP8 activation input without the fused activation",
+        predicate=_unfused_activation,
+        warning="activation_func_fp8_input_store: has no effect: only a fused activation stores its input in FP8",
+        remedies=("drop it", "set model.bias_activation_fusion=True"),
+        verified="megatron-core 0.16.1 transformer/mlp.py:179",
     ),
 )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, mcore, owners_rule, sync_rule, te
+from bridge.rules.rule import PARSER, inert_rule, mcore, owners_rule, sync_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
+
+CACHE = "keep_fp8_transpose_cache"
 
 
 def _refused_by_v2(s: RuleContext) -> list[dict[str, Any]]:
@@ -43,6 +46,18 @@ def _buffer_under_fsdp(s: RuleContext) -> Any:
     by_recipe = (s.where(f"mixed_precision.{BUFFER}") or "").startswith("recipe ")
     # A recipe states it for runs without FSDP, and the last sync before a run turns it off.
     return {"severity": "info" if by_recipe and (s.is_last or s.is_whole) else "warning"}
+
+
+_OF_FSDP = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_fsdp_"))
+
+
+def _unread_by_ddp(s: RuleContext) -> list[dict[str, Any]]:
+    stated = [name for name in (*_OF_FSDP, CACHE) if s.stands_out(name) and s.has_ddp]
+    if not s.has_megatron_fsdp:
+        return [{"path": name, "why": "Megatron-FSDP does not shard this run"} for name in stated]
+    is_cached = bool(s.fp8) and s.ddp.fp8_param_gather and not s.is_mxfp8
+    why = "it is about transposed FP8 weights, which this run does not store"
+    return [{"path": CACHE, "why": why}] if CACHE in stated and not is_cached else []
 
 
 RULES = (
@@ -133,5 +148,22 @@ RULES = (
         warning="optimizer.use_distributed_optimizer: has to be on: {why}",
         remedies=("set {path}=True, as runtime_config_update does",),
         verified="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
+    ),
+    inert_rule(
+        heading="PB331: setting of Megatron-FSDP without effect",
+        predicate=_unread_by_ddp,
+        warning="megatron_fsdp_main_params_dtype: has no effect: {why}",
+        remedies=("drop it", "set ddp.use_megatron_fsdp=True"),
+        verified="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py:134, "
+        "fsdp/src/megatron_fsdp/megatron_fsdp.py:625",
+    ),
+    owners_rule(
+        heading="PB332: gradients that the optimizer does not read",
+        predicate=lambda s: s.ddp.megatron_fsdp_use_decoupled_grad and s.has_optimizer and not s.has_precision_aware,
+        error="ddp.megatron_fsdp_use_decoupled_grad: hands gradients to the precision-aware optimizer, which is off",
+        remedies=("set use_precision_aware_optimizer=True", "set it to False"),
+        verified="megatron-core 0.19.2 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
+        gate="has_megatron_fsdp",
+        versions=(mcore(since="0.18"),),
     ),
 )
