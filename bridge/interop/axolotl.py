@@ -15,14 +15,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bridge.interop.amp import assume_torch_scaler, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.float8 import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
 from bridge.interop.gpu import capability
-from bridge.interop.optimizers import report_optimizer
-from bridge.interop.scaler import assume_torch_scaler, report_scaler
 from bridge.interop.settings import Settings
-from bridge.interop.unsupported import Row, report_row, report_rows, rows
+from bridge.interop.torchao import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
+from bridge.interop.unsupported import Row, report_optimizer, report_row, report_rows, rows
 from bridge.pytorch.loop import compute_dtype
 
 if TYPE_CHECKING:

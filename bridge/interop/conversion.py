@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.contract import Unmapped
-from bridge.interop.detect import candidates, detect
-from bridge.interop.systems import system
+from bridge.interop.systems import candidates, detect, system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,13 +16,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.amp import amp_fields, export_as_amp
+from bridge.interop.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.optimizers import low_precision_optimizer
-from bridge.interop.scaler import assume_torch_scaler, report_scaler
 from bridge.interop.settings import Settings
-from bridge.interop.unsupported import report_row, rows
+from bridge.interop.unsupported import low_precision_optimizer, report_row, rows
 from bridge.precision.dtypes import TORCH_NAMES
 
 if TYPE_CHECKING:

@@ -17,18 +17,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.amp import amp_fields, export_as_amp
-from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.megatron_lm.flags import bears_on_precision
-from bridge.interop.scaler import (
+from bridge.interop.amp import (
     TORCH_SCALER,
+    amp_fields,
     assume_torch_scaler,
+    export_as_amp,
     export_scaler,
     import_scaler,
     report_no_scaler,
     report_scaler,
 )
+from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.interop.megatron_lm.flags import bears_on_precision
 from bridge.interop.settings import Settings
 from bridge.interop.unsupported import report_rows
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.float8 import ROWWISE, ROWWISE_REMEDY, export_gather, import_gather
 from bridge.interop.settings import Settings
 from bridge.interop.unsupported import Row, report_row, rows
 from bridge.pytorch.float8 import float8_settings
@@ -46,6 +45,9 @@ FLOAT8 = {
 }
 UNKNOWN = Row(f"not a setting of {VERSION}'s Float8LinearConfig", "Check its spelling, or drop it.", ())
 GATHER = "enable_fsdp_float8_all_gather"
+ROWWISE = "torchao scales each row by itself, with powers of two; Megatron has no such scheme, so no FP8 was written"
+ROWWISE_REMEDY = "Choose tensorwise or blockwise scaling by hand."
+MODULES = "State first_last_layers_bf16 if you want whole layers."
 
 
 def import_(payload: object, *, mode: str | None = None) -> ImportReport:
@@ -101,6 +103,34 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         detail = "which modules are converted is a function of their names, given to the conversion"
         builder.report("first_last_layers_bf16", "unsupported", detail, "Pass a module_filter_fn that leaves them out.")
     return builder.finish(payload)
+
+
+def import_gather(builder: ImportBuilder, setting: str, gather: bool) -> None:
+    """Map the gather of weights in FP8, and report what Megatron does more."""
+    builder.map(setting, fp8_param_gather=gather)
+    if gather:
+        report_gather(builder, setting)
+
+
+def report_gather(builder: ImportBuilder, setting: str) -> None:
+    """Report what Megatron does more than gather weights in FP8."""
+    detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
+    builder.report(setting, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
+
+
+def export_gather(builder: ExportBuilder) -> None:
+    """Report FP8 weights, which torchao has between ranks only."""
+    if builder.config.fp8_param_gather:
+        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
+        remedy = "Nothing to do; it acts under FSDP2 only."
+        builder.report_if_stated(("fp8_param_gather", "fp8_param"), "approximated", detail, remedy)
+
+
+def export_layers(builder: ExportBuilder, remedy: str) -> None:
+    """Report whole layers in BF16, for which torchao's own choice of modules stands."""
+    if builder.config.first_last_layers_bf16:
+        detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
+        builder.report("first_last_layers_bf16", "approximated", detail, remedy)
 
 
 def _kind(payload: object) -> tuple[str, Settings]:

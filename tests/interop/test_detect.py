@@ -8,9 +8,8 @@ import pytest
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Recognised
-from bridge.interop.detect import candidates, detect
 from bridge.interop.document import Document
-from bridge.interop.systems import MODULES, all_systems, system
+from bridge.interop.systems import MODULES, all_systems, candidates, detect, system
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -83,7 +82,7 @@ def test_what_nobody_recognises_is_an_error_that_lists_the_systems() -> None:
 
 
 def test_a_tie_names_both_and_from_overrules(monkeypatch) -> None:
-    import bridge.interop.detect as module
+    import bridge.interop.systems as module
 
     one, two = system("megatron-lm"), system("nemo1")
     tie = [(one, Recognised(certainty=0.8, evidence="has a")), (two, Recognised(certainty=0.78, evidence="has b"))]

@@ -9,8 +9,8 @@ import pytest
 
 from bridge.errors import BridgeError
 from bridge.interop import torchtitan
-from bridge.interop.detect import detect
 from bridge.interop.document import Document
+from bridge.interop.systems import detect
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons
 
