@@ -60,6 +60,8 @@ READ = {
     "MSAMP": ("opt_level",),
 }
 """Back end of FP8 -> the settings that it reads."""
+OFF = "the dtype that the model is loaded in, since mixed_precision no only means no autocast,"
+UNSAID = f"the program that is launched ({VERSION} takes no where that says nothing)"
 DEEPSPEED_SCALE = {"initial_loss_scale": 65536, "loss_scale_window": 1000, "min_loss_scale": 1, "hysteresis": 2}
 """The loss scale of DeepSpeed 0.19.8 by itself: accelerate writes none for it."""
 
@@ -82,9 +84,10 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
         compute = "fp16"
     sharding = _sharding(builder, top, compute)
     base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
-    owns_weights = base != "fp32" and sharding is not None
-    fields = {base: True, "params_dtype": base} if owns_weights else amp_fields(base)
-    builder.fields |= {} if builder.decided_by else fields
+    fields: dict[str, Any] = {}
+    if base != "fp32":
+        fields = amp_fields(base) if sharding is None else {base: True, "params_dtype": base}
+    builder.fields |= fields
     if top.given("mixed_precision") and compute == (top["mixed_precision"] or "no"):
         builder.map("mixed_precision", **fields)
     _fp8(builder, top.section("fp8_config"), assumed, on=compute == "fp8")
@@ -93,9 +96,9 @@ def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = No
     if sharding == "fsdp":
         _fsdp(builder, top.section("fsdp_config"), base)
     decided_elsewhere = sharding == "deepspeed" and _deepspeed(builder, top, base)
-    if decided_elsewhere and base == "fp32":
-        builder.fields.pop("fp32", None)
-        builder.leave_mode("DeepSpeed's own configuration")
+    if base == "fp32":
+        decided_by = OFF if top.given("mixed_precision") else UNSAID
+        builder.leave_mode("DeepSpeed's own configuration" if decided_elsewhere else decided_by)
     _report_others(builder, top, compute)
     semantics = {"fsdp": "fsdp_policy", None: "amp_o1"}.get(sharding, "megatron_o2")
     imported = builder.finish("fp32" if base == "fp32" else semantics)
@@ -114,6 +117,9 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml") -> ExportReport:
     shape = Settings({"form": form}, TITLE).word("form", ("yaml", "arguments"))
     builder = ExportBuilder(config, TITLE)
     compute = export_as_amp(builder, "mixed_precision")
+    if compute == "fp32":
+        detail = f"no setting states FP32: {OFF.partition(',')[0]} decides"
+        builder.report_if_stated("fp32", "implied default", detail, "Load the model in FP32.")
     payload: dict[str, Any] = {"mixed_precision": {"fp32": "no"}.get(compute, compute)}
     if shape == "yaml":
         payload = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO"} | payload
@@ -173,7 +179,6 @@ def _precision(builder: ImportBuilder, top: Settings) -> str:
     elif "fp16" in top:
         builder.map("fp16")
     if value is None:
-        builder.leave_mode(f"the program that is launched ({VERSION} takes no where that says nothing)")
         return "no"
     word = top.text("mixed_precision") or "no"
     if word.lower() in PRECISIONS and word not in PRECISIONS:

@@ -115,9 +115,8 @@ def _of_script(
     evidence = evidence if chosen is None else "was named with --from"
     found: list[Run] = []
     left: list[Unmapped] = []
-    is_alone = all(line is None or not line.elsewhere for line in lines)
     for launch, line in zip(started, lines, strict=True):
-        is_ours = chosen == ours.name or (chosen is None and command_lines.is_megatron(launch, alone=is_alone))
+        is_ours = chosen == ours.name or (chosen is None and command_lines.is_megatron(launch))
         if line is None and is_ours:
             with _named(document, launch.label):
                 (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))

@@ -38,6 +38,7 @@ SWITCH_NAMES = ("bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "tor
 ENVIRONMENT = "ACCELERATE_MIXED_PRECISION"
 OFF = f"the environment's {ENVIRONMENT}, and without it the dtype that the model is loaded in,"
 """The source that decides where both switches are off."""
+NO_AUTOCAST = f"the dtype that the model is loaded in, since {ENVIRONMENT}=no only means no autocast,"
 READERS = f"({VERSION} leaves bf16 off, TRL turns it on, ms-swift chooses by torch_dtype)"
 LAUNCHER = "accelerate_launch_args"
 """The block that `accelerate launch` is started with; its sharding counts."""
@@ -196,7 +197,7 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
         return "bf16"
     else:
         compute = {"no": "fp32"}.get(environment, environment)
-        builder.map(ENVIRONMENT, **amp_fields(compute))
+        builder.map(ENVIRONMENT, **({} if compute == "fp32" else amp_fields(compute)))
     return compute
 
 
@@ -314,9 +315,10 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded, pr
     elif kept and not (model.adapter and compute != "fp32"):
         fields, semantics = {str(half): True, "params_dtype": half}, "true"
         builder.fields["grad_reduce_in_fp32"] = False
-    elif compute == "fp32" and ENVIRONMENT not in builder.mapped and not (names and model.dtype == "fp32"):
+    elif compute == "fp32" and not ((names or ENVIRONMENT in builder.mapped) and model.dtype == "fp32"):
         fields, semantics = {}, "unstated"
-        builder.leave_mode(OFF if names else program or f"the program that reads these arguments {READERS}")
+        off = NO_AUTOCAST if ENVIRONMENT in builder.mapped else OFF if names else ""
+        builder.leave_mode(off or program or f"the program that reads these arguments {READERS}")
     builder.fields |= fields
     for name in names:
         builder.map(name, **(fields if name == compute else {}))

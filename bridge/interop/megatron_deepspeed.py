@@ -75,12 +75,16 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     if switch:
         return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, builder)
     try:
-        imported = deepspeed.import_(values).assume_default()  # no layer above adds a block
+        imported = deepspeed.import_(values)
     except BridgeError as error:
         return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, builder)
     builder.map(option.name)
     name = str(shown(option))
-    if mode not in (imported.config.mode, "fp32"):
+    if mode == "fp32":
+        imported = imported.assume_default()  # no layer above adds a block
+    elif imported.decided_by is not None:
+        builder.leave_mode(f"{imported.decided_by.rstrip(',')}, as {name} has it, or --{mode}")
+    elif mode != imported.config.mode:
         detail = f"{name}, written on line {file.line}, trains in {imported.config.mode}"
         detail += ", and DeepSpeed goes by it or refuses to start"
         builder.report(f"--{mode}", True, "semantics", detail, "Make the two agree.")
@@ -88,7 +92,7 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
         for field in ("bf16", "fp16", "fp32", "params_dtype", "pipeline_dtype"):
             builder.fields.pop(field, None)
     _carry(imported, open_, name, builder)
-    return imported.config.mode, imported.semantics
+    return "fp32" if imported.decided_by else imported.config.mode, imported.semantics
 
 
 def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tuple[str, None]:
@@ -106,7 +110,7 @@ def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: Im
         builder.map(f"{name}: {setting}", **{field: said[field] for field in fields if field in said})
     builder.fields.update(said)
     for loss in imported.unmapped:
-        if loss.field not in open_:
+        if loss.field not in (*open_, "mode"):
             builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     for key, value in open_.items():
         builder.report(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)

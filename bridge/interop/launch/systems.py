@@ -21,7 +21,8 @@ from bridge.interop.launch.variables import is_unknown
 from bridge.interop.megatron_deepspeed import is_read
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
-from bridge.interop.megatron_lm.flags import bears_on_precision
+from bridge.interop.megatron_lm.flags import bears_on_precision, dest
+from bridge.interop.megatron_lm.recognition import ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -258,17 +259,17 @@ def read(launch: Launch, context: Mapping[str, object], chosen: str | None = Non
     return found or _deepspeed_file(line)
 
 
-def is_megatron(launch: Launch, *, alone: bool = True) -> bool:
-    """Return whether a launch has flags that Megatron-LM's parser knows, or starts one of its programs.
+def is_megatron(launch: Launch) -> bool:
+    """Return whether a launch starts a program of Megatron-LM's, or has several flags that its parser knows.
 
-    One flag that others have too says nothing. `--bf16` and `--fp16` without a value are as Megatron-LM takes them, and
-    count only in a launch that is `alone`: next to a trainer that takes its precision from elsewhere it may be a check.
+    One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
     """
     words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
     is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
     own = len(MEGATRON_ARGUMENTS & launch.flags)
     is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
-    return is_named or own > 1 or (is_switched and alone) or (not launch.line and own > 0)
+    is_second = is_switched and any(dest(flag) in ARGUMENTS for flag in launch.flags)
+    return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
