@@ -160,8 +160,12 @@ def test_a_compile_back_end_turns_tf32_on_in_fp32() -> None:
 
 def test_a_bare_no_is_taken_for_the_word() -> None:
     imported = accelerate.import_(yaml.safe_load("mixed_precision: no"))
-    assert imported.config.mode == "fp32"
+    assert (imported.semantics, imported.config.stated) == ("unstated", frozenset())
+    decides = "the dtype that the model is loaded in, since mixed_precision no only means no autocast,"
+    assert imported.decided_by == decides
+    assert imported.assume_default().recipe == "fp32"
     assert reasons(imported, "mixed_precision") == ["approximated"]
+    assert reasons(accelerate.export(REGISTRY.get("fp32")), "fp32") == ["implied default"]
 
 
 def test_the_real_launcher_fails_on_a_bare_no(tmp_path: Path) -> None:

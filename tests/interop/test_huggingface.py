@@ -87,8 +87,9 @@ def test_switches_that_are_off_state_no_mode(switches: dict[str, bool]) -> None:
     assert set(imported.mapped) == set(switches)
     assert reasons(imported, "mode") == ["unsupported"]
     assert imported.assume_default().recipe == "fp32"
-    for stated in ({"weights_dtype": "fp32"}, {"accelerate_mixed_precision": "no"}):
-        assert huggingface.import_(switches, **stated).recipe == "fp32"
+    assert huggingface.import_(switches, weights_dtype="fp32").recipe == "fp32"
+    decides = "the dtype that the model is loaded in, since ACCELERATE_MIXED_PRECISION=no only means no autocast,"
+    assert huggingface.import_(switches, accelerate_mixed_precision="no").decided_by == decides
 
 
 def test_no_argument_states_fp32() -> None:

@@ -121,6 +121,19 @@ def test_each_way_has_its_own_file() -> None:
     assert (run.config.initial_loss_scale, reasons(run, "$A")) == (256, ["implied default"])
 
 
+def test_both_blocks_off_state_no_mode_unless_the_command_does() -> None:
+    off = written('"fp16": {"enabled": false}, "bf16": {"enabled": false}')
+    run = only(f"{off}{RUN} --deepspeed_config ds.json")
+    assert (run.semantics, run.recipe, {"fp16", "fp32"} & run.config.stated) == ("unstated", None, set())
+    assert run.decided_by == (
+        "the dtype that the model is loaded in, which DeepSpeed 0.19.8 keeps with both blocks off, as ds.json has it, "
+        "or --fp16"
+    )
+    assert only(f"{off}{RUN.replace('--fp16', '')} --deepspeed_config ds.json").config.mode == "fp32"
+    (loss,) = [loss for loss in run.unmapped if loss.field == "mode"]
+    assert loss.detail.endswith("decides")
+
+
 def test_another_program_with_a_file_of_the_script_is_a_run_of_deepspeed() -> None:
     script = f"{written(BLOCK)}deepspeed train.py --deepspeed --deepspeed_config ds.json --lr ${{LR:-1}}"
     (run,) = runs_of(Document.of_text(script, "run.sh"))

@@ -268,7 +268,7 @@ def is_megatron(launch: Launch) -> bool:
     is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
     own = len(MEGATRON_ARGUMENTS & launch.flags)
     is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
-    is_second = is_switched and any(dest(flag) in ARGUMENTS for flag in launch.flags)
+    is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
     return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
 
 

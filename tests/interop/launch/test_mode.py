@@ -127,11 +127,15 @@ def test_a_recipe_decides_unless_the_registry_knows_its_name() -> None:
     assert (run.system.name, run.imported.config.mode) == ("megatron-bridge", "bf16")
 
 
-def test_a_helper_does_not_stand_for_a_trainer_whose_precision_is_elsewhere() -> None:
-    helper = "python parity_check.py --tp 2 --bf16"
-    assert only(helper).imported.config.mode == "bf16"
+@pytest.mark.parametrize("switch", ["--bf16", "--fp16"])
+def test_a_lone_switch_of_an_unknown_program_names_no_system(switch: str) -> None:
+    helper = f"python inference.py --output_dir out --batch_size=8 {switch}"
+    with pytest.raises(PayloadError, match="line 2, inference.py: no system here knows the program's arguments"):
+        only(helper)
     with pytest.raises(PayloadError, match="takes its precision from the recipe llama3_8b_pretrain_config"):
         only(f"{helper}\npython run_recipe.py --recipe llama3_8b_pretrain_config")
+    for known in (f"pretrain_gpt.py {switch}", f"inference.py {switch} --tokenizer-type GPT2BPETokenizer"):
+        assert only(f"python {known}").imported.config.mode == switch.removeprefix("--")
 
 
 def test_the_command_of_a_job_that_ray_submits_is_a_launch() -> None:
