@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
+    from bridge.registry.schedule import Phase
 
 
 BYTES = 256
@@ -111,6 +113,14 @@ def plan_of(run: RunValues) -> PrecisionPlan:
     return precision_plan(
         run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp, mcore=target_of(run.target).mcore
     )
+
+
+def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
+    """Return the later phases of a run's precision schedule, each with its plan."""
+    from bridge.preflight.check import phases_of, target_of
+
+    phases = phases_of(run.sections, run.precision, target_of(run.target))[1:]
+    return [(phase, plan_of(replace(run, precision=phase.precision))) for phase in phases]
 
 
 def planned_run(chosen: argparse.Namespace) -> PlannedRun:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, plan_of, planned_run, print_json, read_run, unwritable
+from bridge.cli.arguments import add_run_command, later_plans, plan_of, planned_run, print_json, read_run, unwritable
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ def add_parsers(commands: Any) -> None:
 
 def _plan(chosen: argparse.Namespace) -> None:
     """Print the plan, or how it differs from another."""
-    plan = plan_of(read_run(chosen))
+    run = read_run(chosen)
+    plan, later = plan_of(run), later_plans(run)
+    if later and (chosen.picture or chosen.against or chosen.csv):
+        print("Phase 1 of the precision schedule.", file=sys.stderr)
     if chosen.picture:
         _draw(plan, Path(chosen.picture))
         return
@@ -39,15 +43,21 @@ def _plan(chosen: argparse.Namespace) -> None:
         _compare(plan, plan_of(other), as_json=chosen.json)
         return
     if chosen.json:
-        print_json(plan.to_dict())
+        phases = [
+            {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": other.to_dict()}
+            for phase, other in later
+        ]
+        print_json(plan.to_dict() | ({"later_phases": phases} if later else {}))
         return
-    from bridge.report.plan_table import plan_csv, plan_table
+    from bridge.report.plan_table import difference_table, plan_csv, plan_table
     from bridge.report.table import show  # rich is heavy
 
     if chosen.csv:
         print(plan_csv(plan), end="")
     else:
         show(plan_table(plan))
+        for phase, planned in later:
+            show(difference_table(plan.label, str(phase), plan.diff(planned)))
 
 
 def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> None:

@@ -162,31 +162,33 @@ def check_run(
     setup = Setup(precision, **known, choice=choice or made)
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(setup, reasons)
-    for phase in _later_phases(sections, setup, place):
+    for phase in phases_of(sections, setup.precision, place)[1:]:
         report = report.with_phase(phase.number, check(Setup(phase.precision, **known), reasons))
     return report
 
 
-def _later_phases(sections: Mapping[str, Any], setup: Setup, target: Target) -> Sequence[Phase]:
-    """Return the phases of a precision schedule but the first, which is the run's own precision.
+def phases_of(sections: Mapping[str, Any], precision: Any, target: Target) -> Sequence[Phase]:
+    """Return the phases of a run's precision schedule, the first of them the run's own precision; none without one.
 
     Raises:
+        RunConfigError: Rows that describe no schedule.
         SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
     """
-    rows = sections["precision_schedule"]
+    rows = sections.get("precision_schedule")
     if rows is None:
         return ()
-    if setup.precision is None:
+    if precision is None:
         remedy = "Name the recipe of the first phase with mixed_precision."
         raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
-    train_iters = _section(sections["train"], "train_iters")
+    train_iters = _section(sections.get("train"), "train_iters")
     if train_iters is None:
-        raise RunConfigError.of(
-            "train.train_iters", "a precision schedule needs the steps of the run", None, "State it."
-        )
-    owners = [MappingOwner(role, read_section(role, sections[role]).values, target.mcore) for role in PRECISION_OWNERS]
-    own = get_mixed_precision_config(setup.precision)
-    return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)[1:]
+        rule = "a precision schedule needs the number of steps"
+        raise RunConfigError.of("train.train_iters", rule, None, "State it.")
+    owners = [
+        MappingOwner(role, read_section(role, sections.get(role)).values, target.mcore) for role in PRECISION_OWNERS
+    ]
+    own = get_mixed_precision_config(precision)
+    return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)
 
 
 def target_of(given: Target | str | Sequence[str] | None) -> Target:

@@ -61,6 +61,21 @@ def test_plan_compares_with_another_recipe_and_with_a_file(tmp_path):
     assert "fp16" in run("plan", CURRENT, *CONF, "--against", str(other)).stdout
 
 
+def test_plan_lists_what_later_phases_change():
+    words = ("plan", "nvfp4", "mixed_precision.fp4_param_gather=false", *CONF)
+    schedule = "precision_schedule=[{until: 0.9}, {recipe: bf16_mixed}]"
+    done = run(*words, schedule, "train.train_iters=100", COLUMNS="130")
+    assert done.returncode == 0, done.stderr
+    assert "steps 91-100: bf16_mixed" in done.stdout
+    as_json = json.loads(run(*words, schedule, "train.train_iters=100", "--json").stdout)
+    (phase,) = as_json["later_phases"]
+    assert (phase["first"], phase["last"], phase["precision"]) == (91, 100, "bf16_mixed")
+    assert as_json["low_precision_linears"] > 0 == phase["plan"]["low_precision_linears"]
+    refused = run("plan", "nvfp4", schedule, *CONF)
+    assert refused.returncode == 2
+    assert "stores the weights in FP4" in refused.stderr
+
+
 def test_memory_is_per_stage_and_in_bytes_as_json():
     words = ("model=gpt_tiny", "model.pipeline_model_parallel_size=2", "model.num_layers=4")
     told = json.loads(run("memory", "bf16_mixed", *words, *CONF, "--json").stdout)
