@@ -6,6 +6,7 @@ arguments of its own scaler unread.
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
@@ -65,12 +66,13 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
         detail = "the engine scales the loss and reduces gradients as its configuration says, which is not named here"
         builder.report("--deepspeed", True, "unsupported", detail, "Convert its configuration too.")
         return mode, None
-    file = run.file(str(shown(option)))
-    found = settings_of(file, str(shown(option))) if file is not None else None
+    name = str(shown(option))
+    file = run.launch.files.get(str(PurePosixPath(name)))
+    found = settings_of(file, name) if file is not None else None
     if file is None or found is None:
         why = f"the script changes it on line {file.line}" if file is not None and file.text is None else ""
         return _unread(option, why, mode, builder)
-    values, open_ = found[0], {key: run.shown(value) for key, value in found[1].items() if is_read(key)}
+    values, open_ = found[0], {key: run.launch.unknowns.shown(value) for key, value in found[1].items() if is_read(key)}
     switch = next((key for key in open_ if key.endswith("enabled")), "")
     if switch:
         return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, builder)
@@ -79,7 +81,6 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     except BridgeError as error:
         return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, builder)
     builder.map(option.name)
-    name = str(shown(option))
     if mode == "fp32":
         imported = imported.assume_default()  # no layer above adds a block
     elif imported.decided_by is not None:

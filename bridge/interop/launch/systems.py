@@ -22,7 +22,7 @@ from bridge.interop.megatron_deepspeed import is_read
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
-from bridge.interop.megatron_lm.recognition import ARGUMENTS
+from bridge.interop.megatron_lm.importer import ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -200,7 +200,7 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
 
 def inference(run: Arguments, builder: ImportBuilder) -> None:
     """Say where a program serves or generates, by its name, and trains nothing."""
-    if INFERENCE.search(run.program):
+    if INFERENCE.search(run.launch.program):
         detail = "inference by its name, not training: no gradients are reduced there, and no loss is scaled"
         builder.report(run.label, None, "semantics", detail, "Give the script that trains.")
 
@@ -209,12 +209,12 @@ def undecided(run: Arguments, builder: ImportBuilder, named: Collection[str] = (
     """Report what only a run of the script decides; `named`: files that were reported before."""
     for text in dict.fromkeys(run.undecided):
         builder.report(text, None, "unsupported", f"it may hold further flags; {LATE}", SAY_IT)
-    for decision in run.decisions:
+    for decision in run.launch.decisions:
         builder.report(decision, "taken", "unsupported", BRANCH, SAY_IT)
     for loss in run.unmapped:
         builder.report(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
-    for note in run.notes:
+    for note in run.launch.notes:
         if note not in named:
             builder.report(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
-    for name, value in run.defaulted.items():
+    for name, value in run.launch.defaulted.items():
         builder.report(f"${name}", value, "implied default", DEFAULT_TAKEN, SAY_IT)
