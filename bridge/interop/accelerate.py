@@ -27,7 +27,6 @@ from bridge.interop.unsupported import report_rows, rows
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "Accelerate"
 VERSION = "accelerate 1.15.0"
 PRECISIONS = ("no", "fp16", "bf16", "fp8")

@@ -28,7 +28,6 @@ from bridge.rules.target import GPUS
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "Axolotl"
 VERSION = "Axolotl 0.19.0"
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

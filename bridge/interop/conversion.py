@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.interop.launch.launches import Launch
 
-
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""
 

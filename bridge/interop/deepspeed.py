@@ -26,7 +26,6 @@ from bridge.precision.dtypes import TORCH_NAMES
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "DeepSpeed"
 VERSION = "DeepSpeed 0.19.8"
 STATE = "Write it down to be sure."

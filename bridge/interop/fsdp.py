@@ -19,7 +19,6 @@ from bridge.pytorch.loop import compute_dtype, policy_dtypes
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "FSDP"
 VERSION = "PyTorch 2.13.0"
 DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype", "output_dtype")

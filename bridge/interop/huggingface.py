@@ -30,7 +30,6 @@ from bridge.interop.unsupported import Row, report_optimizer, report_row, report
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "TrainingArguments"
 VERSION = "transformers 5.23.0"
 FACTORY = "LLaMA-Factory 0.9.5"

@@ -36,7 +36,6 @@ from bridge.interop.unsupported import report_rows
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "Lightning"
 VERSION = "Lightning 2.6.6"
 PRECISIONS = {
@@ -90,7 +89,9 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
     top = whole.section("trainer") if isinstance(whole.values.get("trainer"), Mapping) else whole
     builder = ImportBuilder(TITLE)
     _report_others(builder, whole, top)
-    given = _strategy_arguments(top)
+    is_written = isinstance(top.values.get("strategy"), Mapping)
+    given = top.section("strategy") if is_written else Settings({}, TITLE)
+    given = given.section("init_args") if "class_path" in given else given
     report_rows(builder, given, "lightning_strategy")
     plugins = top.values.get("plugins")
     listed = plugins if isinstance(plugins, list) else [plugins]
@@ -224,14 +225,6 @@ def _plan(top: Settings, strategy: str | None) -> str | None:
     if isinstance(given, Mapping):
         given = given.get("class_path") or given.get("_target_")
     return next((known for known in ("fsdp", "deepspeed") if known in str(given).lower()), None)
-
-
-def _strategy_arguments(top: Settings) -> Settings:
-    """Return the arguments of a strategy that is written out, empty for one that is named."""
-    if not isinstance(top.values.get("strategy"), Mapping):
-        return Settings({}, TITLE)
-    given = top.section("strategy")
-    return given.section("init_args") if "class_path" in given else given
 
 
 def _sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -> ImportReport:

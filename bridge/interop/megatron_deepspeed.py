@@ -7,7 +7,7 @@ arguments of its own scaler unread.
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridge.errors import BridgeError
 from bridge.interop import deepspeed
@@ -17,12 +17,9 @@ from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.contract import ImportReport
     from bridge.interop.megatron_lm.arguments import Arguments, Written
-
 
 FILE = "deepspeed_config"
 SCALER = ("loss_scale", *SCALER_SCHEDULE)
@@ -106,7 +103,8 @@ def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tup
 
 def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:
     """Put what the file says over what the arguments say; leave out what only the run decides."""
-    said = _stated(imported, open_)
+    unknown = {FIELDS.get(name, name) for name in (key.rpartition(".")[2] for key in open_)}
+    said = {field: value for field, value in imported.config.to_dict().items() if field not in unknown}
     for setting, fields in imported.mapped.items():
         builder.map(f"{name}: {setting}", **{field: said[field] for field in fields if field in said})
     builder.fields.update(said)
@@ -115,10 +113,3 @@ def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: Im
             builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     for key, value in open_.items():
         builder.report(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)
-
-
-def _stated(imported: ImportReport, open_: Collection[str]) -> dict[str, Any]:
-    """Return the fields that an import states, without those that only the run decides."""
-    last = [key.rpartition(".")[2] for key in open_]
-    unknown = {FIELDS.get(name, name) for name in last}
-    return {field: value for field, value in imported.config.to_dict().items() if field not in unknown}

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from bridge.interop.launch.script import Script
     from bridge.interop.launch.variables import Value
 
-
 MAX_STEPS = 10_000
 """Commands of one reading."""
 MAX_DEPTH = 12

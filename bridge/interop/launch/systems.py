@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.launch.launches import Launch
 
-
 NEMO = (
     *(f"model.{name}" for name in ("megatron_", "data.", "fp8", "peft.", "optim.", "transformer_engine")),
     *(f"model.{name}" for name in ("tensor_model_parallel_size", "micro_batch_size", "encoder_seq_length")),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.megatron_lm.arguments import Arguments, Written
 
-
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
@@ -133,20 +132,15 @@ def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | Non
     read_by = FP8_SCHEMES[chosen].settings if chosen in FP8_SCHEMES else ()
     if field in DELAYED and field not in read_by and fields[field] != DELAYED[field]:
         return f"read by delayed scaling only, and this is {chosen or 'no FP8 run'}"
-    if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]) and _says_more(field, fields):
-        return f"unread without --{field[:3]}-format"
+    if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]):
+        default = {"fp8_recipe": "delayed", "fp4_recipe": "nvfp4", "fp8_wgrad": True}.get(field, False)
+        says_more = fields.get(field) not in (None, DELAYED.get(field, default))
+        return f"unread without --{field[:3]}-format" if says_more else None
     if field == "fp8_wgrad" and fields[field] is False and modern:
         return WGRAD
     if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
         return "unread without --first-last-layers-bf16"
     return None
-
-
-def _says_more(field: str, fields: Mapping[str, Any]) -> bool:
-    """Return whether a setting of a format that is off says more than its default."""
-    value = fields.get(field)
-    default = DELAYED.get(field, field == "fp8_wgrad")
-    return value not in (None, default, {"fp8_recipe": "delayed", "fp4_recipe": "nvfp4"}.get(field))
 
 
 def loss_scale(mode: str, builder: ImportBuilder) -> None:
