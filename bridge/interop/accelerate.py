@@ -251,7 +251,6 @@ def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
 
 
 def _fp8(builder: ImportBuilder, block: Settings, assumed: str, *, on: bool) -> None:
-    """Map the settings of FP8's back end."""
     if not on:
         remedy = "Drop it, or set mixed_precision to fp8."
         builder.dead(block, block.values, "read under mixed_precision: fp8 only", remedy)

@@ -215,7 +215,6 @@ def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str 
 
 
 def _loss_scale(builder: ImportBuilder, block: Settings, *, on: bool) -> None:
-    """Map the loss scale and its schedule, where FP16 is on."""
     if not on:
         detail = "read only where fp16.enabled is true"
         builder.dead(block, ("loss_scale", *SCALE), detail, "Drop it, or enable FP16.")

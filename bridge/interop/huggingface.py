@@ -388,7 +388,6 @@ def _report_others(builder: ImportBuilder, top: Settings, on: Mapping[str, bool 
 
 
 def _other(builder: ImportBuilder, key: str, value: object, done: set[str]) -> None:
-    """Report one setting that the Trainer does not read."""
     row = rows("huggingface_model").get(key)
     if QUANTISED.fullmatch(key) and str(value).lower() in ("false", "none", ""):
         builder.map(key)

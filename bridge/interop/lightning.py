@@ -157,7 +157,6 @@ def report_apex(builder: ImportBuilder, top: Settings) -> None:
 
 
 def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device: object) -> ImportReport:
-    """Return what the Trainer's own `precision` comes to."""
     name, word = top.name("precision"), top.values.get("precision")
     if word is None:
         builder.implied(name, "32-true", f"in {VERSION}")
@@ -185,7 +184,10 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         detail = f"weights, gradients and optimizer state are {compute}, nothing is FP32"
         builder.without_masters(name, word, detail)
         return builder.finish("true")
-    plan = _plan(top, strategy)
+    shards = top.values.get("strategy", strategy)
+    if isinstance(shards, Mapping):
+        shards = shards.get("class_path") or shards.get("_target_")
+    plan = next((known for known in ("fsdp", "deepspeed") if known in str(shards).lower()), None)
     if plan is not None and compute != "fp32":
         return _sharded(builder, name, plan, compute)
     fields = amp_fields(compute)
@@ -217,14 +219,6 @@ def _cast_by_apex(builder: ImportBuilder, top: Settings) -> ImportReport:
         detail = "weights and gradients are FP16 and the optimizer steps on them, with the loss scaled by 1"
         builder.without_masters(name, level, detail)
     return builder.finish(semantics)
-
-
-def _plan(top: Settings, strategy: str | None) -> str | None:
-    """Return "fsdp" or "deepspeed" where the Trainer's strategy shards so."""
-    given = top.values.get("strategy", strategy)
-    if isinstance(given, Mapping):
-        given = given.get("class_path") or given.get("_target_")
-    return next((known for known in ("fsdp", "deepspeed") if known in str(given).lower()), None)
 
 
 def _sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -> ImportReport:

@@ -199,7 +199,6 @@ def _matmul_counter(matmuls: Counter[str]) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors in mappings, lists and tuples."""
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -623,12 +623,10 @@ def _targets(redirect: Node) -> list[Node]:
 
 
 def _is_arithmetic(node: Node) -> bool:
-    """Return whether a node is `(( ... ))`."""
     return node.type == "compound_statement" and node.children[0].type == "(("
 
 
 def _is_test(node: Node) -> bool:
-    """Return whether a node is nothing but tests."""
     if node.type == "list":
         return _is_test(node.children[0]) and _is_test(node.children[-1])
     return node.type in ("test_command", "negated_command") or _is_arithmetic(node)

@@ -143,7 +143,6 @@ class CommandWords:
         return "" if equals else key
 
     def _value(self, group: dict[str, Any], key: str, value: str) -> None:
-        """Note the value of an option or override."""
         if is_unknown(value) and group is self.options and HOLDS_OPTIONS.search(self.shown(value)):
             self.loose.append(self.shown(value))
         elif is_unknown(value):

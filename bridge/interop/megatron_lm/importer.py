@@ -198,7 +198,6 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
 
 
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
-    """Map one setting that stands for itself, or report it."""
     flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
     if key in ("bf16", "fp16"):
         if written.value is False:
