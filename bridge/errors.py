@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -113,7 +113,16 @@ class WrongValueError(ValueError):
 
 
 class PrecisionTypeError(_SettingError, TypeError):
-    """A value of the wrong type for its field. `path`, `rule`, `value` and `remedy` are the message's parts."""
+    """A value of the wrong type for its field. `path`, `rule`, `value` and `remedy` are the message's parts.
+
+    Of several faults of one value they are those of the first; `faults` has all.
+    """
+
+    def __init__(
+        self, message: str, matches: Sequence[str] = (), *, faults: Sequence[WrongValueError] = (), **parts: Any
+    ) -> None:
+        super().__init__(message, matches, **parts)
+        self.faults = tuple(faults) or (WrongValueError(self.rule, self.value, self.remedy),)
 
 
 class UnknownFieldError(_SettingError, AttributeError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bridge.cli.arguments import add_command, print_json, write_file
@@ -60,8 +61,12 @@ def _convert(chosen: argparse.Namespace) -> None:
     undecided = chosen.to is not None and not first.imported.mode_is_stated
     text = "" if chosen.to is None or undecided else conversion.payload_text(first, chosen.to, results[0][1])
     faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
+    exported = results[0][1]
+    files = dict(exported.files) if exported is not None else {}
     if chosen.out is not None and not faulty and text:
         write_file(chosen.out, text, "--out")
+        for name, content in files.items():
+            write_file(Path(chosen.out).parent / name, content, "--out")
     report = sys.stderr if chosen.json or (chosen.to is not None and chosen.out is None) else sys.stdout
     _print(results, chosen, report)
     if undecided:
@@ -75,10 +80,13 @@ def _convert(chosen: argparse.Namespace) -> None:
     if chosen.out is not None and not text:
         print(f"nothing to write: {chosen.to} has nothing to say of this precision, and {chosen.out} is left alone")
     elif chosen.out is not None:
-        print(f"wrote {chosen.out}")
+        written = [chosen.out, *(str(Path(chosen.out).parent / name) for name in files)]
+        print(f"wrote {', '.join(written)}")
     else:
         sys.stderr.flush()
         print(text, end="" if text.endswith("\n") else "\n")
+        for name, content in files.items():
+            print(f"{name}, which --out writes too:\n{content}", file=report)
 
 
 def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO) -> None:
@@ -132,6 +140,7 @@ def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
         "semantics": imported.semantics,
         "config": plain(config),
         "payload": plain(exported.payload if exported is not None else config) if imported.mode_is_stated else None,
+        "files": dict(exported.files) if exported is not None else {},
         "losses": records(imported.unmapped, "import")
         + (records(exported.unmapped, "export") if exported is not None else []),
         "faults": [str(fault) for fault in imported.config.faults()] if imported.mode_is_stated else [],

@@ -93,8 +93,19 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
         return torch_dtype(coerce(value, "dtype"))
     if annotation is Any:
         return value
+    if isinstance(value, Mapping) and hasattr(annotation, "from_config_dict"):
+        return _recipe(value, annotation)
     rule = f"holds {_spelled(annotation)}, which a configuration cannot describe"
     raise _NotDataError(rule, value, "Set it in Python.")
+
+
+def _recipe(value: Mapping[str, Any], annotation: Any) -> Any:
+    """Return Megatron's per-module recipe from the content of a file for `--te-precision-config-file`."""
+    try:
+        return annotation.from_config_dict(value)
+    except Exception as error:  # noqa: BLE001  Megatron asserts, and raises NotImplementedError and others
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise WrongValueError(f"is refused by Megatron's RecipeConfig ({why})", dict(value), "Correct it.") from None
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:

@@ -303,7 +303,8 @@ def _stated_precision(
         try:
             by_origin.setdefault(origins.of(path), {}).update(type(config).from_dict({name: value}).to_dict())
         except PrecisionTypeError as error:
-            problems.add(path, error.rule, value, error.remedy)
+            for fault in error.faults:
+                problems.add(path, fault.rule, fault.value, fault.remedy)
     ordered = sorted(by_origin, key=origins.rank)
     for origin in (origin for origin in ordered if origin in origins.of_recipe):
         config.state(origin, **by_origin[origin])

@@ -52,6 +52,10 @@ OFF_SWITCHES = (
 ABSENT = {
     "pipeline_dtype": ("does not say in what pipeline stages send activations", "Nothing to do without such stages."),
     "tf32": ("does not decide about TF32", "Set torch.backends.cuda.matmul.fp32_precision in the program."),
+    "modules": (
+        "is written without a precision per module",
+        "State the filters there by hand, or expect that of the run.",
+    ),
     "first_last_layers_bf16": ("cannot keep whole layers in BF16", "Expect FP8 in the first and last layer too."),
 }
 
@@ -208,6 +212,7 @@ class ExportBuilder:
         """The mode that the other system reads in the payload."""
         self.mapped: dict[str, tuple[str, ...]] = {}
         self.unmapped: dict[str, list[Unmapped]] = {}
+        self.files: dict[str, str] = {}
 
     def map(self, field: str, *settings: str) -> None:
         """Record that `field`, if it is stated, became these settings too; none: it holds there without one."""
@@ -252,7 +257,7 @@ class ExportBuilder:
                 self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
         unmapped = tuple(entry for name in self.config.field_names() for entry in self.unmapped.get(name, ()))
         mapped = {name: settings for name, settings in self.mapped.items() if name not in self.unmapped}
-        return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped)
+        return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped, files=self.files)
 
 
 def _is_off(field: str, value: object) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
+
 REASONS = MappingProxyType(
     {
         "unsupported": "the other side has no such setting",
@@ -126,6 +127,8 @@ class ExportReport:
     unmapped: tuple[Unmapped, ...] = ()
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Each mapped field that was stated -> the settings of the payload it became."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name of a file that the payload names -> its text."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
     values["autocast_dtype"] = values["autocast_dtype"] or values["params_dtype"]
     if config.first_last_layers_bf16:
         values.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})  # Megatron's own count
+    values["modules"] = values["modules"] or None  # no rows are none
     values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
     unread = {*unread_fields(config), "fp8_param", "fp4_param"}  # the last two: other names of *_param_gather
     return {name: value for name, value in values.items() if name not in unread}

@@ -19,10 +19,13 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_lm.flags import report_other
+from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.module_recipe import file_of, needs_layers
+from bridge.precision.modules import module_rows
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 TITLE = "Megatron Bridge 0.7"
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 OWN = PEER_FIELDS
 KINDS = {row.name: row.kind for role in ("model", "optimizer", "ddp") for row in FIELDS[role].values()}
@@ -152,6 +156,8 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple
                 yield where, name, named_dtype(value, where) if name in DTYPES else value
             elif ELSEWHERE.get(name) == owner:
                 _elsewhere(where, name, value, builder)
+            elif name == "quant_recipe" and isinstance(value, Mapping):
+                _quant_recipe(where, value, builder)
             elif isinstance(value, Mapping) and "_target_" in value:
                 dtype = str(value["_target_"])
                 report_other(builder, where, name, SPELLINGS.get(dtype.lower().removeprefix("torch."), dtype))
@@ -204,6 +210,20 @@ def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> Non
     builder.map(where, **({} if read.reading(name) == FIELD_DEFAULTS[name] else read.to_dict()))
 
 
+def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) -> None:
+    """Map a per-module recipe to rows of `modules` where they mean the same."""
+    content = value.get("config", value)
+    is_low = bool(builder.fields.get("fp8") or builder.fields.get("fp4"))
+    rows = None
+    if isinstance(content, Mapping):
+        rows = rows_of(content, is_low=is_low, fp8_format=builder.fields.get("fp8"))
+    if rows is not None:
+        builder.map(where, modules=rows)
+        return
+    detail = "its numbers of layers count within a pipeline stage, or its payloads have no row that means the same"
+    builder.report(where, value, "unsupported", detail, "Hold it as model.quant_recipe, as it stands.")
+
+
 def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> ExportReport:
     """Return `{"mixed_precision": ...}`.
 
@@ -233,7 +253,11 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
             payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
     if config.first_last_layers_bf16:
         payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
-    return builder.finish({"mixed_precision": payload, **_sections(builder, shape)})
+    sections = _sections(builder, shape)
+    recipe = _recipe(builder, shape)
+    if recipe is not None:
+        sections.setdefault("model", {})["quant_recipe"] = recipe
+    return builder.finish({"mixed_precision": payload, **sections})
 
 
 def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
@@ -245,6 +269,20 @@ def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
             sections.setdefault(owner, {})[field] = list(value) if isinstance(value, tuple) else value
             builder.map(field, f"{owner}.{field}")
     return sections
+
+
+def _recipe(builder: ExportBuilder, shape: str) -> dict[str, Any] | None:
+    """Return rows of `modules` that name no layers as the recipe that the model's config holds; None without rows."""
+    rows = module_rows(builder.values["modules"])
+    if not rows:
+        return None
+    if shape != "fields" or needs_layers(rows):
+        detail = "its recipe is a Python object of the model's config, and counts layers within a pipeline stage"
+        remedy = "Write the files of a run with `precision-bridge modules --write FILE`, and load them there."
+        builder.report("modules", "unsupported", detail, remedy)
+        return None
+    builder.map("modules", "model.quant_recipe")
+    return {"_target_": RECIPE_TARGET, "config": file_of(builder.config)}
 
 
 def _spelt(value: Any, field: str, shape: str) -> Any:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from bridge.numerics import GemmOperand
 
 
+HIGH = frozenset({"bf16", "fp16", "fp32"})
+"""Formats of layers in high precision."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class GemmRecord:
     """One GEMM of one linear layer."""
@@ -104,9 +108,8 @@ def gather_stages(own: Any) -> list[Any]:
 def format_gemms(records: Sequence[GemmRecord]) -> str:
     """Return the formats of each layer's GEMMs in one sentence, ``layers 2-5: ...; layers 1, 6: bf16`` say."""
     by_kind: dict[str, set[int]] = {}
-    for record in records:
-        kind = record.left if record.scheme == "none" else _kind([r for r in records if r.layer == record.layer])
-        by_kind.setdefault(kind, set()).add(record.layer)
+    for layer in dict.fromkeys(record.layer for record in records):
+        by_kind.setdefault(_kind([record for record in records if record.layer == layer]), set()).add(layer)
     parts = sorted(by_kind.items(), key=lambda item: min(item[1]))
     return "; ".join(
         f"layers {compact([*map(str, sorted(layers))], limit=len(layers))}: {kind}" for kind, layers in parts
@@ -114,11 +117,22 @@ def format_gemms(records: Sequence[GemmRecord]) -> str:
 
 
 def _kind(records: Sequence[GemmRecord]) -> str:
-    low = [record for record in records if record.scheme != "none"]
-    gemms = {record.gemm: f"{record.left} x {record.right}" for record in low}
-    formats = ", ".join(f"{gemm} {gemms[gemm]}" for gemm in GEMMS if gemm in gemms)
-    modules = sorted({record.module.rpartition(".")[2] for record in low})
-    return f"{low[0].scheme}, {formats} ({', '.join(modules)})"
+    """Return the formats of a layer's GEMMs, modules of equal formats together."""
+    modules: dict[str, list[str]] = {}
+    for module in dict.fromkeys(record.module for record in records):
+        own = [record for record in records if record.module == module]
+        modules.setdefault(_formats(own), []).append(module.rpartition(".")[2])
+    if set(modules) <= HIGH:
+        return next(iter(modules))
+    return " and ".join(f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items())
+
+
+def _formats(records: Sequence[GemmRecord]) -> str:
+    """Return the formats of one module's GEMMs."""
+    if records[0].scheme == "none":
+        return records[0].left
+    gemms = {record.gemm: f"{record.left} x {record.right}" for record in records}
+    return f"{records[0].scheme}, " + ", ".join(f"{gemm} {gemms[gemm]}" for gemm in GEMMS if gemm in gemms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

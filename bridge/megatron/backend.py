@@ -14,10 +14,12 @@ from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConf
 from bridge.megatron.emulation.delayed import checkpoint
 from bridge.megatron.emulation.gather import separate_gathers
 from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
+from bridge.megatron.emulation.per_module import chooses_low
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.te.environment import Environment, environment_findings, set_lines
 from bridge.megatron.te.machine import missing_for_te
 from bridge.megatron.te.recipe import te_recipe
+from bridge.precision.quant_recipe import quant_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,9 +68,9 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     if requested not in BACKENDS:
         hint = did_you_mean(close_matches(str(requested), BACKENDS)) or "Choose one of them."
         raise RunConfigError(f"precision_backend: must be one of {', '.join(BACKENDS)}, got {requested!r}. {hint}")
-    scheme = scheme_of(config)
+    scheme, per_module = scheme_of(config), quant_recipes(getattr(config, "quant_recipe", None))
     environment = environment or Environment()
-    if scheme is not None:
+    if scheme is not None and not per_module:
         _require_some_layer(config)
     missing = missing_for_te(scheme) if requested != "emulated" else []
     if requested == "te" and missing:
@@ -78,13 +80,15 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
         )
     if requested != "emulated" and not missing:
         return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environment)))
-    if scheme is None:
+    if scheme is None and not chooses_low(config):
         unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
         return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
     require_emulable(config)
     precision = gemm_precision(config)
     why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
-    note = f"FP8/FP4 matmuls: emulated ({scheme}, {precision.format if precision else ''}), {why}."
+    kind = f"{scheme}, {precision.format}" if precision is not None else "chosen per module"
+    kind += ", and per module" if precision is not None and per_module else ""
+    note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
     unread = tuple(f"{name}={text}: the emulation does not read it." for name, text in environment.values.items())
     return Backend(name="emulated", notes=(note, *unread))
 

@@ -16,7 +16,14 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.megatron.attention import FusedDotProductAttention
-from bridge.megatron.emulation.linear import EmulatedColumnParallelLinear, EmulatedRowParallelLinear, is_low_layer
+from bridge.megatron.emulation.linear import (
+    EmulatedColumnParallelLinear,
+    EmulatedRowParallelLinear,
+    KeptColumnParallelLinear,
+    KeptRowParallelLinear,
+    is_low_layer,
+)
+from bridge.precision.quant_recipe import quant_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,12 +54,18 @@ def _with_submodules(spec: Any, **replaced: Any) -> Any:
     return dataclasses.replace(spec, submodules=dataclasses.replace(spec.submodules, **replaced))
 
 
-def _local_layer_spec(config: Any, *, emulated: bool) -> Any:
+PLAIN: dict[str, Any] = {}
+LOW = {"column": EmulatedColumnParallelLinear, "row": EmulatedRowParallelLinear}
+KEPT = {"column": KeptColumnParallelLinear, "row": KeptRowParallelLinear}
+"""Classes of the linear layers of a transformer layer: Megatron's own, or emulated ones."""
+
+
+def _local_layer_spec(config: Any, linears: dict[str, Any]) -> Any:
     """Return Megatron's local layer, with norms that work under sequence parallelism and fused attention.
 
     Args:
         config: A `TransformerConfig`.
-        emulated: Multiply in the config's low precision.
+        linears: Classes of the column- and row-parallel layers; empty: Megatron's own.
     """
     spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
     attention = spec.submodules.self_attention
@@ -60,10 +73,9 @@ def _local_layer_spec(config: Any, *, emulated: bool) -> Any:
     if config.qk_layernorm:
         replaced |= {"q_layernorm": SequenceParallelNorm, "k_layernorm": SequenceParallelNorm}
     mlp = spec.submodules.mlp
-    if emulated:
-        replaced |= {"linear_qkv": EmulatedColumnParallelLinear, "linear_proj": EmulatedRowParallelLinear}
-        linears = {"linear_fc1": EmulatedColumnParallelLinear, "linear_fc2": EmulatedRowParallelLinear}
-        mlp = _with_submodules(mlp, **linears)
+    if linears:
+        replaced |= {"linear_qkv": linears["column"], "linear_proj": linears["row"]}
+        mlp = _with_submodules(mlp, linear_fc1=linears["column"], linear_fc2=linears["row"])
     attention = dataclasses.replace(attention, submodules=dataclasses.replace(attention.submodules, **replaced))
     submodules = dataclasses.replace(
         spec.submodules,
@@ -85,17 +97,19 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases
         phases: The model configs of a precision schedule, one a phase; none without a schedule.
 
     Under `emulated` the layers that stay in BF16 all the time are Megatron's own; which these are is decided by their
-    number in the whole model, by Megatron's `is_first_last_bf16_layer`.
+    number in the whole model, by Megatron's `is_first_last_bf16_layer`. With a per-module recipe every linear layer is
+    emulated, since the recipe may choose any.
     """
     if backend == "te":
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
     count = get_num_layers_to_build(config, vp_stage=vp_stage)
-    plain = _local_layer_spec(config, emulated=False)
-    low = _local_layer_spec(config, emulated=True) if backend == "emulated" else plain
+    is_emulated, has_choices = backend == "emulated", bool(quant_recipes(getattr(config, "quant_recipe", None)))
+    kept = _local_layer_spec(config, KEPT if is_emulated and has_choices else PLAIN)
+    low = _local_layer_spec(config, LOW) if is_emulated else kept
     phases = phases or (config,)
     layers = [
-        low if any(is_low_layer(phase, number) for phase in phases) else plain
+        low if any(is_low_layer(phase, number) for phase in phases) else kept
         for number in range(offset, offset + count)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)

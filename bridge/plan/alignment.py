@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.plan.alignment_fields import FIELDS
 from bridge.plan.modules import modules_of
-from bridge.plan.precision_plan import LOW, compact
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.plan.precision_plan import compact
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,32 +177,40 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
         plan: The precision plan, with its layout.
         workload: How many tokens there are; None: only the model's dimensions are checked.
     """
-    parallel, settings = plan.parallel, plan.settings
-    pad = pad_multiple(
-        settings.scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=settings.family
-    )
+    parallel = plan.parallel
+    scheme, family = _strictest(plan)
+    pad = pad_multiple(scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=family)
     tokens = workload.seq_length * workload.micro_batch_size if workload is not None else 0
-    found: dict[tuple[Module, bool], list[PlanLayer]] = {}
+    found: dict[tuple[Module, str | None], list[PlanLayer]] = {}
     for layer in plan.layers:
         planned = {module.name: module for module in layer.modules}
         for module in modules_of(plan.shape, layer.label, layer.kind):
             if module.kind not in ("linear", "head"):
                 continue
-            row = planned[module.name].row("fprop")
-            is_low = row is not None and bool(LOW & {*row.format.split(" x ")})
-            found.setdefault((module, is_low), []).append(layer)
+            found.setdefault((module, planned[module.name].scheme), []).append(layer)
     gemms, misfits = [], []
-    for (module, is_low), layers in found.items():
+    for (module, own), layers in found.items():
         label = compact([layer.label for layer in layers])
-        gemm = _shape(plan, module, label, tokens, is_low=is_low)
+        gemm = _shape(plan, module, label, tokens, scheme=own)
         gemms.append(gemm)
-        if is_low:
-            misfits += list(_misfits(plan, module, gemm))
-    if workload is not None and tokens % pad.per_slab and settings.scheme is not None:
+        if own is not None:
+            misfits += list(_misfits(plan, module, gemm, own))
+    if workload is not None and tokens % pad.per_slab and scheme is not None:
         misfits.append(_slab_misfit(workload, pad))
     return AlignmentReport(
-        label=plan.label, scheme=settings.scheme, pad=pad, gemms=tuple(gemms), misfits=tuple(dict.fromkeys(misfits))
+        label=plan.label, scheme=scheme, pad=pad, gemms=tuple(gemms), misfits=tuple(dict.fromkeys(misfits))
     )
+
+
+def _strictest(plan: PrecisionPlan) -> tuple[str | None, str | None]:
+    """Return the scheme, and its family, that takes the most tokens at a time: the run's unless modules have others."""
+    settings = plan.settings
+    others = [row for row in SCHEMES if row.name in plan.schemes() and row.name not in (settings.scheme, "custom")]
+    rows = [*([settings.row] if settings.row is not None else []), *others]
+    if not others:
+        return settings.scheme, settings.family
+    strictest = max(rows, key=lambda row: row.alignment[0] if row.alignment else 0)
+    return strictest.name, strictest.family
 
 
 def _scheme(name: str | None, family: str | None) -> Scheme | None:
@@ -217,7 +225,7 @@ def _scheme(name: str | None, family: str | None) -> Scheme | None:
     return row
 
 
-def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, is_low: bool) -> GemmShape:
+def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None) -> GemmShape:
     """Return a linear layer's dimensions on a rank."""
     parallel = plan.parallel
     ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
@@ -235,21 +243,21 @@ def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, is_
         tokens=here,
         outputs=outputs,
         inputs=inputs,
-        low=is_low,
-        small=is_low and _is_small(plan, outputs, inputs),
+        low=scheme is not None,
+        small=scheme is not None and _is_small(scheme, outputs, inputs),
         expert=module.is_expert,
     )
 
 
-def _is_small(plan: PrecisionPlan, outputs: int, inputs: int) -> bool:
-    if plan.settings.scheme in ("tensorwise", "delayed"):
+def _is_small(scheme: str, outputs: int, inputs: int) -> bool:
+    if scheme in ("tensorwise", "delayed"):
         return inputs <= 1024 and outputs <= 4096
     return inputs <= 2048 or outputs <= 1024 or (inputs <= 4096 and outputs <= 2048)
 
 
-def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape) -> Iterator[Misfit]:
+def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) -> Iterator[Misfit]:
     """Yield the model's dimensions that do not fit; tokens are judged once for all layers."""
-    row = plan.settings.row
+    row = plan.settings.row if scheme == plan.settings.scheme else _scheme(scheme, None)
     if row is None or not row.alignment:
         return
     parallel = plan.parallel

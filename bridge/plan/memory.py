@@ -139,7 +139,7 @@ def _rank(
     for place in places:
         parameters = chunk_parameters(plan, place)
         count += sum(parameter.numel for parameter in parameters)
-        bytes_of["low-precision copies"] += _copies(plan, parameters, capability)
+        bytes_of["low-precision copies"] += _copies(parameters, capability)
         bytes_of["amax state"] += _amax(plan, parameters)
         for buffer, storage, ranks, own_rank in _buffers(plan, place, parameters, ddp, data_rank):
             bytes_of["gradients"] += round(buffer.numel * element_bytes(settings.grad_reduce))
@@ -195,12 +195,12 @@ def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:
     return round(elements * element_bytes(storage))
 
 
-def _copies(plan: PrecisionPlan, parameters: Iterable[Parameter], capability: tuple[int, int] | None) -> int:
+def _copies(parameters: Iterable[Parameter], capability: tuple[int, int] | None) -> int:
     """Return the bytes of scales and copies of quantised weights, over a whole step."""
-    scheme = plan.settings.row
-    column = has_column_copy(scheme, capability)
     total = 0
     for parameter in parameters:
+        scheme = parameter.scheme
+        column = has_column_copy(scheme, capability)
         if parameter.computes == parameter.storage and not parameter.is_stored_low:
             continue
         elements = round(parameter.numel * element_bytes(parameter.computes))

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
 from bridge.plan.precision_plan import LOW
+from bridge.precision.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bridge.plan.modules import Module
     from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
+    from bridge.precision.schemes import Scheme
     from bridge.rules.stages import Parallel, Place
 
 
@@ -33,6 +35,8 @@ class Parameter:
     """Format it is kept in."""
     computes: str
     """Format in which its GEMMs take it; its storage where they take it as it is."""
+    scheme: Scheme | None = None
+    """Scaling scheme in which its GEMMs take it, or else in which it is stored; None: neither."""
     is_expert: bool = False
     """Belongs to the expert-parallel buffers."""
     shares_embedding: bool = False
@@ -108,6 +112,11 @@ class _Chunk:
         storage = weight.storage if weight is not None else self.plan.settings.mode
         computes = weight.format if weight is not None and weight.format else storage
         computes = computes if fprop is not None and computes in LOW else storage
+        scheme = self.plan.settings.row if storage in LOW else None
+        if planned.scheme not in (None, self.plan.settings.scheme):
+            scheme = next(row for row in SCHEMES if row.name == planned.scheme)
+        elif planned.scheme is not None:
+            scheme = self.plan.settings.row
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
         mode = self.plan.settings.mode
@@ -126,6 +135,7 @@ class _Chunk:
                 rows=outputs,
                 storage=storage,
                 computes=computes,
+                scheme=scheme,
                 shares_embedding=shares,
             )
         if module.bias:

@@ -21,12 +21,14 @@ target's version does not have counts as not set). Rules:
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields
+from collections import Counter
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.plan.fields import absent_fields, without
+from bridge.plan.module_paths import ModulePaths, effects_of, recipe_of
 from bridge.plan.modules import modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.settings import Settings
@@ -38,12 +40,15 @@ if TYPE_CHECKING:
 
     from bridge.plan.modules import Module
     from bridge.precision.config import PrecisionConfig
+    from bridge.precision.quant_recipe import ModuleEffect
     from bridge.rules.stages import Place
     from bridge.rules.versions import Version
 
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
+NO_SETTINGS = frozenset({"recipes", "notes"})
+"""Parts of the settings that the groups show."""
 MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
 
 
@@ -54,6 +59,8 @@ class PlanModule:
     name: str
     kind: str
     rows: tuple[PlanRow, ...]
+    scheme: str | None = None
+    """The scaling scheme of its GEMMs; None: none of them is in FP8 or FP4."""
 
     def row(self, item: str) -> PlanRow | None:
         """Return the row of a GEMM or tensor, or None."""
@@ -122,6 +129,11 @@ class PrecisionPlan:
         found = [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
         return sum(_is_low(module) for module in found), len(found)
 
+    def schemes(self) -> dict[str, int]:
+        """Return how many linear layers compute in each scaling scheme; a layer's experts count once."""
+        found = [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
+        return dict(Counter(module.scheme for module in found if module.scheme is not None))
+
     def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
         """Return the formats that a GEMM multiplies or a tensor is rounded to: "bf16", "e4m3", "e5m2 x e4m3", ...
 
@@ -170,7 +182,7 @@ class PrecisionPlan:
         low, linears = self.linears()
         return {
             "precision": self.label,
-            "settings": {name: value for name, value in asdict(self.settings).items() if name != "notes"},
+            "settings": {name: value for name, value in asdict(self.settings).items() if name not in NO_SETTINGS},
             "layers": self.shape.num_layers,
             "stages": self.parallel.pipeline,
             "low_precision_linears": low,
@@ -252,11 +264,11 @@ def precision_plan(
         settings=settings,
         shape=shape,
         parallel=layout,
-        layers=tuple(_layers(shape, layout, settings)),
+        layers=tuple(_layers(shape, layout, settings, ModulePaths.of(model))),
     )
 
 
-def _layers(shape: ModelShape, parallel: Parallel, settings: Settings) -> Iterator[PlanLayer]:
+def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: ModulePaths) -> Iterator[PlanLayer]:
     """Yield the embedding, the layers in order, the MTP layers and the output."""
     places = parallel.places(shape.num_layers)
     first = next((place for place in places if place.embedding), places[0])
@@ -264,7 +276,10 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings) -> Iterat
     on = settings.family is not None and settings.reaches_layers
 
     def made(label: str, place: Place, kind: str, *, low: bool = False, number: int | None = None) -> PlanLayer:
-        modules = _planned(modules_of(shape, label, kind), settings, low)
+        own = modules_of(shape, label, kind)
+        at = place.layers.index(number - 1) if number is not None else 0
+        recipe = recipe_of(settings.recipes, places.index(place))
+        modules = _planned(own, settings, low, effects_of(recipe, paths, label, at, own))
         return PlanLayer(
             label=label, number=number, stage=place.stage, chunk=place.chunk, kind=kind, low=low, modules=modules
         )
@@ -288,12 +303,25 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings) -> Iterat
 
 
 @lru_cache(maxsize=512)
-def _planned(modules: tuple[Module, ...], settings: Settings, low: bool) -> tuple[PlanModule, ...]:
+def _planned(
+    modules: tuple[Module, ...], settings: Settings, low: bool, effects: tuple[ModuleEffect | None, ...]
+) -> tuple[PlanModule, ...]:
     """Return the modules with their rows; layers that are equal share one result, which makes folding cheap."""
     return tuple(
-        PlanModule(name=module.name, kind=module.kind, rows=module_rows(module, settings, low=low))
-        for module in modules
+        _planned_module(module, settings, low=low, effect=effect)
+        for module, effect in zip(modules, effects, strict=True)
     )
+
+
+def _planned_module(module: Module, settings: Settings, *, low: bool, effect: ModuleEffect | None) -> PlanModule:
+    """Return a module with its rows; a per-module recipe leaves the weight stored as the run stores it."""
+    own, is_low = settings.of_module(effect, low=low)
+    rows = module_rows(module, own, low=is_low)
+    if effect is not None:
+        stored = {row.item: row.storage for row in module_rows(module, settings, low=low)}
+        rows = tuple(replace(row, storage=stored.get(row.item, row.storage)) for row in rows)
+    planned = PlanModule(name=module.name, kind=module.kind, rows=rows)
+    return replace(planned, scheme=own.scheme) if _is_low(planned) else planned
 
 
 def compact(labels: Sequence[str], limit: int = 6) -> str:

@@ -5,12 +5,13 @@ The synchroniser's own plan decides what the precision writes. Without a precisi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.plan.fields import absent_fields, without
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.quant_recipe import QuantRecipe, quant_recipes
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.fields import DEFAULTS, FIELDS, read_field, whole_number
 from bridge.rules.versions import at_least
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from bridge.precision.config import PrecisionConfig
+    from bridge.precision.quant_recipe import ModuleEffect
     from bridge.precision.schemes import Scheme
     from bridge.rules.versions import Version
 
@@ -82,6 +84,8 @@ class Settings:
     optimizer: str = "adam"
     amax_history: int = 0
     """Steps of amax history that delayed scaling keeps, 0 under other schemes."""
+    recipes: tuple[QuantRecipe, ...] = field(default=(), compare=False)
+    """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
     """Settings that were asked for and have no effect, as sentences."""
 
@@ -90,6 +94,19 @@ class Settings:
         """The scheme's row."""
         table = FP8_SCHEMES if self.family == "fp8" else FP4_SCHEMES
         return table.get(self.scheme or "")
+
+    def of_module(self, effect: ModuleEffect | None, *, low: bool) -> tuple[Settings, bool]:
+        """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe.
+
+        Args:
+            effect: The effect of the payload that takes the module; None: no payload does.
+            low: Its layer runs in FP8 or FP4.
+        """
+        if effect is None or not effect.acts(is_low=low):
+            return self, low
+        if effect.family is None:
+            return self, False
+        return replace(self, family=effect.family, format=effect.format, scheme=effect.scheme), True
 
     @classmethod
     def of(
@@ -159,6 +176,7 @@ class Settings:
             remainders=owns and bool(optimizer["store_param_remainders"]) and mode == "bf16" and master == "fp32",
             optimizer=str(optimizer["optimizer"]),
             amax_history=(whole_number(model["fp8_amax_history_len"]) or 0) if scheme == "delayed" else 0,
+            recipes=quant_recipes(model["quant_recipe"]),
             notes=(
                 *_absent_notes(absent, mcore),
                 *_notes(precision, own["model"], scheme, reads, start + end),

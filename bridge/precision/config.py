@@ -4,11 +4,12 @@
 the synchroniser need this base only.
 
 The first 31 fields are those of Megatron Bridge's `MixedPrecisionConfig` (snapshot 2026-08-22), in its order, with its
-defaults. `tf32` follows, and then what else decides a precision in Megatron's own configs, by its names.
+defaults. `tf32` follows, then what else decides a precision in Megatron's own configs, by its names, and `modules`.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from bridge.errors import PrecisionTypeError
 from bridge.precision.dtypes import LAZY_TORCH, torch_dtype
 from bridge.precision.fields import LAYER_COUNTS, stated
+from bridge.precision.modules import HIGH, module_rows
 from bridge.precision.statements import ORIGIN, Statements
 
 if TYPE_CHECKING:
@@ -172,6 +174,8 @@ class PrecisionConfig(Statements):
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
     fp4_quantizer_factory: str | None = stated(None, kind="name", optional=True)
     """FP4, custom scheme: dotted path of the function that makes the quantizers."""
+    modules: list[dict[str, Any]] | None = stated(None, kind="rows", unstates=True)
+    """Precision of single modules: rows of `select` and a precision, the first that selects a module decides."""
 
     @property
     def label(self) -> str:
@@ -179,7 +183,9 @@ class PrecisionConfig(Statements):
         fields = self.stated_over_recipe
         if self.recipe is None:  # without a recipe a switch that is off changes nothing
             fields = tuple(name for name in fields if name not in MODE_SWITCHES or self.stated_values[name])
-        stated = [f"{name}={self.stated_values[name]}" for name in fields]
+        rows = ", ".join(f"{row} {row.precision.scheme or HIGH}" for row in module_rows(self.reading("modules")))
+        values = {**self.stated_values, "modules": f"[{rows}]"}
+        stated = [f"{name}={values[name]}" for name in fields]
         return ", ".join([self.recipe, *stated] if self.recipe else stated) or "fp32"
 
     @property
@@ -198,10 +204,13 @@ class PrecisionConfig(Statements):
 
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
         """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads."""
-        names = self.field_names()
-        if full:
-            return {name: self.reading(name) for name in names}
-        return {name: self._values[name] for name in names if name in self._values}
+        names = [name for name in self.field_names() if full or name in self._values]
+        return {name: self._dumped(name, self.reading(name) if full else self._values[name]) for name in names}
+
+    def _dumped(self, name: str, value: Any) -> Any:
+        """Return a value as JSON and YAML have it: rows as a list of their own."""
+        is_rows = value is not None and self._field(name).kind == "rows"
+        return copy.deepcopy(list(value)) if is_rows else value
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], *, source: str | None = None) -> Self:

@@ -7,6 +7,7 @@ checked for type only: what a value means is the business of `finalize()`. The s
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
 from bridge.precision.dtypes import SPELLINGS, dtype_token, is_torch_dtype, torch_dtype
+from bridge.precision.modules import WrongRowsError, plain_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +35,7 @@ class StatedField:
     default: Any
     """The value that an unstated field reads as."""
     kind: str
-    """bool, int, float, name, names (several), format (a name; a dtype by its token) or dtype."""
+    """bool, int, float, name, names (several), format (a name; a dtype by its token), dtype or rows (of `modules`)."""
     optional: bool = False
     """None is a value of its own (``fp8=None``: no FP8)."""
     unstates: bool = False
@@ -61,6 +63,8 @@ class StatedField:
         if holder is None:
             return self.default
         value = holder._read(self)  # noqa: SLF001  the holder's half of this descriptor
+        if self.kind == "rows" and value is not None:
+            return copy.deepcopy(list(value))
         return torch_dtype(value) if self.kind == "dtype" and value is not None else value
 
     def __set__(self, holder: Statements, value: object) -> None:
@@ -85,10 +89,25 @@ class StatedField:
             value = dict(self.spellings).get(value.lower(), value)
         try:
             return coerce(value, self.kind, switch=self.optional)
+        except WrongRowsError as error:
+            raise self._wrong_rows(error) from None
         except WrongValueError as error:
             path = f"mixed_precision.{self.name}"
             remedy = f"Use {listed(self.examples)}." if self.examples else error.remedy
             raise PrecisionTypeError.of(path, error.rule, value, remedy) from None
+
+    def _wrong_rows(self, error: WrongRowsError) -> PrecisionTypeError:
+        """Return the error for rows that cannot be read, one line each."""
+        path, first = f"mixed_precision.{self.name}", error.faults[0]
+        lines = [str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy)) for fault in error.faults]
+        return PrecisionTypeError(
+            "\n".join(lines),
+            path=path,
+            rule=first.rule,
+            value=first.value,
+            remedy=first.remedy,
+            faults=error.faults,
+        )
 
 
 def stated(default: Any, *, kind: str, **options: Any) -> Any:
@@ -188,4 +207,5 @@ _COERCIONS: dict[str, Callable[[object], Any]] = {
     "float": _float,
     "names": _names,
     "dtype": dtype_token,
+    "rows": plain_rows,
 }

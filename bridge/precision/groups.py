@@ -72,6 +72,7 @@ GROUPS = MappingProxyType(
             "num_layers_at_start_in_bf16",
             "num_layers_at_end_in_bf16",
         ),
+        "Single modules": ("modules",),
         "Loss scale": ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),
     }
 )

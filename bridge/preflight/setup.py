@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BridgeError, PrecisionTypeError, WrongValueError
+from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, WrongValueError
+from bridge.plan.precision_plan import precision_plan
 from bridge.plan.run import PlannedRun
+from bridge.plan.selection import module_selection
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.registry.config import MixedPrecisionConfig
@@ -36,6 +38,7 @@ from bridge.sync.plan import plan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
     from bridge.sync.report import SyncRow
 
@@ -162,6 +165,20 @@ class Setup(RuleContext):
             less = " and ".join(found.uncounted)
             return {**values, "severity": "warning", "but": f"; {less} may keep less there than is counted"}
         return values
+
+    @cached_property
+    def selection(self) -> ModuleSelection | None:
+        """The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+
+        None without any, and for a model that cannot be planned, which other findings name.
+        """
+        if self.model.quant_recipe is None:
+            return None
+        model = self.sections["model"].values
+        try:
+            return module_selection(precision_plan(self.precision, model), self.precision, model)
+        except RunConfigError:
+            return None
 
     @property
     def label(self) -> str:

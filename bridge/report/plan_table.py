@@ -96,6 +96,10 @@ def plan_csv(plan: PrecisionPlan) -> str:
 
 def _summary(plan: PrecisionPlan) -> str:
     low, linears = plan.linears()
+    schemes = plan.schemes()
+    if schemes and set(schemes) != {plan.settings.scheme}:
+        each = ", ".join(f"{count} in {scheme}" for scheme, count in schemes.items())
+        return f"{low} of {linears} linear layers compute in FP8 or FP4, chosen per module: {each} scaling."
     if plan.settings.family is None:
         return f"None of the {linears} linear layers computes in FP8 or FP4: the precision is {plan.settings.mode}."
     name = (plan.settings.family or "").upper()

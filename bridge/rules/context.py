@@ -96,6 +96,8 @@ class RuleContext:
     has_ncclep: bool
     has_peft: bool
     is_resumed: bool
+    selection: Any
+    """The modules that each row of `modules`, or each matcher of a foreign recipe, takes; None without any."""
     rank: int | None
     recomputed: tuple[str, ...]
     cuda: Version | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import typing
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.dtypes import torch_dtype
@@ -82,6 +83,10 @@ class Owner:
         source = COMPUTED.get(attribute)  # a value that Megatron computed is not the owner's own
         return source is None or not same(own, self.own(source))
 
+    def class_of(self, attribute: str) -> type | None:
+        """Return the class whose objects a field of Megatron's own config holds; None for another owner's field."""
+        return _annotated(self.defining, attribute) if self.is_megatron else None
+
     def dtype(self, token: str) -> Any:
         """Return the dtype that `token` names, in the form that the owner holds."""
         return torch_dtype(token)
@@ -134,6 +139,14 @@ def _defining_class(cls: type) -> type:
 
 
 @functools.cache
+def _annotated(cls: type, attribute: str) -> type | None:
+    """Return the class in the annotation of a dataclass field, Optional[...] or not."""
+    annotation = typing.get_type_hints(cls).get(attribute)
+    members = [member for member in typing.get_args(annotation) or (annotation,) if member is not type(None)]
+    return members[0] if len(members) == 1 and isinstance(members[0], type) else None
+
+
+@functools.cache
 def _defaults(cls: type) -> dict[str, Any]:
     if not dataclasses.is_dataclass(cls):
         return {}
@@ -174,6 +187,9 @@ class MappingOwner(Owner):
         return self.target[attribute] if self.has(attribute) else ABSENT
 
     own = value
+
+    def class_of(self, attribute: str) -> None:
+        """Return None: a mapping holds plain data."""
 
     def dtype(self, token: str) -> str:
         """Return the token itself."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.fields import PAIRS, off_switches
 from bridge.rules.inert import BUFFER
+from bridge.sync.module_recipe import module_recipe
 from bridge.sync.owner import ABSENT, Owner, same
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
@@ -118,7 +119,8 @@ def _decide(
 ) -> tuple[Any, str, str, str]:
     """Return (value, verdict, what decided it, why)."""
     stated, source = config.is_stated(route.field), config.source_of(route.field)
-    reading, own = owner.reading(config, route.field), owner.own(attribute)
+    own = owner.own(attribute)
+    reading = module_recipe(config, owner) if route.field == "modules" else owner.reading(config, route.field)
     mode = f"the mode is {config.mode}"
     if route.rule in ("dtype", "autocast dtype") and config.is_left_open(route.field) and not owner.is_megatron:
         return None, "set", "stated", "stated as None"

@@ -178,6 +178,13 @@ ROUTES: tuple[Route, ...] = (
         neutral=False,
         note="Needs fp8_param_gather; must equal the optimizer's.",
     ),
+    _model(
+        "modules",
+        "value",
+        "quant_recipe",
+        note="Rows become Megatron's configs and matchers; rows that name layers become those of each pipeline stage.",
+        source="quantization/quant_config.py, megatron-core 0.16.1 and 0.19.2",
+    ),
     Route(
         field="tf32",
         owner="process",
@@ -328,7 +335,6 @@ _INFERENCE = "read in inference alone"
 _ORDER = "the order of additions, not their format"
 
 NOT_ROUTED = {
-    ("model", "quant_recipe"): "a choice for each module, not one value",
     ("model", "fp8_interval"): "Transformer Engine ignores it since 1.8",
     ("model", "moe_router_padding_for_fp8"): "the old name of moe_router_padding_for_quantization",
     ("model", "disable_parameter_transpose_cache"): _CACHE,

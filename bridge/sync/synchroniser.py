@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.dtypes import dtype_token, is_torch_dtype
+from bridge.precision.quant_recipe import quant_recipes
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import ask, by_gate
@@ -331,6 +332,8 @@ def _plain(value: Any, role: str, name: str) -> Any:
         return value
     if is_torch_dtype(value):
         return dtype_token(value)
+    if name == "quant_recipe":
+        return [recipe.to_file() for recipe in quant_recipes(value)] or None
     value = getattr(value, "value", value)
     return str(value) if isinstance(value, str) else DEFAULTS[role].get(name, FIELD_DEFAULTS.get(name))
 

@@ -121,6 +121,22 @@ def test_fields_that_hold_functions_or_objects_are_refused_by_name() -> None:
     )
 
 
+def test_a_per_module_recipe_stands_in_a_run_as_the_content_of_its_file() -> None:
+    file = {
+        "configs": {"high": {"transformer_engine_config_type": "TEQuantizationParams", "training_recipe": {}}},
+        "matchers": {"qkv": {"config": "high", "type": "glob", "pattern": "*.linear_qkv", "enabled": True}},
+    }
+    problems = Problems(Origins())
+    decoded = decode_fields({"quant_recipe": file}, _megatron_classes()["model"], section="model", problems=problems)
+    problems.raise_any()
+    assert decoded["quant_recipe"].configs == file["configs"]
+    assert [matcher.pattern for matcher in decoded["quant_recipe"].matchers] == ["*.linear_qkv"]
+    wrong = {"matchers": {"qkv": {"config": "high", "pattern": "*", "enabled": True}}}
+    decode_fields({"quant_recipe": wrong}, _megatron_classes()["model"], section="model", problems=problems)
+    with pytest.raises(RunConfigError, match='RecipeConfig .Matcher must specify a "type" field'):
+        problems.raise_any()
+
+
 def test_a_run_can_be_described_in_plain_python_data() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "params_dtype": "torch.float32"}
     run = container({"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"})

@@ -18,6 +18,7 @@ from bridge.errors import PrecisionTypeError, UnknownFieldError, UnknownRecipeEr
 from bridge.precision.config import MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, dtype_token, torch_dtype
 from bridge.registry.registry import REGISTRY, register
+from tests.precision.module_lists import module_lists
 
 PEER = json.loads((Path(__file__).parents[1] / "recipes/peer_recipes.json").read_text())
 
@@ -27,6 +28,7 @@ VALUES = {
     "int": st.integers(0, 4096),
     "float": st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 2**40),
     "dtype": DTYPES,
+    "rows": module_lists(),
     "name": st.sampled_from(["e4m3", "hybrid", "e2m1", "tensorwise", "delayed", "mxfp8", "max", "nvfp4"]),
     "names": st.lists(st.sampled_from(["all", "*.router.weight", "decoder.*"]), max_size=2),
     "format": st.sampled_from(["fp32", "mxfp8", "bf16", torch.float64]),
@@ -72,8 +74,8 @@ def test_the_signature_names_every_field_with_its_default() -> None:
 
 def test_it_has_the_fields_of_megatron_bridge_first_and_in_its_order() -> None:
     names = MixedPrecisionConfig.field_names()
-    assert names == (*PEER["defaults"], "tf32", *MEGATRON_FIELDS)
-    assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 61)
+    assert names == (*PEER["defaults"], "tf32", *MEGATRON_FIELDS, "modules")
+    assert (list(PEER_FIELDS), len(names)) == (list(PEER["defaults"]), 62)
     assert [f.name for f in dataclasses.fields(MixedPrecisionConfig)] == list(MixedPrecisionConfig.field_names())
 
 

@@ -36,6 +36,7 @@ def recipe(name, **more):
 
 H100 = "h100x8,te2.9,cuda12.9,cudnn9.14,mcore0.19.2"
 H200 = "h200x8,te2.9,cuda12.9,cudnn9.14,mcore0.19.2"
+OLD_H100 = "h100x8,te2.9,cuda12.9,cudnn9.14,mcore0.16.1"
 B200 = "b200x8,te2.14,cuda12.9,cudnn9.14,mcore0.19.2"
 
 CURRENT_RECIPE = "bf16_with_fp8_current_scaling_mixed"
@@ -44,6 +45,7 @@ NVFP4_RECIPE = "bf16_with_nvfp4_mixed"
 BF16 = recipe("bf16_mixed")
 FP16 = recipe("fp16_mixed")
 CURRENT = recipe(CURRENT_RECIPE)
+CURRENT_PLAIN = dict(CURRENT, fp8_param_gather=False)
 CURRENT_ALL = dict(CURRENT, first_last_layers_bf16=False, num_layers_at_start_in_bf16=0, num_layers_at_end_in_bf16=0)
 BF16_FSDP = {"bf16": True}
 BF16_SUMS = dict(BF16, grad_reduce_in_fp32=False)
@@ -68,6 +70,7 @@ DENSE = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
+PIPELINE = {"pipeline_model_parallel_size": 4, "pipeline_dtype": "bf16"}
 INTERLEAVED = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "pipeline_dtype": "bf16"}
 BF16_MODEL = dict(DENSE, bf16=True, params_dtype="bf16")
 FP16_MODEL = dict(DENSE, fp16=True, params_dtype="fp16")
@@ -106,7 +109,22 @@ def module_recipe(scheme):
     return {"configs": {"head": {"transformer_engine_config_type": "TEQuantizationParams", "training_recipe": row}}}
 
 
+def module_file(pattern, scheme="mxfp8", **more):
+    """Megatron's per-module recipe with one matcher, which is on."""
+    matcher = {"type": "glob", "pattern": pattern, "config": "head", "enabled": True}
+    recipe = module_recipe(scheme)
+    recipe["configs"]["head"]["training_recipe"].update(more)
+    return {**recipe, "matchers": {"one": matcher}}
+
+
+def with_row(base, **row):
+    """A precision with one row of `modules`."""
+    return dict(base, modules=[row])
+
+
 MODULE_DELAYED, MODULE_MXFP8 = module_recipe("delayed"), module_recipe("mxfp8")
+MODULE_OFF = {**MODULE_MXFP8, "matchers": {"one": {"type": "glob", "pattern": "*.linear_qkv", "config": "head"}}}
+LATER = {"select": "*.linear_qkv", "precision": "bf16"}
 
 CASES = {
     "PB101": (run({"bf16": True, "fp16": True}), run({"bf16": True})),
@@ -378,6 +396,50 @@ CASES = {
         full(CURRENT_ALL, "h100x8,te2.7,cuda12.9,mcore0.19.2", dict(DENSE, cuda_graph_impl="transformer_engine")),
     ),
     "PB271": (full(CURRENT, H100, HYBRID), full(CURRENT, H100, DENSE)),
+    "PB281": (
+        full(with_row(CURRENT, select="*.liner_qkv", precision="bf16"), H100),
+        full(with_row(CURRENT, select="*.linear_qkv", precision="bf16"), H100),
+    ),
+    "PB282": (
+        full(dict(CURRENT, modules=[{"select": "*.linear_*", "precision": "bf16"}, LATER]), H100),
+        full(dict(CURRENT, modules=[LATER, {"select": "*.linear_*", "precision": "bf16"}]), H100),
+    ),
+    "PB283": (
+        full(with_row(CURRENT_PLAIN, select="*", precision="blockwise"), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_*", precision="blockwise"), H100),
+    ),
+    "PB284": (
+        full(CURRENT_PLAIN, H100, dict(DENSE, quant_recipe=module_file("*layers.0.*", None), **PIPELINE)),
+        full(CURRENT_PLAIN, H100, dict(DENSE, quant_recipe=module_file("*.linear_qkv", None), **PIPELINE)),
+    ),
+    "PB285": (
+        full(with_row(CURRENT, select="decoder.layers.5.mlp.*", precision="bf16"), H100, dict(DENSE, **INTERLEAVED)),
+        full(with_row(CURRENT, select="decoder.layers.*.mlp.*", precision="bf16"), H100, dict(DENSE, **INTERLEAVED)),
+    ),
+    "PB286": (
+        full(BF16, H100, dict(DENSE, quant_recipe=module_file("*.linear_qkv", "tensorwise"))),
+        full(BF16, H100, dict(DENSE, quant_recipe=module_file("*.linear_qkv", None))),
+    ),
+    "PB287": (
+        full(with_row(BF16, select="*.linear_qkv", precision="tensorwise"), OLD_H100),
+        full(with_row(BF16, select="*.linear_qkv", precision="tensorwise"), H100),
+    ),
+    "PB288": (
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", fp8_recipe="tensorwise", fp8_param=True), OLD_H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", fp8_recipe="tensorwise", fp8_param=False), OLD_H100),
+    ),
+    "PB289": (
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", fp8_recipe="tensorwise", fp8_param=True), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", fp8_recipe="tensorwise", fp8_param=False), H100),
+    ),
+    "PB290": (
+        full(CURRENT_PLAIN, H100, dict(DENSE, quant_recipe=MODULE_OFF)),
+        full(CURRENT_PLAIN, H100, dict(DENSE, quant_recipe=MODULE_MXFP8)),
+    ),
+    "PB291": (
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", precision="mxfp8"), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", precision="blockwise"), H100),
+    ),
     "PB301": (full(CURRENT, H200, optimizer={}, ddp={}), full(CURRENT, H200)),
     "PB302": (full(NVFP4, B200, optimizer={}, ddp={}), full(NVFP4, B200)),
     "PB303": (

@@ -12,8 +12,16 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
+from bridge import MixedPrecisionConfig
 from bridge.megatron.gpt import GPTConfig
-from bridge.training.config import CheckpointConfig, ConfigContainer, DataConfig, LoggingConfig, TrainConfig
+from bridge.training.config import (
+    CheckpointConfig,
+    ConfigContainer,
+    DataConfig,
+    LoggingConfig,
+    TrainConfig,
+    runtime_config_update,
+)
 from bridge.training.loop import pretrain
 from tests import warm
 
@@ -35,11 +43,13 @@ def tiny(
     data: dict | None = None,
     low: str | None = None,
     stored: bool = False,
+    rows: list[dict] | None = None,
     **checkpoint,
 ) -> ConfigContainer:
     """Return a container for a model of 0.1 million parameters; `mode` is a key of `WEIGHTS`.
 
-    `low` names a scaling scheme, `stored` keeps the weights in it.
+    `low` names a scaling scheme, `stored` keeps the weights in it; `rows` are those of `modules`, which
+    `runtime_config_update` writes.
     """
     dtype = WEIGHTS[mode]
     half = {"bf16": mode == "bf16", "fp16": mode == "fp16", "params_dtype": dtype}
@@ -69,7 +79,14 @@ def tiny(
         train=TrainConfig(**{**schedule, **(train or {})}),
         checkpoint=CheckpointConfig(**checkpoint),
         logging=LoggingConfig(log_interval=1, tensorboard=False),
+        mixed_precision=None if rows is None else precision_of(mode, low, rows),
     )
+
+
+def precision_of(mode: str, low: str | None, rows: list[dict]) -> MixedPrecisionConfig:
+    """Return the precision of a run in a mode and a scheme of FP8, with rows of `modules`."""
+    scheme = {"fp8": "hybrid", "fp8_recipe": low} if low else {}
+    return MixedPrecisionConfig(**{mode: True}, **scheme, first_last_layers_bf16=False, modules=rows)
 
 
 def low_precision(scheme: str, stored: bool) -> tuple[dict, dict, dict]:
@@ -115,7 +132,10 @@ def main(plan: Path) -> None:
     for name, arguments in json.loads(plan.read_text()).items():
         run_dir = plan.parent / name
         places = {key: str(plan.parent / value) for key, value in arguments.items() if key in ("save", "load")}
-        summary = pretrain(tiny(**{**arguments, **places}), run_dir=run_dir)
+        config = tiny(**{**arguments, **places})
+        if config.mixed_precision is not None:
+            runtime_config_update(config)
+        summary = pretrain(config, run_dir=run_dir)
         rank = os.environ.get("RANK", "0")
         census = [dataclasses.asdict(row) for row in summary.census]
         (run_dir / f"census-{rank}.json").write_text(json.dumps(census))

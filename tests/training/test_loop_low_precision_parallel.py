@@ -51,6 +51,15 @@ PLANS = {
         "model": {**SIX, "pipeline_model_parallel_size": 2},
         "train": {"train_iters": 2},
     },
+    "pp2-modules": {
+        "low": "tensorwise",
+        "rows": [
+            {"select": {"layers": [1, -1], "module": "linear_fc2"}, "precision": "mxfp8"},
+            {"select": "decoder.layers.3.*", "precision": "bf16"},
+        ],
+        "model": {"num_layers": 6, "pipeline_model_parallel_size": 2},
+        "train": {"train_iters": 2},
+    },
     "vpp2-whole": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 6}},
     "vpp2-first": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 3}, "save": "checkpoints"},
     "vpp2-resumed": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 6}, "load": "checkpoints"},
@@ -58,7 +67,7 @@ PLANS = {
 }
 
 
-FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise")
+FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise", "pp2-modules")
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +120,11 @@ def test_two_interleaved_stages_must_overlap_their_messages(tmp_path):
     config = tiny(model={**INTERLEAVED["model"], "overlap_p2p_comm": False, "batch_p2p_comm": True})
     with pytest.raises(RunConfigError, match=r"^model.overlap_p2p_comm: must be on for two interleaved pipeline"):
         run_config(config.model, vocab_size=256)
+
+
+def test_rows_that_name_layers_choose_them_in_every_stage(run_of):
+    records = json.loads((run_of("pp2-modules") / "summary.json").read_text())["gemms"]
+    schemes = {(record["layer"], record["module"].rpartition(".")[2]): record["scheme"] for record in records}
+    others = {key: scheme for key, scheme in schemes.items() if scheme != "tensorwise"}
+    names = ("linear_fc1", "linear_fc2", "linear_proj", "linear_qkv")
+    assert others == {(2, "linear_fc2"): "mxfp8", (6, "linear_fc2"): "mxfp8"} | {(4, name): "none" for name in names}

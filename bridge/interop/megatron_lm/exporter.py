@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
+from bridge.interop.contract import as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.module_recipe import file_of, needs_layers
+from bridge.precision.modules import module_rows
 from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ExportReport
     from bridge.registry.config import MixedPrecisionConfig
 
+
 TITLE = "Megatron-LM 0.20"
 
 OPTIONS = {flag.field: flag.option for flag in reversed(FLAGS) if flag.option.startswith("--") and flag.sets is None}
@@ -24,6 +28,7 @@ SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
 IF_STATED = (*LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE)
 SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
+MODULES_OPTION, MODULES_FILE = "--te-precision-config-file", "te_precision.yaml"
 BY_HAND = "Set it on the TransformerConfig in the training script."
 
 
@@ -57,6 +62,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         if acting.get(f"{twin}_gather"):
             builder.map(twin, OPTIONS[f"{twin}_gather"])
     _own_fields(builder, acting, say)
+    _modules(builder, words)
     if acting.get("fp8_wgrad") is False:
         words.append("--no-fp8-wgrad")
         builder.report("fp8_wgrad", "dead knob", WGRAD, "Drop it.")
@@ -90,6 +96,21 @@ def _dtypes(builder: ExportBuilder, mode: str) -> None:
     if builder.config.autocast_enabled:
         for field in ("autocast_enabled", "autocast_dtype"):
             builder.report_if_stated(field, "unsupported", "no flag reaches it", BY_HAND)
+
+
+def _modules(builder: ExportBuilder, words: list[str]) -> None:
+    """Rows become a file; one that names layers depends on the pipeline, which a recipe does not know."""
+    rows = module_rows(builder.values["modules"])
+    if not rows:
+        return
+    if needs_layers(rows):
+        detail = "the file counts layers within a pipeline stage, so it depends on the layout"
+        remedy = "Write the files of a run with `precision-bridge modules --write FILE`."
+        builder.report("modules", "unsupported", detail, remedy)
+        return
+    builder.files[MODULES_FILE] = as_yaml(file_of(builder.config))
+    words.extend([MODULES_OPTION, MODULES_FILE])
+    builder.map("modules", MODULES_OPTION)
 
 
 def _reduction(builder: ExportBuilder, mode: str, words: list[str]) -> None:

@@ -202,7 +202,7 @@ def _te_precision_file(document: Document, name: str) -> Source | None:
     told = [
         f"{matcher.get('pattern', '*')} -> {_training(configs.get(str(matcher.get('config'))))}"
         for matcher in matchers.values()
-        if isinstance(matcher, Mapping) and matcher.get("enabled", True)
+        if isinstance(matcher, Mapping) and matcher.get("enabled", False)
     ]
     return Source(
         path=name,

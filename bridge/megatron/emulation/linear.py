@@ -29,6 +29,7 @@ from megatron.core.tensor_parallel.mappings import (
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.emulation.delayed import scales_of_this_pass
+from bridge.megatron.emulation.per_module import ModuleGemms, per_module_faults
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
 
@@ -97,6 +98,7 @@ def require_emulable(config: Any) -> None:
         kind = "fp8" if config.fp8 else "fp4"
         faults.append(f"model.{kind}_recipe: a custom factory makes Transformer Engine's objects, got 'custom'.")
     recomputed = {"layernorm", "moe_act"} & set(getattr(config, "recompute_modules", None) or ())
+    faults += per_module_faults(config)
     if recomputed and config.recompute_granularity == "selective":
         faults.append(
             f"model.recompute_modules: {', '.join(sorted(recomputed))} can be recomputed with Transformer Engine only, "
@@ -111,7 +113,10 @@ def require_emulable(config: Any) -> None:
 class EmulatedLinear:
     """Common part of both layers. Mixed in before Megatron's class, whose `_forward_impl` it replaces."""
 
+    is_low = True
+    """The transformer layer begins in the precision of the run."""
     config: Any
+    training: bool
     fp8_state: DelayedScaling | None
     weight: torch.nn.Parameter
 
@@ -120,14 +125,40 @@ class EmulatedLinear:
         self.weight_cache = WeightCache()
         self.observer: Observer | None = None
         self.updates: DelayedUpdates | None = None
-        self.multiply_in(gemm_precision(self.config))
+        self.finish_init(None)
+
+    def finish_init(self, quantization_config: Any) -> None:
+        """Take the payload that a per-module recipe has for this layer, as Transformer Engine's layers do.
+
+        Args:
+            quantization_config: Megatron's `QuantizationConfig`; None: no matcher takes the layer.
+        """
+        self.payload = quantization_config.config if quantization_config is not None else None
+        self.multiply_in(gemm_precision(self.config) if self.is_low else None)
 
     def multiply_in(self, precision: GemmPrecision | None) -> None:
-        """Multiply in this precision from now on, None: in the weight's dtype. Scales of an earlier one are dropped."""
-        self.gemm_precision = precision
+        """Multiply in this precision from now on, or in what a per-module recipe makes of it.
+
+        Scales of an earlier precision are dropped.
+
+        Args:
+            precision: That of the layer's transformer layer; None: the weight's dtype.
+        """
+        self.gemms = ModuleGemms(precision, payload=self.payload)
         self.weight_cache.clear()
         self.is_first_microbatch = True
-        self.fp8_state = None if precision is None or precision.scheme != "delayed" else DelayedScaling(precision)
+        chosen = self.gemm_precision
+        self.fp8_state = None if chosen is None or chosen.scheme != "delayed" else DelayedScaling(chosen)
+
+    @property
+    def gemm_precision(self) -> GemmPrecision | None:
+        """Precision of the layer's GEMMs in training; None for high precision."""
+        return self.gemms.training
+
+    @property
+    def _is_told_of_steps(self) -> bool:
+        """Whether Megatron sets `is_first_microbatch`: in 0.16.1 not in a run without FP8 and FP4."""
+        return scheme_of(self.config) is not None
 
     def _forward_impl(
         self,
@@ -144,7 +175,8 @@ class EmulatedLinear:
 
         Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
         """
-        if self.gemm_precision is None:
+        precision = self.gemms.of(training=self.training)
+        if precision is None:
             result: torch.Tensor = super()._forward_impl(  # type: ignore[misc]  # Megatron's layer, which comes next
                 input,
                 weight,
@@ -162,7 +194,8 @@ class EmulatedLinear:
         elif allreduce_dgrad:
             input = copy_to_tensor_model_parallel_region(input, group=tp_group)  # noqa: A001
         stored = weight.stored if isinstance(weight, StoredWeight) else None
-        first, self.is_first_microbatch = self.is_first_microbatch, False
+        first = self.is_first_microbatch or not self._is_told_of_steps or precision is not self.gemms.training
+        self.is_first_microbatch = False
         state = self.fp8_state
         finished = None if self.updates is None else self.updates.after_backward_of(self)
         with nullcontext() if state is None else scales_of_this_pass(state):
@@ -170,7 +203,7 @@ class EmulatedLinear:
                 input,
                 weight,
                 bias,
-                precision=self.gemm_precision,
+                precision=precision,
                 state=state,
                 cache=None if stored is not None else self.weight_cache,
                 first_microbatch=None if stored is not None else first,
@@ -194,6 +227,18 @@ class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ign
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._prepare()
+
+
+class KeptColumnParallelLinear(EmulatedColumnParallelLinear):
+    """One in a layer that is kept in BF16: a per-module recipe alone puts it into a low precision."""
+
+    is_low = False
+
+
+class KeptRowParallelLinear(EmulatedRowParallelLinear):
+    """As `KeptColumnParallelLinear`."""
+
+    is_low = False
 
 
 def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:

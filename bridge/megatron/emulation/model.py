@@ -27,7 +27,7 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     if (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param):
         reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
         for layer in layers:
-            spec = layer.gemm_precision.spec("weight")
+            spec = layer.gemms.training.spec("weight")
             as_is = reuses and spec.scheme == "mxfp8"
             through_bf16 = as_is and ddp.grad_reduce_in_fp32
             gathered = torch.bfloat16 if through_bf16 else None

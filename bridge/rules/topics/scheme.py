@@ -9,11 +9,10 @@ from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
 from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
+from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bridge.rules.context import RuleContext
 
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
@@ -81,33 +80,6 @@ def _without_effect(s: RuleContext) -> list[dict[str, Any]]:
     if "fp8" in off and s.stated.get(BUFFER):
         settings.append(BUFFER)
     return s.inert_and_stated(settings)
-
-
-def _module_recipes(s: RuleContext) -> list[dict[str, str]]:
-    """Return what Transformer Engine's per-module recipes refuse; only a plain mapping can be looked into."""
-    found = []
-    for key, row in _configs_of(s.model.quant_recipe):
-        scheme, fp4 = row.get("fp8_quantization_recipe"), row.get("fp4_quantization_recipe")
-        if scheme == "delayed":
-            found.append({"key": key, "what": "delayed scaling cannot be chosen per module"})
-        if scheme and fp4:
-            found.append({"key": key, "what": "a module has either an FP8 or an FP4 recipe"})
-        if "custom" in (scheme, fp4) and not row.get("custom_recipe_factory"):
-            found.append({"key": key, "what": "a custom recipe needs custom_recipe_factory"})
-    return found
-
-
-def _configs_of(recipe: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    configs = recipe.get("configs") if isinstance(recipe, dict) else None
-    if not isinstance(configs, dict):
-        return []
-    return [
-        (f"{name}.{part}", body[part])
-        for name, body in configs.items()
-        if isinstance(body, dict)
-        for part in ("training_recipe", "evaluation_recipe")
-        if isinstance(body.get(part), dict)
-    ]
 
 
 def _refused_values(s: RuleContext) -> list[dict[str, Any]]:
@@ -229,7 +201,7 @@ RULES = (
     ),
     Rule(
         heading="PB213: per-module recipe that Transformer Engine refuses",
-        predicate=_module_recipes,
+        predicate=wrong_payloads,
         error="model.quant_recipe: {key}: {what}",
         remedies=("correct the entry",),
         verified="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
@@ -237,7 +209,7 @@ RULES = (
     ),
     Rule(
         heading="PB214: per-module recipes together with stored weights",
-        predicate=lambda s: s.model.quant_recipe is not None and (s.gathers_fp8 or s.gathers_fp4),
+        predicate=next_to_stored_weights,
         warning="model.quant_recipe: each module recipe has fp8_param and fp4_param of its own, which Megatron does "
         "not compare with the run's",
         remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {s.mode}"),

@@ -1,0 +1,126 @@
+"""`precision-bridge modules [OVERRIDES]`: the modules that each row of `modules`, or each matcher of a file, takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, write_file
+from bridge.errors import RunConfigError
+from bridge.precision.module_recipe import stage_recipes
+from bridge.rules.topics import modules as module_rules
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bridge.front.loader import RunValues
+    from bridge.plan.precision_plan import PrecisionPlan
+
+IDS = frozenset(rule.id for rule in module_rules.RULES)
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    text = "show which modules each row of modules, or each matcher of Megatron's file, takes"
+    parser = add_run_command(commands, "modules", _modules, text)
+    parser.add_argument(
+        "--file",
+        metavar="FILE",
+        help="a file for --te-precision-config-file, as it stands, instead of the recipe's modules",
+    )
+    parser.add_argument("--write", metavar="FILE", help="write that file for this run, one per stage where they differ")
+
+
+def _write(plan: PrecisionPlan, path: str) -> None:
+    """Write Megatron's file for the run, or one for each pipeline stage that needs its own.
+
+    Raises:
+        RunConfigError: Model chunks of one stage need different files.
+    """
+    from bridge.interop.megatron_lm.te_precision_file import write
+
+    files = [recipe.to_file() for recipe in plan.settings.recipes]
+    if len(files) == 1:
+        named = {path: files[0]}
+    else:
+        stages = stage_recipes(files, plan.parallel.pipeline)
+        place = Path(path)
+        named = {
+            str(place.with_stem(f"{place.stem}.stage{stage}")): _of_stage(file, stage)
+            for stage, file in enumerate(stages)
+        }
+    for name, file in named.items():
+        write_file(name, write(file), "--write")
+    print(f"wrote {', '.join(named)}")
+
+
+def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
+    if file is not None:
+        return file
+    rule = f"one file serves all model chunks of a stage, and those of stage {stage} need different ones"
+    raise RunConfigError.of("--write", rule, stage, "Use virtual_pipeline_model_parallel_size=null, or no layers.")
+
+
+def _modules(chosen: argparse.Namespace) -> int:
+    """Print the selection and what the rules say of it; return 2 with errors, else 0."""
+    from bridge.plan.selection import module_selection
+    from bridge.preflight.check import check_run
+
+    run = read_run(chosen)
+    if chosen.file:
+        run = _with_file(run, chosen.file)
+    plan = plan_of(run)
+    found = module_selection(plan, run.precision, run.model)
+    if found is None:
+        _list(plan, run, as_json=chosen.json)
+        return 0
+    if chosen.write:
+        _write(plan, chosen.write)
+        return 0
+    sections = {**run.sections, "mixed_precision": run.precision}
+    report = check_run(sections, target=None, origins=run.origin_of, choice=run.choice)
+    findings = [finding for finding in report.findings if finding.id in IDS]
+    if chosen.json:
+        from bridge.report.module_table import selection_dict
+
+        print_json({"precision": plan.label, "layout": _layout(plan), **selection_dict(found, findings)})
+    else:
+        from bridge.report.module_table import module_table
+        from bridge.report.table import show  # rich is heavy
+
+        scheme = plan.settings.scheme or plan.settings.mode
+        show(module_table(found, findings, layout=_layout(plan), run=f"{scheme} (the run)"))
+    return 2 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _with_file(run: RunValues, path: str) -> RunValues:
+    """Return the run with a file's recipe as it stands, and without rows of its own."""
+    from bridge.interop.megatron_lm.te_precision_file import read
+
+    model = {**run.model, "quant_recipe": read(path)}
+    precision = run.precision
+    if precision is not None:
+        precision = type(precision).from_dict(precision.to_dict())
+        precision.modules = None
+    return replace(run, precision=precision, sections={**run.sections, "model": model})
+
+
+def _layout(plan: PrecisionPlan) -> str:
+    """Return the sizes that decide about names: PP 4, VPP 2, EP 8."""
+    parallel = plan.parallel
+    sizes = (("PP", parallel.pipeline), ("VPP", parallel.virtual), ("EP", parallel.expert))
+    return ", ".join(f"{name}={size}" for name, size in sizes if size > 1 or name == "PP")
+
+
+def _list(plan: PrecisionPlan, run: RunValues, *, as_json: bool) -> None:
+    """Print the modules of a run that chooses nothing per module, as rows of `modules` would name them."""
+    from bridge.plan.selection import linear_modules
+
+    names = [module.path for module in linear_modules(plan, run.model)]
+    if as_json:
+        print_json({"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
+        return
+    print(f"{plan.label}: nothing is chosen per module. The linear layers, layers counted from 0:")
+    for name in names:
+        print(f"  {name}")

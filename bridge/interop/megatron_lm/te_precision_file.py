@@ -1,0 +1,194 @@
+"""The file behind `--te-precision-config-file`: Megatron Core's per-module recipe, as YAML or Megatron Bridge's `.cfg`.
+
+    content = read("te_quant.cfg")
+    content["matchers"]                     # as it stands: evaluation recipes and keys that this release lacks too
+    write(content)                          # YAML that reads back as the same content
+
+The content is kept as it is written; a fault that stops Megatron is one sentence each. It counts layers within one
+stage of a pipeline, so it is held as `model.quant_recipe` and never as rows of `modules`, except where no matcher names
+a layer: `rows_of` returns the rows that mean the same.
+
+Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions/transformer_engine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PayloadError, WrongValueError, close_matches, did_you_mean
+from bridge.interop.contract import as_yaml
+from bridge.precision import strict_yaml
+from bridge.precision.module_recipe import chunk_recipes
+from bridge.precision.modules import HIGH, module_rows, plain_rows
+from bridge.precision.quant_recipe import CONFIG_TYPE, EVALUATION, PAYLOAD_KEYS, TRAINING, QuantRecipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TYPE_KEY = next(iter(CONFIG_TYPE))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Return the content of a file.
+
+    Raises:
+        PayloadError: It cannot be read, or Megatron would refuse it; every fault on its own line.
+    """
+    return parse(strict_yaml.decoded(strict_yaml.read_bytes(path), str(path)), str(path))
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """Return the content of a text; raises as `read`.
+
+    Args:
+        text: YAML.
+        name: Its name in messages.
+    """
+    (content, *_) = strict_yaml.load_all(text, name) or (None,)
+    if not isinstance(content, dict):
+        raise PayloadError.of(name, "must be a mapping of configs and matchers", content, "Give Megatron's file.")
+    faults = [
+        str(PayloadError.of(f"{name}: {path}", rule, value, remedy)) for path, rule, value, remedy in _faults(content)
+    ]
+    if faults:
+        raise PayloadError("\n".join(faults))
+    return content
+
+
+def write(content: Mapping[str, Any]) -> str:
+    """Return the content of a file as YAML, in its order."""
+    return as_yaml(dict(content))
+
+
+def rows_of(content: Mapping[str, Any], *, is_low: bool, fp8_format: str | None = None) -> list[dict[str, Any]] | None:
+    """Return the rows of `modules` that mean the same as a file; None where no rows do.
+
+    Args:
+        content: The file's content.
+        is_low: The run has FP8 or FP4 on.
+        fp8_format: The run's `fp8`.
+    """
+    recipe = QuantRecipe.of(content)
+    if recipe is None:
+        return None
+    try:
+        rows = plain_rows([_row(recipe, matcher.pattern, matcher.config) for matcher in recipe.matchers])
+    except (WrongValueError, KeyError):
+        return None
+    parsed = module_rows(rows)
+    if any(row.names_layers for row in parsed):
+        return None
+    (back,) = chunk_recipes(parsed, [()], is_low=is_low, fp8_format=fp8_format)
+    again = QuantRecipe.of(back)
+    is_same = again is not None and _meanings(recipe) == _meanings(again)
+    return list(rows) if is_same else None
+
+
+def _meanings(recipe: QuantRecipe) -> list[Any]:
+    """Return pattern and effects of each matcher, in order."""
+    return [
+        (one.pattern, recipe.effect_of(one.config), recipe.effect_of(one.config, EVALUATION), _rest(recipe, one.config))
+        for one in recipe.matchers
+    ]
+
+
+def _rest(recipe: QuantRecipe, config: str) -> tuple[Any, ...]:
+    parts = [recipe.configs[config].get(part) or {} for part in (TRAINING, EVALUATION)]
+    return tuple((part.get("custom_recipe_factory"), bool(part.get("tp_only_amax_red"))) for part in parts)
+
+
+def _row(recipe: QuantRecipe, pattern: str, config: str) -> dict[str, Any]:
+    payload = recipe.configs[config]
+    row = {"select": pattern, **_precision(payload[TRAINING])}
+    if EVALUATION in payload:
+        row["evaluation"] = _precision(payload[EVALUATION])
+    return row
+
+
+def _precision(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a training or evaluation recipe as the keys of a row."""
+    for family in ("fp8", "fp4"):
+        scheme = recipe.get(f"{family}_quantization_recipe")
+        if scheme is None:
+            continue
+        found: dict[str, Any] = {f"{family}_recipe": scheme}
+        if family == "fp8":
+            found["fp8"] = recipe.get("fp8_format", "e4m3")
+        for key, name in (
+            ("custom_recipe_factory", f"{family}_quantizer_factory"),
+            ("tp_only_amax_red", "tp_only_amax_red"),
+            (f"{family}_param", f"{family}_param"),
+        ):
+            if key in recipe:
+                found[name] = recipe[key]
+        return found
+    return {"precision": HIGH}
+
+
+Fault = tuple[str, str, object, str]
+"""Path, rule, value and remedy."""
+
+
+def _faults(content: Mapping[str, Any]) -> Iterator[Fault]:
+    configs, matchers = content.get("configs", {}), content.get("matchers")
+    if not isinstance(configs, Mapping):
+        yield "configs", "must be a mapping of names to payloads", configs, "Correct it."
+        return
+    if matchers is not None and not isinstance(matchers, Mapping):
+        yield "matchers", "must be a mapping of names to matchers", matchers, "Correct it."
+        return
+    for name, payload in configs.items():
+        yield from _payload_faults(f"configs.{name}", payload)
+    for name, row in (matchers or {}).items():
+        yield from _matcher_faults(f"matchers.{name}", row, configs)
+
+
+def _payload_faults(path: str, payload: object) -> Iterator[Fault]:
+    if not isinstance(payload, Mapping):
+        yield path, "must be a mapping", payload, "Give transformer_engine_config_type and training_recipe."
+        return
+    if TYPE_KEY not in payload:  # another library's: Kitchen has payloads of its own
+        return
+    if payload[TYPE_KEY] != CONFIG_TYPE[TYPE_KEY]:
+        yield f"{path}.{TYPE_KEY}", "must be TEQuantizationParams", payload[TYPE_KEY], "Correct it."
+    if TRAINING not in payload:
+        yield path, "must have a training_recipe", list(payload), "Write training_recipe: {} for high precision."
+    for part in (TRAINING, EVALUATION):
+        if part in payload:
+            yield from _recipe_faults(f"{path}.{part}", payload[part])
+
+
+def _recipe_faults(path: str, recipe: object) -> Iterator[Fault]:
+    if not isinstance(recipe, Mapping):
+        yield path, "must be a mapping", recipe, "Write {} for high precision."
+        return
+    for key in recipe:
+        near = close_matches(str(key), PAYLOAD_KEYS)
+        if key not in PAYLOAD_KEYS and near:  # a key of a later release is kept
+            yield f"{path}.{key}", "Transformer Engine's recipes have no such key", recipe[key], did_you_mean(near)
+    fp8, fp4 = (recipe.get(f"{family}_quantization_recipe") for family in ("fp8", "fp4"))
+    if fp8 == "delayed":
+        rule = "delayed scaling cannot be chosen per module"
+        yield f"{path}.fp8_quantization_recipe", rule, fp8, "Use 'tensorwise', 'blockwise' or 'mxfp8'."
+    if fp8 and fp4:
+        yield path, "must have an FP8 or an FP4 recipe, not both", dict(recipe), "Drop one of them."
+    if "custom" in (fp8, fp4) and not recipe.get("custom_recipe_factory"):
+        yield path, "a custom recipe needs custom_recipe_factory", dict(recipe), "Give the factory's import path."
+
+
+def _matcher_faults(path: str, row: object, configs: Mapping[str, Any]) -> Iterator[Fault]:
+    if not isinstance(row, Mapping):
+        yield path, "must be a mapping", row, "Give type, pattern, config and enabled."
+        return
+    if not row.get("enabled", False):
+        return
+    if row.get("type") != "glob":
+        yield f"{path}.type", "must be glob", row.get("type"), "Correct it."
+    for key in ("pattern", "config"):
+        if row.get(key) is None:
+            yield f"{path}.{key}", "must be given", None, "Give it."
+    if row.get("config") is not None and row["config"] not in configs:
+        hint = did_you_mean(close_matches(str(row["config"]), configs)) or "Add it."
+        yield f"{path}.config", "no payload has this name", row["config"], hint

@@ -1,0 +1,126 @@
+"""Names of the plan's modules as Megatron Core has them within one model chunk, which per-module recipes match.
+
+    ModulePaths.of(model).path("5", 0, "linear_fc2")     # "decoder.layers.0.mlp.linear_fc2"
+
+Source: `named_modules()` of GPTModel and MambaModel, megatron-core 0.16.1 and 0.19.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.rules.fields import read_field
+from bridge.rules.versions import at_least, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.plan.modules import Module
+    from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe
+
+PARENTS = {
+    "self_attention": (
+        "linear_qkv",
+        "linear_proj",
+        "core_attention",
+        "q_layernorm",
+        "k_layernorm",
+        "linear_q_proj",
+        "linear_q_down_proj",
+        "linear_q_up_proj",
+        "linear_kv_down_proj",
+        "linear_kv_up_proj",
+        "kv_layernorm",
+    ),
+    "mlp": ("linear_fc1", "linear_fc2", "router", "fc1_latent_proj", "fc2_latent_proj"),
+    "mixer": ("in_proj", "conv1d", "ssm", "gated_norm", "out_proj"),
+}
+"""Module of a layer -> its own modules."""
+_PARENT_OF = {name: f"{parent}." for parent, names in PARENTS.items() for name in names}
+OF_MTP = ("enorm", "hnorm", "eh_proj", "final_layernorm")
+"""Modules of a multi-token-prediction layer around its transformer layer."""
+RENAMED = {"gated_norm": "norm"}
+"""Name in the plan -> name in Megatron, where a layer has two modules of the same name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulePaths:
+    """How a model names its modules."""
+
+    are_experts_grouped: bool = False
+    """The experts of a layer are one module (`moe_grouped_gemm`)."""
+    inside_mtp: str = "mtp_model_layer"
+    """Name of the transformer layer inside a multi-token-prediction layer."""
+
+    @classmethod
+    def of(cls, model: Any) -> ModulePaths:
+        """Return the names of a model's config values, in the installed megatron-core or else the newest."""
+        version = installed("mcore")
+        is_old = version is not None and not at_least(version, "0.17")
+        return cls(
+            are_experts_grouped=bool(read_field(model, "moe_grouped_gemm", default=False)),
+            inside_mtp="transformer_layer" if is_old else "mtp_model_layer",
+        )
+
+    def path(self, label: str, index: int, module: str) -> str:
+        """Return the name of a module.
+
+        Args:
+            label: Label of its row in the plan: a layer's number, "embedding", "mtp 1" or "output".
+            index: The layer's number within its chunk, from 0.
+            module: Its name in the plan.
+        """
+        if label == "embedding":
+            return f"embedding.{module}"
+        if label == "output":
+            return module if module == "output_layer" else f"decoder.{module}"
+        if label.startswith("mtp"):
+            depth, _, inner = label.partition(" ")[2].partition(".")
+            outer = f"mtp.layers.{int(depth) - 1}"
+            if inner:
+                return f"{outer}.{self.inside_mtp}.layers.{int(inner) - 1}.{self._inner(module)}"
+            return f"{outer}.{module}" if module in OF_MTP else f"{outer}.{self.inside_mtp}.{self._inner(module)}"
+        return f"decoder.layers.{index}.{self._inner(module)}"
+
+    def _inner(self, module: str) -> str:
+        """Return a module's name within its layer; the first expert stands for all of them."""
+        expert = module.removeprefix("experts.")
+        if expert != module:
+            return f"mlp.experts.{expert}" if self.are_experts_grouped else f"mlp.experts.local_experts.0.{expert}"
+        if module.startswith("shared_experts."):
+            return f"mlp.{module}"
+        return f"{_PARENT_OF.get(module, '')}{RENAMED.get(module, module)}"
+
+
+def recipe_of(recipes: Sequence[QuantRecipe], chunk: int) -> QuantRecipe | None:
+    """Return the per-module recipe of a model chunk, by its place in the order of execution; None without one."""
+    if len(recipes) > 1:
+        return recipes[chunk]
+    return recipes[0] if recipes else None
+
+
+def effects_of(
+    recipe: QuantRecipe | None, paths: ModulePaths, label: str, index: int, modules: Sequence[Module]
+) -> tuple[ModuleEffect | None, ...]:
+    """Return the effect of a per-module recipe on each module of a layer; None where it has none.
+
+    Only Transformer Engine's linear layers read it.
+
+    Args:
+        recipe: That of the layer's chunk.
+        paths: How the model names its modules.
+        label: The layer's label in the plan.
+        index: The layer's number within its chunk.
+        modules: The layer's modules.
+    """
+    if recipe is None:
+        return (None,) * len(modules)
+
+    def effect(module: Module) -> ModuleEffect | None:
+        if module.kind != "linear":
+            return None
+        matcher = recipe.matcher_of(paths.path(label, index, module.name))
+        return recipe.effect_of(matcher.config) if matcher is not None else None
+
+    return tuple(effect(module) for module in modules)

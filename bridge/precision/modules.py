@@ -1,0 +1,327 @@
+"""`modules`: the precision of single modules, as an ordered list of rows *select -> precision*.
+
+    modules:
+    - {select: "*.linear_qkv", precision: bf16}
+    - {select: {layers: [0, 1, -1], module: linear_fc2}, fp8_recipe: mxfp8}
+    - {select: "decoder.layers.3.mlp.*", precision: blockwise, evaluation: bf16}
+
+A module takes the precision of the first row that selects it, as in Megatron Core; a module that no row selects has the
+precision of the run. `select` is either
+
+- a glob over Megatron's module names (``decoder.layers.3.mlp.linear_fc2``, ``mtp.layers.0.eh_proj``), in which
+  ``layers.N.`` names a layer by its number in the whole model, from 0, whatever pipeline stage holds it; or
+- ``layers`` and ``module``: numbers of layers, negative ones from the end, and the end of a module's name. Without
+  ``layers`` every layer is meant, those of multi-token prediction too.
+
+A row that names layers decides for these layers also where `first_last_layers_bf16` keeps them in BF16. A row that
+names none leaves those layers as they are.
+
+A list is kept as plain data in one form, so that it can be dumped, compared and read back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HIGH = "bf16"
+"""The value of `precision` for a module without FP8 and FP4: it computes in the dtype of the run."""
+
+SCHEMES = {
+    "fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"),
+    "fp4": tuple(FP4_SCHEMES),
+}
+"""Family -> its schemes that Transformer Engine takes for a single module."""
+SHORT = (HIGH, *(name for names in SCHEMES.values() for name in names if name != "custom"))
+"""Values of `precision` and `evaluation`."""
+SWITCHES = ("fp8_param", "fp4_param", "tp_only_amax_red")
+FACTORIES = ("fp8_quantizer_factory", "fp4_quantizer_factory")
+PRECISION_KEYS = ("precision", "fp8", "fp8_recipe", "fp4_recipe", *FACTORIES, *SWITCHES)
+ROW_KEYS = ("select", *PRECISION_KEYS, "evaluation")
+
+_LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
+_NUMBER_HERE = re.compile(r"(?:^|[.*?\]])(?:\d|\?|\[)")
+"""A digit, ``?`` or ``[`` where a whole part of a name may begin: it may stand for the number of a layer."""
+
+
+class WrongRowsError(WrongValueError):
+    """Rows that cannot be read. `faults` has one error for each of them."""
+
+    def __init__(self, faults: Sequence[WrongValueError]) -> None:
+        first = faults[0]
+        super().__init__(first.rule, first.value, first.remedy)
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModulePrecision:
+    """The precision of a module's GEMMs."""
+
+    family: str | None = None
+    """fp8 or fp4; None: the dtype of the run."""
+    scheme: str | None = None
+    """A scaling scheme of that family."""
+    format: str | None = None
+    """e4m3 or hybrid, where the row states it; None: that of the run."""
+    factory: str | None = None
+    """Import path of a quantizer factory, for the scheme `custom`."""
+    stored: bool | None = None
+    """Keep the weight in the format too (`fp8_param`, `fp4_param`); None: not stated."""
+    tp_only_amax_red: bool | None = None
+    """Reduce amaxes over the tensor-parallel ranks alone; None: not stated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleRow:
+    """One row of `modules`."""
+
+    select: str
+    """The glob; empty where `module` selects."""
+    layers: tuple[int, ...] | None = None
+    """Numbers of layers as they are stated; None: every layer."""
+    module: str = ""
+    """The end of the names of the modules, a glob too; empty where `select` selects."""
+    precision: ModulePrecision
+    evaluation: ModulePrecision | None = None
+    """The precision outside of training; None: that of training."""
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """Numbers of the layers that the row names, as they are stated; empty where it names none."""
+        if self.layers is not None:
+            return self.layers
+        found = _LAYER.search(self.select)
+        return (int(found[1]),) if found is not None and not self.select.startswith("mtp.") else ()
+
+    @property
+    def names_layers(self) -> bool:
+        """Whether the row is about layers of certain numbers."""
+        return bool(self.layer_numbers)
+
+    def patterns(self, num_layers: int) -> tuple[str, ...]:
+        """Return the globs that select the row's modules by their names in the whole model.
+
+        Args:
+            num_layers: Layers of the whole model, which negative numbers count from.
+        """
+        if not self.module:
+            return (self._anchored(),)
+        if self.layers is None:
+            return (f"*.{self.module}",)
+        numbers = dict.fromkeys(number + num_layers if number < 0 else number for number in self.layers)
+        return tuple(f"decoder.layers.{number}.{inner}{self.module}" for number in numbers for inner in ("", "*."))
+
+    def _anchored(self) -> str:
+        """Return the glob with a layer's number behind the decoder's name: ``*layers.0.*`` means no layer of MTP."""
+        if not self.names_layers:
+            return self.select
+        return f"decoder.{self.select[self.select.index('layers.') :]}"
+
+    def __str__(self) -> str:
+        if self.select:
+            return self.select
+        layers = "" if self.layers is None else f"layers {', '.join(map(str, self.layers))}: "
+        return f"{layers}{self.module}"
+
+
+def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
+    """Return the rows of a list in the form they are kept in.
+
+    Args:
+        value: A list of mappings, as YAML, a command line or Python gives it.
+
+    Raises:
+        WrongRowsError: Rows that cannot be read, all of them.
+        WrongValueError: No list at all.
+    """
+    if isinstance(value, Mapping | str) or not hasattr(value, "__iter__"):
+        raise WrongValueError("must be a list of rows", value, 'Write [{select: "*.linear_qkv", precision: bf16}].')
+    rows, faults = [], []
+    for number, row in enumerate(value):
+        try:
+            rows.append(_plain_row(row))
+        except WrongValueError as error:
+            faults.append(WrongValueError(f"row {number}: {error.rule}", error.value, error.remedy))
+    if faults:
+        raise WrongRowsError(faults)
+    return tuple(rows)
+
+
+def module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
+    """Return the rows of the form that `plain_rows` makes; none for None."""
+    return tuple(_parsed(row) for row in plain or ())
+
+
+def _parsed(row: Mapping[str, Any]) -> ModuleRow:
+    select, evaluation = row["select"], row.get("evaluation")
+    if isinstance(evaluation, str):
+        evaluation = {"precision": evaluation}
+    is_text = isinstance(select, str)
+    layers = None if is_text else select.get("layers")
+    return ModuleRow(
+        select=select if is_text else "",
+        layers=tuple(layers) if layers is not None else None,
+        module="" if is_text else select["module"],
+        precision=_precision(row),
+        evaluation=_precision(evaluation) if evaluation is not None else None,
+    )
+
+
+def _precision(row: Mapping[str, Any]) -> ModulePrecision:
+    short = row.get("precision")
+    given = {
+        family: row.get(f"{family}_recipe") or (short if short in names else None) for family, names in SCHEMES.items()
+    }
+    family = next((family for family, scheme in given.items() if scheme is not None), None)
+    if family is None:
+        return ModulePrecision()
+    return ModulePrecision(
+        family=family,
+        scheme=given[family],
+        format=row.get("fp8") if family == "fp8" else None,
+        factory=row.get(f"{family}_quantizer_factory"),
+        stored=row.get(f"{family}_param"),
+        tp_only_amax_red=row.get("tp_only_amax_red"),
+    )
+
+
+def _plain_row(given: object) -> dict[str, Any]:
+    """Return a row with its keys in one order and its values in one form."""
+    if not isinstance(given, Mapping):
+        raise WrongValueError("must be a mapping", given, 'Write {select: "*.linear_qkv", precision: bf16}.')
+    _refuse_unknown(given, ROW_KEYS, "a row has no such key")
+    if "select" not in given:
+        raise WrongValueError("has no `select`", dict(given), 'Say which modules: select: "*.linear_qkv".')
+    row: dict[str, Any] = {"select": _plain_select(given["select"]), **_plain_precision(given)}
+    if given.get("evaluation") is not None:
+        evaluation = given["evaluation"]
+        if isinstance(evaluation, Mapping):
+            _refuse_unknown(evaluation, PRECISION_KEYS, "`evaluation` has no such key")
+            row["evaluation"] = _plain_precision(evaluation)
+        else:
+            row["evaluation"] = _one_of("evaluation", evaluation, SHORT)
+    return row
+
+
+def _refuse_unknown(given: Mapping[Any, Any], known: Sequence[str], rule: str) -> None:
+    for key in given:
+        if key not in known:
+            near = did_you_mean(close_matches(str(key), known)) or f"There are {', '.join(known)}."
+            raise WrongValueError(rule, key, near)
+
+
+def _plain_select(given: object) -> str | dict[str, Any]:
+    if isinstance(given, str):
+        return _plain_glob(given)
+    if not isinstance(given, Mapping):
+        raise WrongValueError("`select` must be a glob, or {layers: [0, -1], module: linear_fc2}", given, "Correct it.")
+    _refuse_unknown(given, ("layers", "module"), "`select` has no such key")
+    module = given.get("module")
+    if not isinstance(module, str) or not module or "layers." in module:
+        raise WrongValueError("`select.module` must be the end of a module's name", module, "Use linear_fc2, say.")
+    layers = given.get("layers")
+    if layers is None:
+        return {"module": module}
+    if isinstance(layers, str | Mapping) or not hasattr(layers, "__iter__"):
+        raise WrongValueError("`select.layers` must be a list of numbers", layers, "Write [0, 1, -1].")
+    numbers = []
+    for number in layers:
+        if isinstance(number, bool) or not hasattr(number, "__index__"):
+            raise WrongValueError("`select.layers` must be whole numbers, from 0", number, "Write [0, 1, -1].")
+        numbers.append(int(number))
+    if not numbers:
+        raise WrongValueError("`select.layers` must name a layer", [], "Drop it to mean every layer.")
+    return {"layers": numbers, "module": module}
+
+
+def _plain_glob(glob: str) -> str:
+    """Return a glob in which a number of a layer can only be ``layers.N.``."""
+    if not glob:
+        raise WrongValueError("`select` must not be empty", glob, 'Use "*" for every module.')
+    named = [match for match in _LAYER.finditer(glob) if not glob.startswith("mtp.")]
+    before = glob[: named[0].start()] if named else ""
+    if len(named) > 1 or before not in ("", "*", "*.", "decoder.", "*decoder.", "*.decoder."):
+        rule = "`select` must name a layer as decoder.layers.N"
+        raise WrongValueError(rule, glob, "Use {layers: [N], module: NAME} for other choices.")
+    rest = _LAYER.sub("layers", glob)
+    rest = re.sub(r"(local_experts\.)[^.]+", r"\1", rest)
+    if _NUMBER_HERE.search(rest):
+        rule = "`select` may name the number of a layer as `layers.N.` alone, since globs match digits"
+        raise WrongValueError(rule, glob, "Use {layers: [N], module: NAME}, or write out layers.N.")
+    return glob
+
+
+def _plain_precision(given: Mapping[Any, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    if given.get("precision") is not None:
+        row["precision"] = _one_of("precision", given["precision"], SHORT)
+    if given.get("fp8") is not None:
+        row["fp8"] = _one_of("fp8", given["fp8"], ("e4m3", "hybrid"))
+    for family, names in SCHEMES.items():
+        key = f"{family}_recipe"
+        if given.get(key) is not None:
+            row[key] = _one_of(key, given[key], names)
+    for key in FACTORIES:
+        if given.get(key) is not None:
+            row[key] = _text(key, given[key])
+    for key in SWITCHES:
+        if given.get(key) is not None:
+            row[key] = _switch(key, given[key])
+    _refuse_contradictions(row)
+    return row
+
+
+def _refuse_contradictions(row: Mapping[str, Any]) -> None:
+    """Refuse a row without a precision, with two, and with a setting of a family that it does not choose."""
+    chosen = [key for key in ("precision", "fp8_recipe", "fp4_recipe") if key in row]
+    if len(chosen) != 1:
+        rule = "must choose one of precision, fp8_recipe and fp4_recipe"
+        raise WrongValueError(rule, {key: row[key] for key in chosen}, "State precision: bf16 for no FP8 and FP4.")
+    found = _precision(row)
+    for key in row:
+        family = key[:3] if key[:3] in SCHEMES else "fp8" if key == "tp_only_amax_red" else None
+        if (family is not None and found.family is None) or (
+            family not in (None, found.family) and key in SWITCHES[:2]
+        ):
+            rule = f"`{key}` has no meaning in a module in {found.scheme or HIGH}"
+            raise WrongValueError(rule, row[key], "Drop it.")
+    scheme = (FP8_SCHEMES if found.family == "fp8" else FP4_SCHEMES).get(found.scheme or "")
+    if found.format is not None and scheme is not None and found.format not in scheme.formats:
+        known = listed(scheme.formats)
+        raise WrongValueError(f"`fp8` must be {known} under {found.scheme}", found.format, f"Use {known}.")
+    if found.scheme == "custom" and found.factory is None:
+        key = f"{found.family}_quantizer_factory"
+        raise WrongValueError(f"the scheme custom needs `{key}`", None, "Give the factory's import path.")
+
+
+def _one_of(key: str, given: object, known: Sequence[str]) -> str:
+    value = getattr(given, "value", given)
+    if value == "delayed":
+        rule = f"`{key}` cannot be delayed scaling, which Transformer Engine does not run for single modules"
+        raise WrongValueError(rule, value, f"Use {listed(known)}.")
+    if isinstance(value, str) and value in known:
+        return str(value)
+    near = did_you_mean(close_matches(str(value), known)) or f"Use {listed(known)}."
+    raise WrongValueError(f"`{key}` must be one of {', '.join(known)}", value, near)
+
+
+def _text(key: str, given: object) -> str:
+    if isinstance(given, str) and given:
+        return str(given)
+    raise WrongValueError(f"`{key}` must be an import path", given, "Write package.module.function.")
+
+
+def _switch(key: str, given: object) -> bool:
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, str) and given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    raise WrongValueError(f"`{key}` must be true or false", given, "Correct it.")

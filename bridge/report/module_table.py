@@ -1,0 +1,98 @@
+"""The modules that each row of `modules`, or each matcher of a foreign recipe, takes, as a table and as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from bridge.plan.precision_plan import compact
+from bridge.report.table import Column, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from bridge.plan.selection import ModuleSelection, Selected, Taken
+    from bridge.rules.rule import RuleFinding
+
+COLUMNS = (
+    "",
+    Column(heading="select", wraps=True),
+    "precision",
+    Column(heading="takes", wraps=True),
+    Column(heading="linears", number=True),
+)
+
+
+def module_table(
+    selection: ModuleSelection, findings: Sequence[RuleFinding], *, layout: str, run: str
+) -> RenderableType:
+    """Return the selection as something rich can print.
+
+    Args:
+        selection: What each row takes.
+        findings: What the rules say of it.
+        layout: The pipeline layout in a few words.
+        run: The precision of the modules that no row takes.
+    """
+    rows = [
+        (row.name, row.pattern, row.precision, _places(row.taken) or "nothing", str(len(row.taken)))
+        for row in selection.rows
+    ]
+    rows.append(("", "the rest", run, _places(selection.left) or "nothing", str(len(selection.left))))
+    what = "matchers of model.quant_recipe" if selection.is_foreign else "rows of mixed_precision.modules"
+    lines = [Text(f"{one.severity}: {one}", style=_style(one.severity)) for one in findings]
+    return Group(table(COLUMNS, rows, title=f"{what}, {layout}; layers count from 0"), *lines)
+
+
+def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:
+    """Return the selection as plain data."""
+    return {
+        "is_foreign": selection.is_foreign,
+        "rows": [_row_dict(row) for row in selection.rows],
+        "left": [module.path for module in selection.left],
+        "layers_elsewhere": [
+            {"row": name, "pipeline": stages, "layers": list(here), "layers_there": list(there)}
+            for name, stages, here, there in selection.layers_elsewhere
+        ],
+        "findings": [
+            {key: asdict(one)[key] for key in ("id", "severity", "path", "rule", "remedy")} for one in findings
+        ],
+    }
+
+
+def _row_dict(row: Selected) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "select": row.pattern,
+        "precision": row.precision,
+        "takes": [module.path for module in row.taken],
+        "taken_before": [module.path for module in row.shadowed],
+        "before_by": list(row.by),
+        "read_no_recipe": [module.path for module in row.unread],
+        "nearest": list(row.nearest),
+    }
+
+
+def _places(modules: Sequence[Taken]) -> str:
+    """Return modules by layer: "linear_qkv of 0-23; mtp.layers.0.eh_proj"."""
+    layers: dict[str, list[int]] = {}
+    others: dict[str, list[str]] = {}
+    for module in modules:
+        if module.number is not None:
+            layers.setdefault(module.module, []).append(module.number)
+        else:
+            others.setdefault(module.layer, []).append(module.module)
+    names: dict[str, list[str]] = {}
+    for name, numbers in layers.items():
+        names.setdefault(compact([str(number) for number in numbers]), []).append(name)
+    parts = [f"{', '.join(held)} of {numbers}" for numbers, held in names.items()]
+    return "; ".join([*parts, *(f"{', '.join(held)} of {layer}" for layer, held in others.items())])
+
+
+def _style(severity: str) -> str:
+    return {"error": "red", "warning": "yellow"}.get(severity, "")

@@ -1,0 +1,163 @@
+"""`modules` as `model.quant_recipe`: one recipe, or one for each pipeline stage where layers are named by number.
+
+An owner of Megatron's class gets an object of the class that its field is annotated with, `RecipeConfig`; a mapping, or
+an object of another class, gets plain data. All ranks hold the same object. Where stages need different recipes it
+asks Megatron for the stage when the model is built, which is after Megatron made its process groups.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError
+from bridge.precision.module_recipe import chunk_recipes, needs_layers, stage_recipes
+from bridge.precision.modules import module_rows
+from bridge.precision.quant_recipe import TRAINING, quant_recipes
+from bridge.rules.fields import read_field, whole_number
+from bridge.rules.stages import Parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.precision.config import PrecisionConfig
+    from bridge.precision.modules import ModuleRow
+    from bridge.sync.owner import Owner
+
+PARALLEL_STATE = "megatron.core.parallel_state"
+
+
+def module_recipe(config: PrecisionConfig, owner: Owner) -> Any:
+    """Return the value of an owner's `quant_recipe` for the rows of `modules`; None without rows.
+
+    Args:
+        config: The precision.
+        owner: The model's config, whose layers and pipeline layout decide about rows that name layers.
+
+    Raises:
+        RunConfigError: A row names layers, and the model's layers or its layout are not known or cannot be.
+    """
+    rows = module_rows(config.reading("modules"))
+    if not rows:
+        return None
+    is_low = config.fp8 is not None or config.fp4 is not None
+    chunks, stages = _chunks(owner.target, rows) if needs_layers(rows) else ([()], 1)
+    files = chunk_recipes(rows, chunks, is_low=is_low, fp8_format=config.fp8)
+    is_one = all(file == files[0] for file in files)
+    kind = owner.class_of("quant_recipe")
+    made: Any = files[0] if is_one else files
+    if kind is not None:
+        made = _class_of(kind)(files[:1] if is_one else files, 1 if is_one else stages)
+    held = owner.value("quant_recipe")
+    return held if type(held) is type(made) and _same(held, made) else made
+
+
+def _chunks(model: Any, rows: Sequence[ModuleRow]) -> tuple[list[tuple[int, ...]], int]:
+    """Return the numbers of the layers of each chunk, in order of execution, and how many stages there are.
+
+    A mapping may describe a part of a run: without its layers there are as many as the rows name, in one chunk.
+    """
+    try:
+        return _placed(model)
+    except RunConfigError:
+        if not isinstance(model, dict):
+            raise
+        named = [number for row in rows for number in row.layer_numbers]
+        return [tuple(range(max(max(named) + 1, -min(named))))], 1
+
+
+def _placed(model: Any) -> tuple[list[tuple[int, ...]], int]:
+    """Return the chunks and the stages of a model whose layout is known."""
+    num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
+    if num_layers < 1:
+        raise RunConfigError.of(
+            "mixed_precision.modules",
+            "a row names layers by number, and the model's number of layers is not known",
+            num_layers,
+            "State model.num_layers before the recipe is written.",
+        )
+    parallel = Parallel.of(model)
+    return [place.layers for place in parallel.places(num_layers)], parallel.pipeline
+
+
+def _same(one: Any, two: Any) -> bool:
+    mine, theirs = quant_recipes(one), quant_recipes(two)
+    return len(mine) == len(theirs) and all(a.same_as(b) for a, b in zip(mine, theirs, strict=True))
+
+
+class _ModuleRecipe:
+    """Part of the class that is made over Megatron's `RecipeConfig`: the recipe of the stage that asks.
+
+    Args:
+        files: The content of a file for each model chunk, in order of execution; a single one is every chunk's.
+        stages: Pipeline stages.
+    """
+
+    kind: Any
+    """Megatron's `RecipeConfig`."""
+
+    def __init__(self, files: Sequence[dict[str, Any]], stages: int) -> None:
+        self.files = tuple(files)
+        self.stages = stages
+
+    @property
+    def configs(self) -> dict[str, Any]:
+        """Name -> payload, the same in every stage."""
+        configs: dict[str, Any] = self.files[0]["configs"]
+        return configs
+
+    @property
+    def matchers(self) -> list[Any]:
+        """Megatron's matchers of the stage that this process runs."""
+        files = stage_recipes(self.files, self.stages)
+        file = files[_stage() if len(files) > 1 else 0]
+        if file is None:
+            raise RunConfigError(
+                "mixed_precision.modules: the rows name layers of single model chunks, and Megatron has one recipe for "
+                "all chunks of a stage. Use virtual_pipeline_model_parallel_size=None, or rows without layers."
+            )
+        matchers: list[Any] = self.kind.from_config_dict(file).matchers
+        return matchers
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self.stages)
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.files, self.stages
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self.kind, *self._parts())
+
+    def __repr__(self) -> str:
+        configs = ", ".join(f"{name}: {payload[TRAINING]}" for name, payload in self.configs.items())
+        parts = [
+            ", ".join(f"{row['pattern']} -> {row['config']}" for row in file["matchers"].values())
+            for file in self.files
+        ]
+        return f"ModuleRecipe({' | '.join(parts)}; {configs})"
+
+
+@functools.cache
+def _class_of(kind: Any) -> Any:
+    """Return the class of a staged recipe over Megatron's `RecipeConfig`."""
+    return type("ModuleRecipe", (_ModuleRecipe, kind), {"kind": kind})
+
+
+def _made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
+    return _class_of(kind)(files, stages)
+
+
+def _stage() -> int:
+    """Return the pipeline stage of this process, as Megatron's own state has it."""
+    state: Any = sys.modules.get(PARALLEL_STATE)  # the module of the caller, which this room does not import
+    if state is None or not state.model_parallel_is_initialized():
+        raise RunConfigError(
+            "mixed_precision.modules: the rows name layers, so each pipeline stage has a recipe of its own, and the "
+            "stage is not known yet. Build the model after Megatron's initialize_model_parallel."
+        )
+    stage: int = state.get_pipeline_model_parallel_rank()
+    return stage

@@ -1,0 +1,82 @@
+"""`precision-bridge modules`: patterns and what they take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bridge.cli.main import main
+
+RECIPE = "bf16_with_fp8_current_scaling_mixed"
+ROWS = (
+    'mixed_precision.modules=[{select:"*.linear_qkv",precision:bf16},'
+    "{select:{layers:[0,-1],module:linear_fc2},precision:mxfp8}]"
+)
+FILE = """\
+configs:
+  bf16: {transformer_engine_config_type: TEQuantizationParams, training_recipe: {}}
+matchers:
+  first: {type: glob, pattern: "*layers.0.*", config: bf16, enabled: true}
+"""
+
+
+def test_each_row_is_listed_with_its_modules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["modules", RECIPE, ROWS, "mixed_precision.fp8_param_gather=false"]) == 0
+    printed = capsys.readouterr().out
+    assert "*.linear_qkv" in printed
+    assert "linear_qkv of 0-5" in printed
+    assert "linear_fc2 of 0, 5" in printed
+    assert "linear_proj, linear_fc1 of 0-5; linear_fc2 of" in printed
+    assert "error" not in printed
+
+
+def test_a_pattern_that_takes_nothing_is_an_error_with_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["modules", RECIPE, 'mixed_precision.modules=[{select:"*.linear_q",precision:bf16}]', "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert [one["id"] for one in found["findings"]] == ["PB281"]
+    assert found["rows"][0]["takes"] == []
+    assert "linear_qkv" in found["rows"][0]["nearest"]
+
+
+def test_a_foreign_file_is_listed_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "te.yaml").write_text(FILE)
+    words = ["model.num_layers=8", "model.pipeline_model_parallel_size=4", "--file", str(tmp_path / "te.yaml")]
+    assert main(["modules", RECIPE, ROWS, *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "matcher first chooses bf16 for layers 0, 2, 4, 6 under PP=4, and for layer 0 under PP=1" in printed
+
+
+def test_the_files_of_a_run_are_written_one_per_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "te.yaml"
+    assert main(["modules", RECIPE, ROWS, "model.pipeline_model_parallel_size=2", "--write", str(path)]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path}/te.stage0.yaml, {tmp_path}/te.stage1.yaml\n"
+    patterns = [
+        [
+            row["pattern"]
+            for row in yaml.safe_load((tmp_path / f"te.stage{stage}.yaml").read_text())["matchers"].values()
+        ]
+        for stage in range(2)
+    ]
+    assert patterns == [
+        ["*.linear_qkv", "decoder.layers.0.linear_fc2", "decoder.layers.0.*.linear_fc2"],
+        ["*.linear_qkv", "decoder.layers.2.linear_fc2", "decoder.layers.2.*.linear_fc2"],
+    ]
+
+
+def test_without_rows_the_linear_layers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["modules", "bf16_mixed", "model.num_layers=1"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "bf16_mixed: nothing is chosen per module. The linear layers, layers counted from 0:",
+        "  decoder.layers.0.self_attention.linear_qkv",
+        "  decoder.layers.0.self_attention.linear_proj",
+        "  decoder.layers.0.mlp.linear_fc1",
+        "  decoder.layers.0.mlp.linear_fc2",
+    ]
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["modules", RECIPE, "--file", str(tmp_path / "none.yaml")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,130 @@
+"""Megatron's per-module file: read and written without loss, and refused where Megatron refuses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from megatron.core.extensions.transformer_engine import TEQuantizationParams
+from megatron.core.quantization.quant_config import MatchContext, RecipeConfig
+
+from bridge import MixedPrecisionConfig, get_mixed_precision_config
+from bridge.errors import PayloadError
+from bridge.interop import megatron_bridge
+from bridge.interop.megatron_lm import exporter
+from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of, write
+from bridge.plan.precision_plan import precision_plan
+from bridge.precision.module_recipe import file_of
+from tests.precision.module_lists import module_lists
+
+HERE = Path(__file__).parent
+HYBRID = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "hybrid_override_pattern": "M*-M",
+    "is_hybrid_model": True,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+}
+
+
+@pytest.mark.parametrize("name", ["te_quant.cfg", "samples/te_precision.yaml"])
+def test_a_file_is_read_and_written_without_loss(name: str) -> None:
+    content = read(HERE / name)
+    assert content == yaml.safe_load((HERE / name).read_text())
+    assert parse(write(content), name) == content
+    assert list(parse(write(content), name)["matchers"]) == list(content["matchers"])
+
+
+def test_a_hybrids_file_is_read_planned_exported_and_read_again() -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    content = read(HERE / "te_quant.cfg")
+    plan = precision_plan(precision, {**HYBRID, "quant_recipe": content})
+    kinds = {(layer.label, module.name): module.scheme for layer in plan.layers for module in layer.modules}
+    assert kinds["1", "out_proj"] == kinds["1", "in_proj"] == "mxfp8"
+    assert kinds["2", "linear_qkv"] is kinds["2", "linear_proj"] is None
+    rows = rows_of(content, is_low=True, fp8_format=precision.fp8)
+    assert rows is not None
+    precision.modules = rows
+    exported = megatron_bridge.export(precision)
+    back = megatron_bridge.import_(exported.payload)
+    assert back.config.modules == rows
+    again = precision_plan(back.config, HYBRID)
+    assert [layer.modules for layer in again.layers] == [layer.modules for layer in plan.layers]
+    held = RecipeConfig.from_config_dict(exported.payload["model"]["quant_recipe"]["config"])
+    own = RecipeConfig.from_yaml_file(HERE / "te_quant.cfg")
+    for name in (
+        "decoder.layers.1.self_attention.linear_qkv",
+        "decoder.layers.0.mixer.out_proj",
+        "mtp.layers.0.eh_proj",
+    ):
+        one, two = (recipe.match(MatchContext(name, None)) for recipe in (held, own))
+        parsed = [TEQuantizationParams.parse_from_config(found) for found in (one, two) if found is not None]
+        assert parsed[0] == parsed[1]
+
+
+@given(rows=module_lists())
+def test_rows_without_layers_return_from_the_file(rows: list[dict[str, Any]]) -> None:
+    config = MixedPrecisionConfig(bf16=True, modules=rows)
+    config.modules = [row for row in config.modules or [] if "layers" not in str(row["select"])]
+    file = file_of(config)
+    back = rows_of(file, is_low=False)
+    assert back is not None
+    assert file_of(MixedPrecisionConfig(bf16=True, modules=back)) == file
+
+
+def test_a_file_that_numbers_layers_has_no_rows() -> None:
+    content = read(HERE / "te_quant.cfg")
+    content["matchers"]["attention_in"]["pattern"] = "decoder.layers.0.*"
+    assert rows_of(content, is_low=True) is None
+
+
+def test_keys_of_a_later_release_are_kept() -> None:
+    content = read(HERE / "te_quant.cfg")
+    content["configs"]["mx"]["training_recipe"]["hadamard_width"] = 16
+    assert parse(write(content), "te.yaml") == content
+
+
+def test_every_fault_of_a_file_is_a_line() -> None:
+    with pytest.raises(PayloadError) as caught:
+        parse(
+            "configs:\n"
+            "  a: {transformer_engine_config_type: TEQuantizationParams, training_recipe: {fp8_recipe: mxfp8}}\n"
+            "  b: {transformer_engine_config_type: TEQuantizationParams, training_recipe: "
+            "{fp8_quantization_recipe: delayed}}\n"
+            "matchers:\n"
+            '  one: {type: glob, pattern: "*", config: c, enabled: true}\n'
+            '  two: {type: regex, pattern: "*", config: a, enabled: true}\n',
+            "te.yaml",
+        )
+    assert str(caught.value).splitlines() == [
+        "te.yaml: configs.a.training_recipe.fp8_recipe: Transformer Engine's recipes have no such key, got 'mxfp8'. "
+        "Did you mean 'fp8_quantization_recipe'?",
+        "te.yaml: configs.b.training_recipe.fp8_quantization_recipe: delayed scaling cannot be chosen per module, got "
+        "'delayed'. Use 'tensorwise', 'blockwise' or 'mxfp8'.",
+        "te.yaml: matchers.one.config: no payload has this name, got 'c'. Add it.",
+        "te.yaml: matchers.two.type: must be glob, got 'regex'. Correct it.",
+    ]
+
+
+def test_megatron_lm_gets_the_flag_and_the_file() -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
+    exported = exporter.export(precision)
+    at = exported.payload.index("--te-precision-config-file")
+    text = exported.files[exported.payload[at + 1]]
+    assert parse(text, "te.yaml") == file_of(precision)
+    assert exported.mapped["modules"] == ("--te-precision-config-file",)
+
+
+def test_rows_that_name_layers_are_reported_by_both() -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = [{"select": {"layers": [0], "module": "linear_qkv"}, "precision": "bf16"}]
+    for exported in (exporter.export(precision), megatron_bridge.export(precision)):
+        (entry,) = [one for one in exported.unmapped if one.field == "modules"]
+        assert entry.reason == "unsupported"
+        assert "quant_recipe" not in str(exported.payload)

@@ -1,0 +1,97 @@
+"""`modules` in the sync: the recipe that Megatron's own config holds."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.quantization.quant_config import RecipeConfig
+from megatron.core.quantization.utils import get_quant_config_or_none
+
+from bridge import get_mixed_precision_config, synchronize
+from bridge.errors import RunConfigError, SyncCheckError, SyncConflictError
+
+PIPELINE = {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.bfloat16}
+ROWS = [
+    {"select": "*.linear_qkv", "precision": "bf16"},
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "mxfp8"},
+]
+
+
+def recipe(rows: Any = ROWS) -> Any:
+    config = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed")
+    config.fp8_param_gather = False
+    config.modules = rows
+    return config
+
+
+def test_the_model_gets_megatrons_recipe_and_a_second_sync_changes_nothing(megatron_owners) -> None:
+    owners = megatron_owners(num_layers=4)
+    synchronize(recipe(), **owners)
+    held = owners["model"].quant_recipe
+    assert isinstance(held, RecipeConfig)
+    assert get_quant_config_or_none("decoder.layers.3.mlp.linear_fc2", held).config_key == "mxfp8"
+    assert get_quant_config_or_none("decoder.layers.2.mlp.linear_fc2", held) is None
+    again = synchronize(recipe(), **owners)
+    assert again.changes == ()
+    assert owners["model"].quant_recipe is held
+
+
+def test_the_recipe_can_be_copied_and_sent(megatron_owners) -> None:
+    owners = megatron_owners(num_layers=4)
+    synchronize(recipe(), **owners)
+    held = owners["model"].quant_recipe
+    assert pickle.loads(pickle.dumps(held)) == copy.deepcopy(held) == held  # noqa: S301 our own
+    assert repr(held) in str(synchronize(recipe(), **megatron_owners(num_layers=4)).row("model.quant_recipe"))
+
+
+def test_a_stage_needs_to_be_known_where_stages_differ(megatron_owners) -> None:
+    owners = megatron_owners(num_layers=4, **PIPELINE)
+    synchronize(recipe(), **owners)
+    with pytest.raises(RunConfigError) as caught:
+        get_quant_config_or_none("decoder.layers.1.mlp.linear_fc2", owners["model"].quant_recipe)
+    assert str(caught.value) == (
+        "mixed_precision.modules: the rows name layers, so each pipeline stage has a recipe of its own, and the stage "
+        "is not known yet. Build the model after Megatron's initialize_model_parallel."
+    )
+
+
+def test_chunks_that_share_a_recipe_must_agree(megatron_owners) -> None:
+    owners = megatron_owners(num_layers=8, virtual_pipeline_model_parallel_size=2, **PIPELINE)
+    with pytest.raises(SyncCheckError, match="the 2 chunks of stage 0, 1 share one quant_recipe"):
+        synchronize(recipe(), **owners)
+    assert owners["model"].quant_recipe is None
+    synchronize(recipe(ROWS[:1]), **owners)
+    assert len(owners["model"].quant_recipe.matchers) == 1
+
+
+def test_an_owners_own_recipe_conflicts_as_any_field_does(megatron_owners) -> None:
+    own = RecipeConfig.from_config_dict({"configs": {"a": {}}, "matchers": {}})
+    owners = megatron_owners(num_layers=4, quant_recipe=own)
+    synchronize("bf16_mixed", **owners)
+    assert owners["model"].quant_recipe is own
+    with pytest.raises(SyncConflictError, match=r"model\.quant_recipe"):
+        synchronize(recipe(), **owners, on_conflict="error")
+    synchronize(recipe([]), **owners)
+    assert owners["model"].quant_recipe is None
+    synchronize("bf16_mixed", **owners)
+    assert owners["model"].quant_recipe is own
+
+
+def test_a_model_without_layers_yet_takes_rows_without_numbers_alone(megatron_owners) -> None:
+    class Owner:
+        """A model provider before its sizes are set."""
+
+        bf16 = False
+        quant_recipe = None
+
+    synchronize(recipe(ROWS[:1]), model=Owner())
+    with pytest.raises(RunConfigError) as caught:
+        synchronize(recipe(), model=Owner())
+    assert str(caught.value) == (
+        "mixed_precision.modules: a row names layers by number, and the model's number of layers is not known, got 0. "
+        "State model.num_layers before the recipe is written."
+    )
