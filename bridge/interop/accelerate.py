@@ -20,14 +20,12 @@ from bridge.interop.amp import amp_fields, assume_torch_scaler, export_as_amp, e
 from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.deepspeed import LOOKS_LIKE_PRECISION
-from bridge.interop.gpu import capability
 from bridge.interop.settings import Settings
 from bridge.interop.torchao import MODULES, export_gather, export_layers, import_gather, report_gather
 from bridge.interop.unsupported import report_rows, rows
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
-
 
 TITLE = "Accelerate"
 VERSION = "accelerate 1.15.0"
@@ -66,22 +64,17 @@ DEEPSPEED_SCALE = {"initial_loss_scale": 65536, "loss_scale_window": 1000, "min_
 """The loss scale of DeepSpeed 0.19.8 by itself: accelerate writes none for it."""
 
 
-def import_(payload: object, *, gpu: object = None, fp8_backend: str | None = None) -> ImportReport:
+def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     """Return what an Accelerate configuration asks for.
 
     Args:
         payload: The parsed YAML, or ``ACCELERATE_*`` variables by name.
-        gpu: The card it will run on; below compute capability 8.9 accelerate turns FP8 into FP16.
         fp8_backend: AO, TE or MSAMP, where the configuration does not say; None: torchao, which it tries first.
     """
     top = Settings(_flattened(payload), TITLE, lenient=True)
     assumed = Settings({"fp8_backend": fp8_backend}, TITLE).word("fp8_backend", tuple(READ)) or "AO"
     builder = ImportBuilder(TITLE)
     compute = _precision(builder, top)
-    if compute == "fp8" and gpu is not None and (capability(gpu) or (0, 0)) < (8, 9):
-        detail = f"{VERSION} falls back to FP16, not BF16, below compute capability 8.9"
-        builder.report("mixed_precision", "fp8", "semantics", detail, "Write bf16.")
-        compute = "fp16"
     sharding = _sharding(builder, top, compute)
     base = {"no": "fp32", "fp8": "bf16"}.get(compute, compute)
     fields: dict[str, Any] = {}
@@ -258,7 +251,6 @@ def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
 
 
 def _fp8(builder: ImportBuilder, block: Settings, assumed: str, *, on: bool) -> None:
-    """Map the settings of FP8's back end."""
     if not on:
         remedy = "Drop it, or set mixed_precision to fp8."
         builder.dead(block, block.values, "read under mixed_precision: fp8 only", remedy)
@@ -447,7 +439,6 @@ SYSTEM = System(
     write=as_yaml,
     read=_read,
     context=(
-        ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0; FP8 becomes FP16 below 8.9"),
         ContextKey(name="fp8_backend", meaning="AO, TE or MSAMP where the file does not say"),
         ContextKey(
             name="form", meaning="yaml, or arguments for those of Accelerator (export)", default="yaml", use=("export",)

@@ -15,18 +15,18 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.amp import assume_torch_scaler, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.gpu import capability
 from bridge.interop.settings import Settings
 from bridge.interop.torchao import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
 from bridge.interop.unsupported import Row, report_optimizer, report_row, report_rows, rows
 from bridge.pytorch.loop import compute_dtype
+from bridge.rules.target import GPUS
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
-
 
 TITLE = "Axolotl"
 VERSION = "Axolotl 0.19.0"
@@ -61,6 +61,15 @@ class Detected(NamedTuple):
     """None: the GPU decides, and none was stated."""
     guessed: bool
     """Whether `bf16: auto` was decided without a stated GPU."""
+
+
+CAPABILITIES = {
+    "p100": (6, 0),
+    "a40": (8, 6),
+    "a6000": (8, 6),
+    **{name: gpu.capability for gpu in GPUS.values() for name in (gpu.name, *gpu.aliases) if gpu.name != "mi300x"},
+}
+"""Name of a card -> its compute capability; None: no CUDA at all."""
 
 
 def import_(payload: object, *, gpu: object = None) -> ImportReport:
@@ -147,6 +156,24 @@ def capabilities(compute_capability: tuple[int, int] | None) -> dict[str, bool]:
     """
     own = compute_capability or (0, 0)
     return {"bf16": compute_capability is not None, "fp8": own >= (9, 0), "tf32": own >= (8, 0)}
+
+
+def capability(gpu: object) -> tuple[int, int] | None:
+    """Return the compute capability of "h100", "sm_90", "9.0" or (9, 0); None for "cpu".
+
+    Raises:
+        PayloadError: Nothing of the kind.
+    """
+    if isinstance(gpu, tuple | list) and len(gpu) == 2 and all(type(part) is int for part in gpu):
+        return (gpu[0], gpu[1])
+    name = re.sub(r"[\s_-]|nvidia|geforce", "", str(gpu).lower())
+    if name in CAPABILITIES:
+        return CAPABILITIES[name]
+    number = re.fullmatch(r"(?:sm)?(\d{1,2})\.?(\d)a?", name)
+    if number:
+        return int(number[1]), int(number[2])
+    remedy = did_you_mean(close_matches(name, CAPABILITIES)) or "Say h100, sm_90, 9.0 or cpu."
+    raise PayloadError(f"gpu: must be a card or its compute capability, got {gpu!r:.60}. {remedy}")
 
 
 def detect(settings: Settings, gpu: dict[str, bool] | None) -> Detected:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
 
-
 REASONS = MappingProxyType(
     {
         "unsupported": "the other side has no such setting",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.interop.launch.launches import Launch
 
-
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""
 
@@ -76,23 +75,19 @@ def runs_of(
     detected = [(part, *detect(part, chosen)) for part in document.parts]
     _check_context(context or {}, [*(one for _, one, _ in detected), *targets])
     found = []
+    twice = "the key stands twice in its mapping, and the last value counts"
     for part, one, evidence in detected:
         payload = one.read(part) if one.read is not None else part.content
         given = _for_system(one, context or {})
         with _named(document):
             imports = one.import_all(payload, **given) if one.import_all else (one.import_(payload, **given),)
-        imports = tuple(replace(imported, unmapped=(*imported.unmapped, *_repeated(part))) for imported in imports)
+        repeated = [
+            Unmapped(key, value, "dead knob", f"line {line}: {twice}", "Keep one of the two.")
+            for key, value, line in part.repeated
+        ]
+        imports = tuple(replace(imported, unmapped=(*imported.unmapped, *repeated)) for imported in imports)
         found += [Run(document=part, system=one, evidence=evidence, imported=imported) for imported in imports]
     return found
-
-
-def _repeated(document: Document) -> list[Unmapped]:
-    """Return the records of keys that stand twice and bear on no precision."""
-    detail = "the key stands twice in its mapping, and the last value counts"
-    return [
-        Unmapped(key, value, "dead knob", f"line {line}: {detail}", "Keep one of the two.")
-        for key, value, line in document.repeated
-    ]
 
 
 def _of_script(

@@ -26,7 +26,6 @@ from bridge.precision.dtypes import TORCH_NAMES
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "DeepSpeed"
 VERSION = "DeepSpeed 0.19.8"
 STATE = "Write it down to be sure."
@@ -216,7 +215,6 @@ def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str 
 
 
 def _loss_scale(builder: ImportBuilder, block: Settings, *, on: bool) -> None:
-    """Map the loss scale and its schedule, where FP16 is on."""
     if not on:
         detail = "read only where fp16.enabled is true"
         builder.dead(block, ("loss_scale", *SCALE), detail, "Drop it, or enable FP16.")

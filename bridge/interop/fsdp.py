@@ -7,18 +7,17 @@ that come from FP32 ones at every step. `None` is two different things: as `para
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.settings import Settings
+from bridge.interop.torchao import plain
 from bridge.pytorch.loop import compute_dtype, policy_dtypes
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
-
 
 TITLE = "FSDP"
 VERSION = "PyTorch 2.13.0"
@@ -34,7 +33,7 @@ def import_(payload: object) -> ImportReport:
     Args:
         payload: A `MixedPrecision` or `MixedPrecisionPolicy`, or its fields as a mapping; None: no policy.
     """
-    top = Settings(_plain(payload), TITLE)
+    top = Settings({} if payload is None else plain(payload), TITLE)
     builder = ImportBuilder(TITLE)
     compute, reduce_ = (top.dtype(name, DTYPE) for name in DTYPES[:2])
     mode = compute or "fp32"
@@ -80,14 +79,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
             detail = "FSDP shards and reduces; what the GEMMs run in is decided by the layers"
             builder.report_if_stated(field, "unsupported", detail, "Convert the layers, with torchao for one.")
     return builder.finish(policy_dtypes(config))
-
-
-def _plain(payload: object) -> object:
-    if payload is None:
-        return {}
-    if dataclasses.is_dataclass(payload) and not isinstance(payload, type):
-        return {field.name: getattr(payload, field.name) for field in dataclasses.fields(payload)}
-    return payload
 
 
 def _rest(builder: ImportBuilder, top: Settings, mode: str) -> None:

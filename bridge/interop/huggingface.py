@@ -30,7 +30,6 @@ from bridge.interop.unsupported import Row, report_optimizer, report_row, report
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "TrainingArguments"
 VERSION = "transformers 5.23.0"
 FACTORY = "LLaMA-Factory 0.9.5"
@@ -389,7 +388,6 @@ def _report_others(builder: ImportBuilder, top: Settings, on: Mapping[str, bool 
 
 
 def _other(builder: ImportBuilder, key: str, value: object, done: set[str]) -> None:
-    """Report one setting that the Trainer does not read."""
     row = rows("huggingface_model").get(key)
     if QUANTISED.fullmatch(key) and str(value).lower() in ("false", "none", ""):
         builder.map(key)

@@ -36,7 +36,6 @@ from bridge.interop.unsupported import report_rows
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
-
 TITLE = "Lightning"
 VERSION = "Lightning 2.6.6"
 PRECISIONS = {
@@ -90,7 +89,9 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
     top = whole.section("trainer") if isinstance(whole.values.get("trainer"), Mapping) else whole
     builder = ImportBuilder(TITLE)
     _report_others(builder, whole, top)
-    given = _strategy_arguments(top)
+    is_written = isinstance(top.values.get("strategy"), Mapping)
+    given = top.section("strategy") if is_written else Settings({}, TITLE)
+    given = given.section("init_args") if "class_path" in given else given
     report_rows(builder, given, "lightning_strategy")
     plugins = top.values.get("plugins")
     listed = plugins if isinstance(plugins, list) else [plugins]
@@ -156,7 +157,6 @@ def report_apex(builder: ImportBuilder, top: Settings) -> None:
 
 
 def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device: object) -> ImportReport:
-    """Return what the Trainer's own `precision` comes to."""
     name, word = top.name("precision"), top.values.get("precision")
     if word is None:
         builder.implied(name, "32-true", f"in {VERSION}")
@@ -184,7 +184,10 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         detail = f"weights, gradients and optimizer state are {compute}, nothing is FP32"
         builder.without_masters(name, word, detail)
         return builder.finish("true")
-    plan = _plan(top, strategy)
+    shards = top.values.get("strategy", strategy)
+    if isinstance(shards, Mapping):
+        shards = shards.get("class_path") or shards.get("_target_")
+    plan = next((known for known in ("fsdp", "deepspeed") if known in str(shards).lower()), None)
     if plan is not None and compute != "fp32":
         return _sharded(builder, name, plan, compute)
     fields = amp_fields(compute)
@@ -216,22 +219,6 @@ def _cast_by_apex(builder: ImportBuilder, top: Settings) -> ImportReport:
         detail = "weights and gradients are FP16 and the optimizer steps on them, with the loss scaled by 1"
         builder.without_masters(name, level, detail)
     return builder.finish(semantics)
-
-
-def _plan(top: Settings, strategy: str | None) -> str | None:
-    """Return "fsdp" or "deepspeed" where the Trainer's strategy shards so."""
-    given = top.values.get("strategy", strategy)
-    if isinstance(given, Mapping):
-        given = given.get("class_path") or given.get("_target_")
-    return next((known for known in ("fsdp", "deepspeed") if known in str(given).lower()), None)
-
-
-def _strategy_arguments(top: Settings) -> Settings:
-    """Return the arguments of a strategy that is written out, empty for one that is named."""
-    if not isinstance(top.values.get("strategy"), Mapping):
-        return Settings({}, TITLE)
-    given = top.section("strategy")
-    return given.section("init_args") if "class_path" in given else given
 
 
 def _sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -> ImportReport:

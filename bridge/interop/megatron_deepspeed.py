@@ -6,7 +6,8 @@ arguments of its own scaler unread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from bridge.errors import BridgeError
 from bridge.interop import deepspeed
@@ -16,12 +17,9 @@ from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.contract import ImportReport
     from bridge.interop.megatron_lm.arguments import Arguments, Written
-
 
 FILE = "deepspeed_config"
 SCALER = ("loss_scale", *SCALER_SCHEDULE)
@@ -65,12 +63,13 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
         detail = "the engine scales the loss and reduces gradients as its configuration says, which is not named here"
         builder.report("--deepspeed", True, "unsupported", detail, "Convert its configuration too.")
         return mode, None
-    file = run.file(str(shown(option)))
-    found = settings_of(file, str(shown(option))) if file is not None else None
+    name = str(shown(option))
+    file = run.launch.files.get(str(PurePosixPath(name)))
+    found = settings_of(file, name) if file is not None else None
     if file is None or found is None:
         why = f"the script changes it on line {file.line}" if file is not None and file.text is None else ""
         return _unread(option, why, mode, builder)
-    values, open_ = found[0], {key: run.shown(value) for key, value in found[1].items() if is_read(key)}
+    values, open_ = found[0], {key: run.launch.unknowns.shown(value) for key, value in found[1].items() if is_read(key)}
     switch = next((key for key in open_ if key.endswith("enabled")), "")
     if switch:
         return _unread(option, f"its {switch} is {open_[switch]}, and {LATE}", mode, builder)
@@ -79,7 +78,6 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
     except BridgeError as error:
         return _unread(option, f"the script writes what DeepSpeed refuses: {str(error).rstrip('.')}", mode, builder)
     builder.map(option.name)
-    name = str(shown(option))
     if mode == "fp32":
         imported = imported.assume_default()  # no layer above adds a block
     elif imported.decided_by is not None:
@@ -105,7 +103,8 @@ def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tup
 
 def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: ImportBuilder) -> None:
     """Put what the file says over what the arguments say; leave out what only the run decides."""
-    said = _stated(imported, open_)
+    unknown = {FIELDS.get(name, name) for name in (key.rpartition(".")[2] for key in open_)}
+    said = {field: value for field, value in imported.config.to_dict().items() if field not in unknown}
     for setting, fields in imported.mapped.items():
         builder.map(f"{name}: {setting}", **{field: said[field] for field in fields if field in said})
     builder.fields.update(said)
@@ -114,10 +113,3 @@ def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: Im
             builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     for key, value in open_.items():
         builder.report(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)
-
-
-def _stated(imported: ImportReport, open_: Collection[str]) -> dict[str, Any]:
-    """Return the fields that an import states, without those that only the run decides."""
-    last = [key.rpartition(".")[2] for key in open_]
-    unknown = {FIELDS.get(name, name) for name in last}
-    return {field: value for field, value in imported.config.to_dict().items() if field not in unknown}

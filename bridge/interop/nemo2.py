@@ -104,11 +104,6 @@ def import_all(payload: object, *, nemo_version: str | None = None) -> tuple[Imp
     return (_plugin(payload, release),)
 
 
-def _read(document: Document) -> object:
-    """Return a Python file as the document itself, anything else as its content."""
-    return document if document.kind == "python" else document.content
-
-
 def _program(document: Document, release: tuple[int, int] | None) -> tuple[ImportReport, ...]:
     """Return what the calls of a Python file ask for; settings assigned afterwards are reported, not followed."""
     names = frozenset({PLUGIN, *RECIPES})
@@ -281,7 +276,7 @@ SYSTEM = System(
     import_all=import_all,
     export=export,
     recognise=recognise,
-    read=_read,
+    read=lambda document: document if document.kind == "python" else document.content,
     write=as_yaml,
     context=(
         ContextKey(

@@ -102,7 +102,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _autocast(builder: ImportBuilder, block: Settings) -> str:
-    """Map the arguments of autocast; return what it computes in."""
     enabled, name = block.switch("enabled"), block.name("dtype")
     compute = block.dtype("dtype", "must be bfloat16 or float16 (autocast warns and switches itself off for others)")
     if not (bool(block.values) if enabled is None else enabled):

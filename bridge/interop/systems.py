@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import Recognised, System
     from bridge.interop.document import Document
 
-
 ROWS = {
     "megatron-lm": ("megatron_lm.importer", "shell yaml json text env"),
     "megatron-bridge": ("megatron_bridge", "yaml json"),

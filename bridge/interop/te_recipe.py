@@ -122,7 +122,6 @@ def _format(row: Scheme, values: dict[str, Any], builder: ImportBuilder) -> None
 
 
 def _argument(row: Scheme, name: str, value: Any, builder: ImportBuilder) -> None:
-    """Map one argument of the class, or report it."""
     field = {**row.te_keywords, **ATTENTION}.get(name)
     unsupported = UNSUPPORTED[row.name]
     if field is not None:

@@ -137,7 +137,7 @@ def _kind(payload: object) -> tuple[str, Settings]:
     """Return "float8" or "mxfp8", and its settings."""
     name = type(payload).__name__
     if dataclasses.is_dataclass(payload) and not isinstance(payload, type):
-        return ("mxfp8" if name.startswith("MX") else "float8"), Settings(_plain(payload), TITLE, name)
+        return ("mxfp8" if name.startswith("MX") else "float8"), Settings(plain(payload), TITLE, name)
     if isinstance(payload, str):
         kind = "mxfp8" if payload.startswith("mx") else "float8"
         return kind, Settings({"recipe" if kind == "mxfp8" else "recipe_name": payload}, TITLE, kind)
@@ -149,10 +149,10 @@ def _kind(payload: object) -> tuple[str, Settings]:
     return kind, top.section(kind)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a config object as plain data: enums by value, dtypes by torch's names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
         return str(value.value)
     return str(value).removeprefix("torch.") if type(value).__name__ == "dtype" else value

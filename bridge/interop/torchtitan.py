@@ -144,7 +144,6 @@ def _exported_converter(builder: ExportBuilder, name: str, family: str) -> None:
 
 
 def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute: str | None, *, fsdp: bool) -> str:
-    """State the mode; return what it means."""
     name, param = training.name("dtype"), training.name("mixed_precision_param")
     if whole == "bfloat16":
         builder.map(name, bf16=True, params_dtype="bf16")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.settings import Settings
 
-
 BY_HAND = "Set it up by hand where you train next."
 OPTIMIZERS = (
     (r"one_?bit|1bit|zero_?one", "it sends the momentum between ranks with one bit per value"),

@@ -139,7 +139,7 @@ def check_precision(
     if step is not None:
         with ExitStack() as watching:
             for name, module in model.named_modules():
-                if _computes(module):
+                if not list(module.children()) or list(module.parameters(recurse=False)):  # no mere container
                     watching.callback(module.register_forward_hook(_note(modules, name)).remove)
             watching.enter_context(_matmul_counter(matmuls))
             step()
@@ -171,11 +171,6 @@ def _converted(model: torch.nn.Module) -> Iterator[str]:
             yield from (kind.__name__ for kind in weights[:1] if kind.__module__.startswith("torchao."))
 
 
-def _computes(module: torch.nn.Module) -> bool:
-    """Return whether the module is more than a container of others."""
-    return next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
-
-
 def _note(modules: dict[str, str], name: str) -> Callable[..., None]:
     def hook(_module: object, _inputs: object, output: object) -> None:
         tensor = next(_tensors(output), None)
@@ -204,7 +199,6 @@ def _matmul_counter(matmuls: Counter[str]) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors in mappings, lists and tuples."""
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -74,13 +74,6 @@ def test_schemes_without_a_back_end_are_not_written(recipe: str) -> None:
     assert "unsupported" in reasons(exported, "fp8") + reasons(exported, "fp4")
 
 
-def test_fp8_falls_back_to_fp16_below_ada() -> None:
-    imported = accelerate.import_({"mixed_precision": "fp8"}, gpu="a100")
-    assert (imported.config.mode, imported.config.fp8) == ("fp16", None)
-    assert "semantics" in reasons(imported, "mixed_precision")
-    assert accelerate.import_({"mixed_precision": "fp8"}, gpu="l4").config.fp8 == "hybrid"
-
-
 def test_torchao_is_the_default_back_end_and_gathers_in_fp8() -> None:
     imported = accelerate.import_({"mixed_precision": "fp8"})
     assert (imported.config.fp8_recipe, imported.config.fp8_param_gather) == ("tensorwise", True)

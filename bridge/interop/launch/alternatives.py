@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.launch.launches import Launch
 
-
 MAX_READINGS = 60
 MAX_WORK = 20_000
 """Commands of all readings of a script together."""
@@ -113,7 +112,8 @@ class _Explorer:
                         if key == f"${name}":
                             self.compare(other, choice.label)
             for launch in self.first.launches:
-                if any(_differs(launch, one) for one in readings):
+                there = (one for other in readings for one in other.launches if one.at == launch.at)
+                if any(one.known != launch.known for one in there):
                     about.setdefault(launch.at, {})[name] = self.sources.unknowns.shown(default)
         return about
 
@@ -127,8 +127,3 @@ def _changed(first: Reader, reading: Reader) -> list[tuple[int, int]]:
         for launch in first.launches
         if there.get(launch.at) != launch.known and (launch.at in there or (launch.name, launch.known) not in others)
     ]
-
-
-def _differs(launch: Launch, reading: Reader) -> bool:
-    """Return whether a launch has another precision in a reading."""
-    return any(one.at == launch.at and one.known != launch.known for one in reading.launches)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from bridge.interop.launch.script import Script
 
-
 CONFIGURATION = re.compile(r"\.(?:json|ya?ml|toml|cfg|ini|conf)$")
 JSON_PIECE = re.compile(rf'"(?:[^"\\]|\\.)*"|{MARK.pattern}')
 SCALE = re.compile(r'"(?:enabled|initial_scale_power)"')

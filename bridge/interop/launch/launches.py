@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import Unmapped
     from bridge.interop.launch.files import WrittenFile
 
-
 COMMAND_WORDS = re.compile(r"\.py\b|\s-m\s|torchrun|deepspeed|torch\.distributed|--[a-z]|eval\s|python")
 """What a string must hold to be followed as a script of its own."""
 PRECISION_WORDS = re.compile(
@@ -135,7 +134,8 @@ class Launch:
 
         That is words of the runner and the arguments, variables, and files of the script's own that arguments name.
         """
-        variables = tuple(sorted((name, value) for name, value in self.environment.items() if _is_variable(name)))
+        own = [name for name in self.environment if bears(name) or name.startswith("ACCELERATE_")]
+        variables = tuple((name, self.environment[name]) for name in sorted(own))
         named = {str(PurePosixPath(self.unknowns.shown(word.rpartition("=")[2]))) for word in self.arguments}
         files = tuple((name, file.precise) for name, file in self.files.items() if name in named)
         return _known(self.runner), _known(self.arguments), variables, files
@@ -165,10 +165,6 @@ def _known(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words that bear on precision and are known: such flags with their values."""
     pairs = zip(words, ("", *words), strict=False)
     return tuple(word for word, before in pairs if _counts(word, before) and not _may_hold(word, before))
-
-
-def _is_variable(name: str) -> bool:
-    return bears(name) or name.startswith("ACCELERATE_")
 
 
 def _is_value(before: str) -> bool:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from bridge.interop.launch.script import Script
     from bridge.interop.launch.variables import Value
 
-
 MAX_STEPS = 10_000
 """Commands of one reading."""
 MAX_DEPTH = 12
@@ -225,18 +224,19 @@ class Reader:
         line = self.line or at.start_point.row + 1
         default = bool(self.answer(condition[-1], sure=False))
         labels = {True: f"line {line}, {word} {shown}", False: f"line {line}, not {shown}"}
-        equal = self.equality(condition[-1])
+        equal, key = self.equality(condition[-1]), shown
         if equal is not None:
-            key = f"${equal[0]}"
-            other = Choice(assumed=(equal,), label=labels[not default])
+            key, other = f"${equal[0]}", Choice(assumed=(equal,), label=labels[not default])
         else:
-            key = shown
             default = self.forced.get(key, default)
             other = Choice(forced=((key, not default),), label=labels[not default])
-        others = self.points.setdefault(key, (labels[default], []))[1]
-        if other not in others and len(others) < MAX_OPTIONS:
-            others.append(other)
+        self.branch(key, labels[default], [other])
         return default
+
+    def branch(self, key: str, taken: str, others: list[Choice]) -> None:
+        """Note the branches that may be taken otherwise at a condition."""
+        known = self.points.setdefault(key, (taken, []))[1]
+        known += [one for one in others[: MAX_OPTIONS - len(known)] if one not in known]
 
     def equality(self, node: Node) -> tuple[str, str] | None:
         """Return variable and value where a test compares a variable that nothing sets with a text."""
@@ -340,15 +340,13 @@ class Reader:
                 self.executed.add(item.id)
             elif not is_known and "*" not in texts:
                 literal = next((one.replace("*", "") for one in texts if one), "")
-                if name and literal and not is_unknown(literal):
-                    others.append(Choice(assumed=((name, literal),), label=own))
-                else:
-                    others.append(Choice(forced=((arm, True),), label=own))
+                is_value = bool(name and literal and not is_unknown(literal))
+                choice = Choice(assumed=((name, literal),)) if is_value else Choice(forced=((arm, True),))
+                others.append(replace(choice, label=own))
         if others:
             neither = f"{'neither' if len(heads) > 1 else 'not'} {' nor '.join(heads)}"
             label = label or f"line {self.line or node.start_point.row + 1}, case {shown} is {neither}"
-            known = self.points.setdefault(key, (label, []))[1]
-            known += [one for one in others[: MAX_OPTIONS - len(known)] if one not in known]
+            self.branch(key, label, others)
         self.run(taken or ())
 
     def loop(self, node: Node) -> None:
@@ -539,7 +537,6 @@ class Reader:
         inner = nested_script(words)
         if inner is not None and self.nested(inner, line):
             return
-        environment = {**self.exported, **prefix}
         started = found_launch(words)
         if started is None:
             return
@@ -547,30 +544,19 @@ class Reader:
         line = self.line or line
         self.last = (end, len(self.launches))
         place = sum(one.line == line for one in self.launches)
-        self.launches.append(
-            self.made(line, self.unknowns.shown(program), arguments, environment, runner=tuple(runner), place=place)
-        )
+        made = self.made(line, self.unknowns.shown(program), arguments, prefix)
+        self.launches.append(replace(made, runner=tuple(runner), place=place))
 
-    def made(
-        self,
-        line: int,
-        program: str,
-        arguments: Iterable[str],
-        environment: Mapping[str, str],
-        *,
-        runner: tuple[str, ...] = (),
-        place: int = 0,
-    ) -> Launch:
+    def made(self, line: int, program: str, arguments: Iterable[str], prefix: Mapping[str, str]) -> Launch:
         """Return a launch in the present environment."""
+        environment = {**self.exported, **prefix}
         return Launch(
             line=line,
             program=program,
             arguments=tuple(arguments),
-            runner=runner,
             environment={name: self.unknowns.shown(value) for name, value in environment.items()},
             late=frozenset(name for name, value in environment.items() if is_unknown(value)),
             files=self.files,
-            place=place,
             unknowns=self.unknowns,
         )
 
@@ -628,7 +614,7 @@ class Reader:
             if not any(other != name and len(held) > len(text) and text in held for other, held in texts.items())
         ]
         arguments = (*(word for name in merged for word in holders[name]), *self.stray)
-        return self.made(0, ", ".join(merged), arguments, self.exported)
+        return self.made(0, ", ".join(merged), arguments, {})
 
 
 def _targets(redirect: Node) -> list[Node]:
@@ -637,12 +623,10 @@ def _targets(redirect: Node) -> list[Node]:
 
 
 def _is_arithmetic(node: Node) -> bool:
-    """Return whether a node is `(( ... ))`."""
     return node.type == "compound_statement" and node.children[0].type == "(("
 
 
 def _is_test(node: Node) -> bool:
-    """Return whether a node is nothing but tests."""
     if node.type == "list":
         return _is_test(node.children[0]) and _is_test(node.children[-1])
     return node.type in ("test_command", "negated_command") or _is_arithmetic(node)

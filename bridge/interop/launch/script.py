@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node, Parser
 
-
 MAX_SECONDS = 0.6
 MAX_PIPES = 2_000
 MAX_OPEN = 300

@@ -22,13 +22,12 @@ from bridge.interop.megatron_deepspeed import is_read
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
-from bridge.interop.megatron_lm.recognition import ARGUMENTS
+from bridge.interop.megatron_lm.importer import ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from bridge.interop.launch.launches import Launch
-
 
 NEMO = (
     *(f"model.{name}" for name in ("megatron_", "data.", "fp8", "peft.", "optim.", "transformer_engine")),
@@ -144,7 +143,6 @@ class CommandWords:
         return "" if equals else key
 
     def _value(self, group: dict[str, Any], key: str, value: str) -> None:
-        """Note the value of an option or override."""
         if is_unknown(value) and group is self.options and HOLDS_OPTIONS.search(self.shown(value)):
             self.loose.append(self.shown(value))
         elif is_unknown(value):

@@ -172,7 +172,6 @@ class Variables:
         return " ".join(self._value(found[0], name, "", found[3] or "", lambda: found[4]))
 
     def _pieces(self, script: Script, node: Node, *, quoted: bool = False) -> list[Piece]:
-        """Return the pieces of a word."""
         kind, start = node.type, _start(script, node)
         own = script.source[start : node.end_byte].decode()
         if kind in LATE:
@@ -202,7 +201,6 @@ class Variables:
         return found + _literal(script.source[start:end], quoted=quoted)
 
     def _expansion(self, script: Script, node: Node, own: str, *, quoted: bool) -> Piece:
-        """Return `${...}`."""
         name, index, operator, rest = "", "", "", node.end_byte
         for child in node.children[1:-1]:
             if not name and child.type in ("!", "#") and not child.is_named:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED
@@ -17,10 +16,6 @@ from bridge.interop.launch.variables import is_unknown
 from bridge.interop.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, SWITCH, bears_on_precision, dest
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.inert import SCALER_SCHEDULE
-
-if TYPE_CHECKING:
-    from bridge.interop.launch.files import WrittenFile
-
 
 PROGRAMS = re.compile(
     r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"
@@ -67,24 +62,11 @@ class Arguments:
     overridden: list[Written] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     """Words that only the run decides and that may hold further flags."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    decisions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    unread: str = ""
-    """Where text of the script that was not executed states a precision, as a noun."""
+    launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
+    """The command that they belong to; at line 0 where a file only sets arguments, for others to use."""
     unmapped: list[Unmapped] = field(default_factory=list)
     """Records of the words themselves: words that the shell drops, and files that hold further arguments."""
-    defaulted: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, WrittenFile] = field(default_factory=dict)
-    """Files that the script writes before."""
-    shown: Callable[[str], str] = str
-    """Turns the marks of a text back into what was written."""
     label: str = ""
-    program: str = ""
-    is_started: bool = True
-    """False where a file only sets arguments, for others to use."""
-    is_fragment: bool = False
-    """It is not started, and has arguments or names files that may have some."""
     used_by: str = ""
     """Another source of arguments."""
     decided_by: str = ""
@@ -110,10 +92,6 @@ class Arguments:
         words = [loss.field for loss in self.unmapped if loss.reason == "unsupported"]
         others = [self.used_by] if self.used_by else []
         return list(dict.fromkeys((*self.undecided, *files, *words, *others)))
-
-    def file(self, name: str) -> WrittenFile | None:
-        """Return the file of this name that the script writes, or None."""
-        return self.files.get(str(PurePosixPath(name)))
 
     def __contains__(self, key: str) -> bool:
         return key in self.settings and self.settings[key].value not in (False, None)
@@ -141,12 +119,8 @@ def runs_of(payload: object) -> list[Arguments]:
 
 def _of_launch(launch: Launch) -> Arguments:
     found = _of_words(list(launch.arguments), launch.unknowns.shown)
-    found.environment, found.decisions, found.notes = launch.environment, launch.decisions, launch.notes
-    found.unread = launch.unread
-    found.defaulted, found.label, found.program = launch.defaulted, launch.label, launch.program
-    found.files, found.shown, found.is_started = launch.files, launch.unknowns.shown, bool(launch.line)
+    found.launch, found.label = launch, launch.label
     found.unmapped += launch.unmapped
-    found.is_fragment = not launch.line and bool(launch.arguments or launch.notes)
     if launch.line:
         found.decided_by = _decider(found)
     else:
@@ -159,23 +133,24 @@ def _decider(run: Arguments) -> str:
 
     Empty where this is the whole command of one of Megatron-LM's own programs, so that its default decides.
     """
-    sourced = [note.removeprefix("source ") for note in run.notes if note.startswith("source ")]
+    notes, program = run.launch.notes, run.launch.program
+    sourced = [note.removeprefix("source ") for note in notes if note.startswith("source ")]
     if sourced:
         return f"{sourced[0]}, which the script sources,"
-    if run.unread:
-        return run.unread
+    if run.launch.unread:
+        return run.launch.unread
     if run.undecided:
         return f"{run.undecided[0]}, which only the run knows,"
     if run.elsewhere:
         return run.elsewhere[0]
-    others = [note for note in run.notes if not note.endswith(UNREADABLE)]
+    others = [note for note in notes if not note.endswith(UNREADABLE)]
     if others:
         return others[0]
     unknown = next((one.name for key, one in run.settings.items() if not _is_known(key)), "")
     if unknown:
         return f"{unknown}, which is no flag of Megatron-LM's,"
-    if not PROGRAMS.search(run.program):
-        return f"{run.program.rpartition('/')[2]}, a program whose defaults are not known here,"
+    if not PROGRAMS.search(program):
+        return f"{program.rpartition('/')[2]}, a program whose defaults are not known here,"
     return ""
 
 
@@ -286,7 +261,7 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
         groups = [("", flat)]
     runs = []
     for name, values in groups:
-        found = Arguments(environment=environment, label=name)
+        found = Arguments(launch=Launch(line=1, program="", arguments=(), environment=environment), label=name)
         found.decided_by = "the program that is started with these arguments"
         if not name:
             found.used_by = found.decided_by = "the command line that names this file"
@@ -310,7 +285,6 @@ def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Argum
     found = []
     for place, (block, has_end) in enumerate(blocks, 1):
         run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments")
-        run.program = "pretrain_gpt.py"
         said = {block.get("bf16"), block.get("fp16")}
         is_open = None in said if not has_end else said == {None}
         if is_open and True not in said:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
     from bridge.interop.megatron_lm.arguments import Arguments, Written
 
-
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
@@ -133,20 +132,15 @@ def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | Non
     read_by = FP8_SCHEMES[chosen].settings if chosen in FP8_SCHEMES else ()
     if field in DELAYED and field not in read_by and fields[field] != DELAYED[field]:
         return f"read by delayed scaling only, and this is {chosen or 'no FP8 run'}"
-    if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]) and _says_more(field, fields):
-        return f"unread without --{field[:3]}-format"
+    if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]):
+        default = {"fp8_recipe": "delayed", "fp4_recipe": "nvfp4", "fp8_wgrad": True}.get(field, False)
+        says_more = fields.get(field) not in (None, DELAYED.get(field, default))
+        return f"unread without --{field[:3]}-format" if says_more else None
     if field == "fp8_wgrad" and fields[field] is False and modern:
         return WGRAD
     if field in LAYER_COUNTS and not fields.get("first_last_layers_bf16") and fields[field] not in (0, 1):
         return "unread without --first-last-layers-bf16"
     return None
-
-
-def _says_more(field: str, fields: Mapping[str, Any]) -> bool:
-    """Return whether a setting of a format that is off says more than its default."""
-    value = fields.get(field)
-    default = DELAYED.get(field, field == "fp8_wgrad")
-    return value not in (None, default, {"fp8_recipe": "delayed", "fp4_recipe": "nvfp4"}.get(field))
 
 
 def loss_scale(mode: str, builder: ImportBuilder) -> None:
@@ -200,7 +194,7 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
 
 def inference(run: Arguments, builder: ImportBuilder) -> None:
     """Say where a program serves or generates, by its name, and trains nothing."""
-    if INFERENCE.search(run.program):
+    if INFERENCE.search(run.launch.program):
         detail = "inference by its name, not training: no gradients are reduced there, and no loss is scaled"
         builder.report(run.label, None, "semantics", detail, "Give the script that trains.")
 
@@ -209,12 +203,12 @@ def undecided(run: Arguments, builder: ImportBuilder, named: Collection[str] = (
     """Report what only a run of the script decides; `named`: files that were reported before."""
     for text in dict.fromkeys(run.undecided):
         builder.report(text, None, "unsupported", f"it may hold further flags; {LATE}", SAY_IT)
-    for decision in run.decisions:
+    for decision in run.launch.decisions:
         builder.report(decision, "taken", "unsupported", BRANCH, SAY_IT)
     for loss in run.unmapped:
         builder.report(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
-    for note in run.notes:
+    for note in run.launch.notes:
         if note not in named:
             builder.report(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
-    for name, value in run.defaulted.items():
+    for name, value in run.launch.defaulted.items():
         builder.report(f"${name}", value, "implied default", DEFAULT_TAKEN, SAY_IT)

@@ -120,7 +120,6 @@ def dest(name: str) -> str:
 
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
-
 NEXT_TO_IT = "Set it on Megatron's own config, next to the recipe."
 OTHER_SETTINGS = {
     dest(option): Row(**{"remedy": NEXT_TO_IT, **row})

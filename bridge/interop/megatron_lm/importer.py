@@ -14,22 +14,74 @@ from typing import TYPE_CHECKING
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop import megatron_deepspeed
 from bridge.interop.builders import ImportBuilder
-from bridge.interop.contract import ContextKey, ImportReport, System, Unmapped
+from bridge.interop.contract import ContextKey, ImportReport, Recognised, System, Unmapped
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import effects as megatron_effects
-from bridge.interop.megatron_lm.arguments import Arguments, Written, runs_of, runs_printed
+from bridge.interop.megatron_lm.arguments import Arguments, Written, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT
 from bridge.interop.megatron_lm.exporter import TITLE, export
-from bridge.interop.megatron_lm.flags import BY_NAME, NOTHING, OTHER_SETTINGS, Flag, bears_on_precision, is_default
-from bridge.interop.megatron_lm.printed import START, printed_arguments
-from bridge.interop.megatron_lm.recognition import recognise
+from bridge.interop.megatron_lm.flags import (
+    BY_NAME,
+    NOTHING,
+    OTHER_SETTINGS,
+    Flag,
+    bears_on_precision,
+    dest,
+    is_default,
+)
+from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX, printed_arguments
 from bridge.precision.config import MEGATRON_FIELDS
 
 if TYPE_CHECKING:
     from bridge.interop.document import Document
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
+
+STRONG = re.compile(
+    r"--(?:num-layers|hidden-size|num-attention-heads|micro-batch-size|global-batch-size|tensor-model-parallel-size"
+    r"|pipeline-model-parallel-size|seq-length|train-iters|train-samples|fp8-format|fp4-format|fp8-recipe"
+    r"|accumulate-allreduce-grads-in-fp32|initial-loss-scale|use-mcore-models|transformer-impl)\b"
+)
+ARGUMENTS = frozenset(
+    re.findall(
+        r"\S+",
+        """
+    num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels seq_length
+    max_position_embeddings position_embedding_type rotary_base normalization norm_epsilon layernorm_epsilon swiglu
+    untie_embeddings_and_output_weights disable_bias_linear micro_batch_size global_batch_size train_iters train_samples
+    eval_iters eval_interval exit_interval lr min_lr lr_decay_style lr_decay_iters lr_decay_samples lr_warmup_fraction
+    lr_warmup_iters lr_warmup_samples weight_decay adam_beta1 adam_beta2 clip_grad init_method_std save_interval
+    log_interval tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
+    expert_model_parallel_size sequence_parallel use_distributed_optimizer tokenizer_type tokenizer_model data_path
+    split num_workers vocab_size make_vocab_size_divisible_by num_experts moe_router_topk transformer_impl
+    """,
+    )
+)
+"""Names of Megatron-LM's arguments that other systems have too: several of them are its, one says nothing."""
+OTHERS = frozenset(
+    re.findall(
+        r"\S+",
+        """
+    model trainer training optimizer data dataset datasets base_model architectures model_type torch_dtype dtype
+    num_hidden_layers output_dir model_name_or_path per_device_train_batch_size per_device_eval_batch_size
+    num_train_epochs learning_rate mixed_precision zero_optimization pipe_parallel_size model_parallel_size
+    train_micro_batch_size_per_gpu gradient_accumulation_steps exp_manager defaults _target_ recipe fsdp deepspeed
+    encoder_seq_length megatron_amp_O2 precision converters
+    """,
+    )
+)
+"""Keys at the top of other systems' files."""
+SEVERAL = 4
+MANY = 12
+"""Where none of them bears on precision: four names of a model's sizes are anybody's."""
+KEYS = (
+    "tensor_model_parallel_size",
+    "micro_batch_size",
+    "accumulate_allreduce_grads_in_fp32",
+    "fp8_format",
+    "num_layers",
+)
 
 
 def import_(payload: object, *, te_version: str = "2.8", variables: object = None) -> ImportReport:
@@ -88,11 +140,11 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
         builder.report(written.name, megatron_effects.shown(written), "dead knob", detail, "Drop it.")
     megatron_effects.inference(run, builder)
     megatron_effects.refused(run, builder)
-    is_silent = not run.is_started and not run.settings
+    is_silent = not run.launch.line and not run.settings
     named = _unsaid(run, builder) if is_silent else ()
-    is_open = is_silent and run.is_fragment
+    is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
-    is_open |= mode == "fp32" and run.is_started and bool(run.used_by)
+    is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
     engine, semantics = megatron_deepspeed.is_engine(run), None
     for key, written in run.settings.items():
         if not (engine and key in megatron_deepspeed.OWNED):
@@ -109,8 +161,8 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     if not engine:
         megatron_effects.loss_scale(mode, builder)
     megatron_effects.sharding(run, builder, modern=modern)
-    megatron_effects.environment(run.environment, builder)
-    read = [file.note for file in run.files.values()] if semantics is not None else []
+    megatron_effects.environment(run.launch.environment, builder)
+    read = [file.note for file in run.launch.files.values()] if semantics is not None else []
     megatron_effects.undecided(run, builder, (*named, *read))
     semantics = semantics or ("fp32" if mode == "fp32" else "megatron_o2")
     imported = builder.finish(semantics=semantics, label=run.label)
@@ -119,7 +171,7 @@ def _imported(run: Arguments, *, modern: bool) -> ImportReport:
 
 def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
     """Report that nothing is started and no precision is said, the files first that may; return these."""
-    decided = tuple(note for note in run.notes if note.startswith("source "))
+    decided = tuple(note for note in run.launch.notes if note.startswith("source "))
     for note in decided:
         detail = "nothing is started here, and the precision is not stated: what it sets or starts decides"
         builder.report(note, None, "unsupported", detail, "Convert it by itself.")
@@ -146,7 +198,6 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
 
 
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
-    """Map one setting that stands for itself, or report it."""
     flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
     if key in ("bf16", "fp16"):
         if written.value is False:
@@ -223,6 +274,49 @@ def _is_modern(te_version: object) -> bool:
     if major is None:
         raise PayloadError(f"te_version: must be a version, got {te_version!r}. Write te_version=2.8.")
     return int(major[0]) >= 2
+
+
+def recognise(document: Document) -> Recognised | None:
+    """Return why a document is taken for Megatron-LM's, or None."""
+    is_text = document.kind in ("shell", "text", "env")
+    certainty, evidence = _of_text(document) if is_text else _of_mapping(document)
+    return Recognised(certainty=certainty, evidence=evidence) if certainty else None
+
+
+def _of_text(document: Document) -> tuple[float, str]:
+    """Return the certainty, 0 for none, and the evidence of a script or a log."""
+    if START.search(document.text):
+        is_saved = document.path.endswith(SUFFIX)
+        return 0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
+    found = sorted(set(STRONG.findall(document.text)))
+    if found:
+        return min(0.95, 0.5 + 0.15 * len(found)), f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
+    is_switched = re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text)
+    if document.kind == "shell" and is_switched:
+        return 0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
+    return 0.0, ""
+
+
+def _of_mapping(document: Document) -> tuple[float, str]:
+    """Return the certainty, 0 for none, and the evidence of an argument file."""
+    top = document.mapping
+    if document.has("language_model", "model_parallel"):
+        return 0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
+    groups = argument_groups(top)
+    if groups:
+        return 0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments"
+    keys = list(map(str, top))
+    if top and all(key.startswith("--") for key in keys):
+        return 0.8, "every key is a command-line flag"
+    found = [f"`{key}`" for key in KEYS if key in top]
+    if len(found) > 1:
+        return 0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments"
+    own = [f"`{key}`" for key in keys if key in ARGUMENTS]
+    plain = not any(isinstance(value, dict) for value in top.values())
+    wanted = SEVERAL if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
+    if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
+        return 0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare"
+    return 0.0, ""
 
 
 SYSTEM = System(

@@ -28,7 +28,6 @@ from bridge.precision.fields import number_of_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
 END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")
 LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$")

@@ -130,7 +130,6 @@ def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
 
 
 def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
-    """Return fp16, bf16 or fp32."""
     where = next((name for name in NAMES if file.get(name) is not None), None)
     if where is None:
         if base is not None or (not file.shipped and "trainer" not in file.payload):

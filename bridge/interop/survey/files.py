@@ -14,7 +14,6 @@ from bridge.interop.launch.launches import PRECISION_WORDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
 SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv", "env", "build", "dist", "data"}
 SKIPPED |= {"outputs", "wandb", "checkpoints"}
 SUFFIXES = frozenset(
@@ -26,6 +25,7 @@ HEAD_BYTES = 1024
 """As much of a file that is too large as is looked at."""
 NAMES = re.compile(r"deepspeed|accelerate|fsdp|megatron|(?:^|[_/-])ds[_-]|zero[123]", re.IGNORECASE)
 """Names of configurations that bear on precision, in addition to the words of precision themselves."""
+TEST = re.compile(r"(?:conftest|test_.*|.*_test)\.py")
 COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 
 
@@ -53,7 +53,8 @@ class Files:
                 wanted = name.startswith(".env.") or name == ".env" if name[0] == "." else file.suffix in SUFFIXES
                 if not wanted or not file.is_file():
                     continue
-                if file.suffix == ".py" and _is_test(inside / name):
+                is_test = bool({"test", "tests"} & set(inside.parts)) or TEST.fullmatch(name) is not None
+                if file.suffix == ".py" and is_test:
                     tests += 1
                     continue
                 count += 1
@@ -90,8 +91,3 @@ def _shown(name: Path) -> str:
     """Return a file's name as any terminal can print it."""
     text = os.fsencode(name).decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _is_test(name: Path) -> bool:
-    folders = {"test", "tests"} & set(name.parts[:-1])
-    return bool(folders) or name.stem == "conftest" or name.stem.startswith("test_") or name.stem.endswith("_test")

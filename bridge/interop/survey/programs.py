@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from bridge.interop.document import Document
     from bridge.interop.python_calls import Call, Program
 
-
 BRIDGE = "megatron-bridge"
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")
 RECIPES = r"(?:bf16|fp16)_\w*mixed"

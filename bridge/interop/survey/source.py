@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bridge.interop.contract import ImportReport
     from bridge.registry.config import MixedPrecisionConfig
 
-
 ORDER: Mapping[str, str] = MappingProxyType(
     {
         "deepspeed": "its engine casts the module; accelerate and transformers refuse arguments that differ",
