@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bridge.errors import CheckError
+from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
 from bridge.front.problems import MADE_BY
@@ -55,7 +55,10 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
     record(run_dir, config, report)
     from bridge.training.loop import pretrain  # imports torch and Megatron, which `--help` and `--cfg` can do without
 
-    if pretrain(config, run_dir=run_dir).stopped_early:
+    summary = pretrain(config, run_dir=run_dir)
+    if summary.failure is not None:
+        raise TrainingError(summary.failure)
+    if summary.stopped_early:
         sys.exit(STOPPED)  # not 0: the scheduler that waits for the run has to see that it is not done
 
 

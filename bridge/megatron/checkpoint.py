@@ -22,7 +22,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from bridge.errors import CheckpointError, Finding
+from bridge.errors import CheckpointError, Finding, TrainingError
 from bridge.megatron.emulation.model import delayed_updates, requantise_stored_weights, unrecorded
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
@@ -187,8 +187,16 @@ def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
 
     Raises:
         CheckpointError: The folder cannot be written to.
+        TrainingError: A weight or the optimizer's state is not finite; nothing was written.
     """
     target = _folder_of(folder, position.iteration)
+    with trainer.parameters_in_place():
+        if not trainer.has_finite_state():
+            newest = latest_iteration(folder)
+            rule = "a checkpoint must hold finite weights and optimizer state"
+            found = f"got NaN or Inf at step {position.iteration}"
+            kept = "There is no earlier one" if newest is None else f"The newest one stays that of step {newest}"
+            raise TrainingError(f"checkpoint.save: {rule}, {found}. Nothing was written. {kept}. Lower optimizer.lr.")
     is_first = torch.distributed.get_rank() == 0
     try:
         if is_first:

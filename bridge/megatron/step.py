@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.distributed import finalize_model_grads
+from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.megatron.optimizer import inner_optimizers, parts
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from bridge.megatron.process import Process
 
@@ -30,7 +34,9 @@ class StepResult:
     loss: float
     """Mean over the global batch, in nats per token; the same on every rank."""
     skipped: bool
-    """Whether the gradients overflowed, so that nothing was updated and the loss scale fell."""
+    """Whether a gradient held NaN or Inf on any rank, so that nothing was updated."""
+    is_stuck: bool
+    """Whether the step was skipped and the loss scale cannot fall: there is none, it is constant or at its floor."""
     grad_norm: float | None
     """Norm of the gradients before clipping; None for a skipped step or where nothing is clipped."""
     loss_scale: float
@@ -56,6 +62,15 @@ def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
     output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return output, partial(_loss, batch["loss_mask"])
+
+
+@torch.no_grad()
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether no tensor of a 16-bit or 32-bit dtype holds NaN or Inf; the largest magnitude keeps either."""
+    wide = (torch.float32, torch.bfloat16, torch.float16)
+    looked_at = [tensor for tensor in tensors if tensor.dtype in wide and tensor.numel()]
+    norms = [torch.linalg.vector_norm(tensor, ord=math.inf).float() for tensor in looked_at]
+    return not norms or bool(torch.stack(norms).isfinite().all())
 
 
 def _one_or_all(hooks: list[Any]) -> Any:
@@ -97,6 +112,9 @@ class Trainer:
         self.global_batch_size = global_batch_size
         self.num_microbatches = global_batch_size // (micro_batch_size * process.data_parallel_size)
         self._schedule = get_forward_backward_func()
+        scalers = [getattr(part, "grad_scaler", None) for part in parts(optimizer)]
+        self._scalers = [scaler for scaler in scalers if scaler is not None]
+        self._checks_gradients = len(self._scalers) == len(scalers)  # Megatron looks for NaN and Inf as it unscales
         config.grad_scale_func = optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         ddp = model[0].ddp_config
@@ -115,15 +133,18 @@ class Trainer:
             stop: This rank's wish to stop after this step; the result says whether any rank has it.
         """
         losses = self.forward_backward(batches)
-        loss_scale = float(self.optimizer.get_loss_scale())
         learning_rate = self._learning_rate()
-        updated, grad_norm, _ = self.optimizer.step()
+        loss_scale, may_fall = self.loss_scale, self.loss_scale_may_fall
+        updated, grad_norm = False, None
+        if self._checks_gradients or self._everywhere(are_finite(self._gradients())):
+            updated, grad_norm, _ = self.optimizer.step()
         if updated:
             self.scheduler.step(increment=self.global_batch_size)
         loss, stop_everywhere = self._mean_over_ranks(losses, stop)
         return StepResult(
             loss=loss,
             skipped=not updated,
+            is_stuck=not updated and not may_fall,
             grad_norm=float(grad_norm) if updated and grad_norm is not None else None,
             loss_scale=loss_scale,
             learning_rate=learning_rate,
@@ -177,6 +198,40 @@ class Trainer:
             forward_only=forward_only,
         )
         return losses
+
+    def has_finite_state(self) -> bool:
+        """Return whether weights, master weights and the optimizer's state hold no NaN or Inf on any rank."""
+        weights = [parameter for chunk in self.model for parameter in chunk.parameters()]
+        held = [parameter.dequantize() if isinstance(parameter, StoredWeight) else parameter for parameter in weights]
+        for inner in inner_optimizers(self.optimizer):
+            held += [parameter for group in inner.param_groups for parameter in group["params"]]
+            held += [value for state in inner.state.values() for value in state.values()]
+        return self._everywhere(are_finite(value for value in held if isinstance(value, torch.Tensor)))
+
+    def _gradients(self) -> Iterator[torch.Tensor]:
+        """Yield the gradient buffers of this rank, reduced; with sharding, its own part of them and its addends."""
+        for chunk in self.model:
+            for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+                yield buffer.grad_data
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale that the next step's loss is multiplied with; 1 without one."""
+        return float(self.optimizer.get_loss_scale())
+
+    @property
+    def loss_scale_may_fall(self) -> bool:
+        """Return whether a dynamic loss scale is above its floor."""
+        dynamic = [scaler for scaler in self._scalers if isinstance(scaler, DynamicGradScaler)]
+        return any(bool(scaler.scale > scaler.min_scale) for scaler in dynamic)
+
+    def _everywhere(self, holds: bool) -> bool:
+        """Return whether something holds on every rank; a collective call."""
+        if self.process.world_size == 1:
+            return holds
+        flag = torch.tensor(float(holds), device=self.process.device)
+        torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+        return bool(flag)
 
     def _learning_rate(self) -> float:
         """Return the rate of the first group that has the general one."""

@@ -43,7 +43,7 @@ def _line(record: TrainRecord | ValidationRecord) -> str:
         f"lr {record.learning_rate:.2e}",
     ]
     if record.skipped:
-        parts.append(f"SKIPPED: the gradients overflowed ({record.skipped_steps} so far)")
+        parts.append(f"SKIPPED: NaN or Inf in the gradients ({record.skipped_steps} so far)")
     return "  ".join(parts)
 
 
@@ -117,7 +117,9 @@ class RunSummary:
     steps: int
     """Steps done in this process."""
     skipped_steps: int
-    """Steps whose gradients overflowed and that updated nothing, including those before a resumed checkpoint."""
+    """Steps with NaN or Inf in the gradients, which updated nothing; those before a resumed checkpoint included."""
+    failure: str | None
+    """Why a run that went to its end is no success: most of its steps were skipped; None for a success."""
     stopped_early: bool
     """Whether Ctrl-C or a termination signal ended the run before its last step."""
     train_loss: float | None

@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from bridge.training.config import ConfigContainer
 
 
+MAX_STUCK_STEPS = 10
+"""Steps in a row that may be skipped where no lower loss scale is left; then the run ends."""
+
+
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     """Train as the config says and return the summary.
 
@@ -61,7 +65,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         RunConfigError: A section is missing or settings contradict each other.
         DataError: The data cannot be used.
         CheckpointError: The checkpoint cannot be loaded or saved.
-        TrainingError: The loss is not finite.
+        TrainingError: The loss or a weight is not finite, or gradients are not in ten steps in a row.
     """
     began = time.perf_counter()
     require_sections(config)
@@ -124,6 +128,7 @@ def _train(run: Run, metrics: Metrics, screen: Display, request: Event) -> None:
         result = _timed_step(run, source, request)
         screen.stepped(run.iteration)
         _require_finite(run, result, metrics)
+        _require_updates(run, result, metrics)
         run.stopped_early = result.stop and not run.is_done
         ends = run.is_done or run.stopped_early
         if ends or result.skipped or _is_due(run, run.config.logging.log_interval):
@@ -135,11 +140,9 @@ def _train(run: Run, metrics: Metrics, screen: Display, request: Event) -> None:
             _validate(run, metrics, screen)
         if ends or _is_due(run, run.config.checkpoint.save_interval):
             _save(run, screen)
-    steps = run.iteration - run.start.iteration
-    if steps and run.skipped_steps - run.skipped_before == steps:
-        constant = getattr(run.config.optimizer, "loss_scale", None)
-        hope = "it is constant: lower it" if constant else "it is still falling: train longer, or begin lower"
-        screen.note(f"NOTHING WAS LEARNED: every step overflowed under its loss scale and was skipped; {hope}.")
+    failure = _failure(run)
+    if failure is not None:
+        screen.note(failure)
     if run.stopped_early:
         screen.note(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.")
 
@@ -201,6 +204,43 @@ def _require_finite(run: Run, result: StepResult, metrics: Metrics) -> None:
     )
 
 
+def _require_updates(run: Run, result: StepResult, metrics: Metrics) -> None:
+    """End a run whose weights no longer change, or hold NaN or Inf already."""
+    is_lost = not math.isfinite(result.loss) and not run.trainer.has_finite_state()
+    if not is_lost and run.stuck_in_a_row < MAX_STUCK_STEPS:
+        return
+    metrics.add(run.record(result))
+    facts = f"loss {result.loss:g}, loss scale {result.loss_scale:g}, learning rate {result.learning_rate:.2e}"
+    if is_lost:
+        raise TrainingError(
+            f"optimizer: the weights must be finite, got NaN or Inf at step {run.iteration} ({facts}). Lower "
+            "optimizer.lr, or choose a recipe with a wider range."
+        )
+    raise TrainingError(
+        f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps in a row, the last one "
+        f"step {run.iteration} ({facts}). These steps changed no weight, and no lower loss scale is left. Lower "
+        "optimizer.lr, look at the data of these steps, or choose a recipe with a wider range."
+    )
+
+
+def _failure(run: Run) -> str | None:
+    """Return why a run is no success although it ended as asked, or None: more than half of its steps were skipped."""
+    skipped = run.skipped_steps - run.skipped_before
+    if 2 * skipped <= run.steps:
+        return None
+    headline = "NOTHING WAS LEARNED" if skipped == run.steps else "MOST STEPS WERE SKIPPED"
+    fact = f"{skipped} of {run.steps} steps had NaN or Inf in their gradients and updated nothing"
+    scale = run.trainer.loss_scale
+    remedy = "Lower optimizer.lr, or look at the data of these steps"
+    if run.trainer.loss_scale_may_fall:
+        remedy = f"The loss scale is {scale:g} and still falling: train longer, or lower initial_loss_scale"
+    elif getattr(run.config.optimizer, "loss_scale", None):
+        remedy = f"The loss scale is constant at {scale:g}: lower it"
+    elif scale != 1 or getattr(run.config.optimizer, "fp16", False):
+        remedy = f"The loss scale is at its floor, {scale:g}: lower optimizer.lr, or choose a recipe with a wider range"
+    return f"{headline}: {fact}. {remedy}."
+
+
 def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
     """Compute the validation loss, on the same samples every time, if there are any."""
     if run.splits.validation is None:
@@ -227,8 +267,9 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         run_dir=run_dir,
         precision=precision_label(run.config),
         iteration=run.iteration,
-        steps=run.iteration - run.start.iteration,
+        steps=run.steps,
         skipped_steps=run.skipped_steps,
+        failure=_failure(run),
         stopped_early=run.stopped_early,
         train_loss=sum(run.recent_losses) / len(run.recent_losses) if run.recent_losses else None,
         validation_loss=run.validation.loss if run.validation is not None else None,

@@ -25,7 +25,7 @@ class TrainRecord:
     loss: float
     """Mean over the steps since the last record, in nats per token."""
     skipped: bool
-    """Whether this step's gradients overflowed, so that nothing was updated."""
+    """Whether a gradient of this step held NaN or Inf, so that nothing was updated."""
     skipped_steps: int
     """Skipped steps of the run so far, those before a resumed checkpoint included."""
     grad_norm: float | None

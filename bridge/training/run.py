@@ -74,6 +74,8 @@ class Run:
     iteration: int = 0
     skipped_steps: int = 0
     """Of the whole run, those before a resumed checkpoint included."""
+    stuck_in_a_row: int = 0
+    """The last steps, all skipped where no lower loss scale is left."""
     stopped_early: bool = False
     recent_losses: deque[float] = field(default_factory=deque)
     validation: ValidationRecord | None = None
@@ -85,6 +87,11 @@ class Run:
     def is_done(self) -> bool:
         """Whether the last step was taken."""
         return self.iteration >= self.config.train.train_iters
+
+    @property
+    def steps(self) -> int:
+        """Steps of this process."""
+        return self.iteration - self.start.iteration
 
     @property
     def tokens_per_step(self) -> int:
@@ -108,8 +115,7 @@ class Run:
     @property
     def consumed_samples(self) -> int:
         """Samples of the run that were trained on, over all ranks."""
-        steps = self.iteration - self.start.iteration
-        return self.start.consumed_samples + steps * self.config.train.global_batch_size
+        return self.start.consumed_samples + self.steps * self.config.train.global_batch_size
 
     def enter_phase(self) -> Phase | None:
         """Switch to the precision of the coming step; return its phase where this process was not in it before."""
@@ -136,6 +142,7 @@ class Run:
         """Count a step."""
         self.iteration += 1
         self.skipped_steps += result.skipped
+        self.stuck_in_a_row = self.stuck_in_a_row + 1 if result.is_stuck else 0
         self.recent_losses.append(result.loss)
         self.step_seconds.append(seconds)
 

@@ -158,8 +158,8 @@ def test_records_are_log_lines_without_a_terminal(caplog):
         shown.logged(record)
         shown.logged(ValidationRecord(step=10, loss=2.25))
     assert caplog.messages == [
-        "step   7/100  loss 2.5000  1,234 tokens/s  grad norm -  loss scale 65536  lr 1.00e-03  SKIPPED: the gradients "
-        "overflowed (2 so far)",
+        "step   7/100  loss 2.5000  1,234 tokens/s  grad norm -  loss scale 65536  lr 1.00e-03  SKIPPED: NaN or Inf in "
+        "the gradients (2 so far)",
         "step  10/100  validation loss 2.2500",
     ]
 
