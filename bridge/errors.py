@@ -111,18 +111,27 @@ class WrongValueError(ValueError):
         self.rule, self.value, self.remedy = rule, value, remedy
         super().__init__(f"{rule}, got {value!r:.80}" + (f". {remedy}" if remedy else ""))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes the error again in another process."""
+        return type(self), (self.rule, self.value, self.remedy)
+
 
 class PrecisionTypeError(_SettingError, TypeError):
     """A value of the wrong type for its field. `path`, `rule`, `value` and `remedy` are the message's parts.
 
-    Of several faults of one value they are those of the first; `faults` has all.
+    Of several faults of one value they are those of the first.
     """
 
     def __init__(
         self, message: str, matches: Sequence[str] = (), *, faults: Sequence[WrongValueError] = (), **parts: Any
     ) -> None:
         super().__init__(message, matches, **parts)
-        self.faults = tuple(faults) or (WrongValueError(self.rule, self.value, self.remedy),)
+        self._faults = tuple(faults)
+
+    @property
+    def faults(self) -> tuple[WrongValueError, ...]:
+        """Every fault of the value."""
+        return self._faults or (WrongValueError(self.rule, self.value, self.remedy),)
 
 
 class UnknownFieldError(_SettingError, AttributeError):

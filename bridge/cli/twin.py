@@ -27,7 +27,11 @@ SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 FOLDERS = ("checkpoint.save", "checkpoint.load")
 """Left out: the twin would write over the run's own checkpoints, or resume from them."""
 PRECISION = "mixed_precision"
-ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute)
+ROUTED = frozenset(
+    f"{route.owner}.{route.attribute}"
+    for route in ROUTES
+    if route.attribute and (route.rule != "stated" or route.family)
+)
 """Precision fields of other sections: "model.fp8", say."""
 UNPLANNED = "not known, as the model cannot be planned"
 

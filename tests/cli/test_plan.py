@@ -161,7 +161,8 @@ def test_a_twin_differs_in_precision_alone_and_the_training_script_takes_it(tmp_
     first, *rows = done.stdout.splitlines()
     assert first.startswith(f"{path}: differs in ")
     assert "precision fields and in nothing else" in first
-    assert all(row.split()[0].startswith("mixed_precision.") for row in rows[:-1])
+    others = [row.split()[0] for row in rows[:-1] if not row.split()[0].startswith("mixed_precision.")]
+    assert others == ["model.fp8_output_proj"]
     assert rows[-1] == "  linear layers in FP8 or FP4: 16 of 25 -> 0 of 25"
     twin = yaml.safe_load(path.read_text())
     assert twin["mixed_precision"] == "bf16_mixed"
@@ -171,6 +172,15 @@ def test_a_twin_differs_in_precision_alone_and_the_training_script_takes_it(tmp_
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["model"] == twin["model"]
     assert yaml.safe_load(done.stdout)["checkpoint"] == {"save": "here", "save_interval": None, "load": None}
+
+
+def test_a_twin_keeps_precision_fields_that_no_recipe_decides_unstated(tmp_path):
+    path = tmp_path / "twin.yaml"
+    done = run(
+        "twin", CURRENT, "+model.attention_softmax_in_fp32=true", *CONF, "--base", "bf16_mixed", "--output", str(path)
+    )
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(path.read_text())["model"]["attention_softmax_in_fp32"] is True
 
 
 def test_a_twin_of_a_model_that_cannot_be_planned_says_so(tmp_path):
