@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_parsers(commands: Any) -> None:
     """Add the command."""
     text = "read a precision from another system's file, write it for a third"
-    fields = "print {source, mode, decided_by, semantics, config, payload, losses}"
+    fields = "print {source, mode, decided_by, semantics, config, payload, losses, lost}"
     parser = add_command(commands, "convert", _convert, text, json=fields)
     parser.add_argument("file", help="launch script, YAML, JSON or Python file")
     parser.add_argument("--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML")
@@ -40,11 +40,13 @@ def add_parsers(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="facts that no file states: versions, GPU",
     )
+    strict = "exit with 1 where precision is lost, and write no payload but that of --json"
+    parser.add_argument("--strict", action="store_true", help=strict)
     parser.add_argument("--out", metavar="FILE", help="write the payload to this file instead of printing it")
 
 
-def _convert(chosen: argparse.Namespace) -> None:
-    """Print the payload, and on stderr the source it was read from and what cannot be converted exactly."""
+def _convert(chosen: argparse.Namespace) -> int:
+    """Print the payload, and on stderr its source and what cannot be converted exactly; return 1 under --strict."""
     from bridge.interop import conversion
     from bridge.interop.document import Document
     from bridge.interop.systems import system
@@ -63,7 +65,8 @@ def _convert(chosen: argparse.Namespace) -> None:
     faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
     exported = results[0][1]
     files = dict(exported.files) if exported is not None else {}
-    if chosen.out is not None and not faulty and text:
+    gone = _lost(results if chosen.json else results[:1], chosen) if chosen.strict else ""
+    if chosen.out is not None and not faulty and not gone and text:
         write_file(chosen.out, text, "--out")
         for name, content in files.items():
             write_file(Path(chosen.out).parent / name, content, "--out")
@@ -73,10 +76,18 @@ def _convert(chosen: argparse.Namespace) -> None:
         conversion.convert(first, chosen.to, context)
     if faulty:
         first.imported.config.finalize()
-    if chosen.json or chosen.to is None:
-        return
-    if len(runs) > 1:
-        print(f"The payload is that of the first of {len(runs)} runs; --json has them all.", file=report)
+    if gone:
+        print(gone, file=sys.stderr)
+        return 1
+    if not chosen.json and chosen.to is not None:
+        if len(runs) > 1:
+            print(f"The payload is that of the first of {len(runs)} runs; --json has them all.", file=report)
+        _print_payload(text, files, chosen, report)
+    return 0
+
+
+def _print_payload(text: str, files: dict[str, str], chosen: argparse.Namespace, report: TextIO) -> None:
+    """Print the payload and the files that it names, or where --out has written them."""
     if chosen.out is not None and not text:
         print(f"nothing to write: {chosen.to} has nothing to say of this precision, and {chosen.out} is left alone")
     elif chosen.out is not None:
@@ -89,10 +100,23 @@ def _convert(chosen: argparse.Namespace) -> None:
             print(f"{name}, which --out writes too:\n{content}", file=report)
 
 
+def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace) -> str:
+    """Return the line that names each setting whose precision is lost; empty where none is."""
+    from bridge.interop.conversion import lost
+
+    gone = [f"{entry.field}={entry.value!r}" for one, exported in results for entry in lost(one, chosen.to, exported)]
+    if not gone:
+        return ""
+    where = f" for {chosen.to}" if chosen.to is not None else ""
+    settings = ", ".join(dict.fromkeys(gone))
+    remedy = "Follow the remedies of the report, or convert without --strict."
+    return f"{chosen.file}: precision is lost{where}: {settings}. {remedy}"
+
+
 def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO) -> None:
     """Print every run: as JSON on stdout, or as lines."""
     if chosen.json:
-        found = [_as_dict(one, exported) for one, exported in results]
+        found = [_as_dict(one, exported, chosen.to) for one, exported in results]
         print_json(found[0] if len(found) == 1 else {**found[0], "runs": found})
         return
     for one, exported in results:
@@ -128,8 +152,8 @@ def _context(words: list[str]) -> dict[str, Any]:
     return given
 
 
-def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
-    from bridge.interop.conversion import plain, records
+def _as_dict(one: Run, exported: ExportReport | None, to: str | None) -> dict[str, Any]:
+    from bridge.interop.conversion import lost, plain, records
 
     imported = one.imported
     config = imported.config.to_dict()
@@ -143,6 +167,7 @@ def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
         "files": dict(exported.files) if exported is not None else {},
         "losses": records(imported.unmapped, "import")
         + (records(exported.unmapped, "export") if exported is not None else []),
+        "lost": list(dict.fromkeys(entry.field for entry in lost(one, to, exported))),
         "faults": [str(fault) for fault in imported.config.faults()] if imported.mode_is_stated else [],
     }
 

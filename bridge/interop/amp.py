@@ -40,6 +40,30 @@ def amp_fields(compute: str) -> dict[str, object]:
     return mode | {"autocast_enabled": True, "autocast_dtype": compute}
 
 
+def report_dropped_autocast(builder: ExportBuilder, detail: str) -> None:
+    """Record the run of a system over Megatron Core that never opens autocast: its mode alone decides.
+
+    Args:
+        builder: The builder of the export.
+        detail: Why autocast does not run there, as a clause.
+    """
+    config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
+    if not config.autocast_enabled:
+        return
+    if semantics == "amp_o1" and mode == "fp32":
+        compute = builder.values["autocast_dtype"]
+        runs, choice = "it trains in FP32", f"take {compute}_mixed if {compute.upper()} weights are meant"
+        builder.report("autocast_enabled", "semantics", f"{detail}; {runs}", f"FP32 there; {choice}.")
+        return
+    runs = f"it trains {mode.upper()} weights with FP32 masters"
+    if semantics == "amp_o1":
+        remedy = f"{mode.upper()} weights there, as {mode}_mixed; take fp32 if FP32 weights are meant."
+        builder.report("params_dtype", "semantics", f"{mode} casts every weight, and {detail}; {runs}", remedy)
+    else:
+        remedy = f"{mode.upper()} there, in norms and softmax too; state autocast_enabled=False if that is meant."
+    builder.report("autocast_enabled", "semantics", f"{detail}; {runs}", remedy)
+
+
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     """Note the mode fields as autocast over FP32 weights, and return the compute it casts to; "fp32" for none.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.contract import Unmapped
+from bridge.interop.meaning import semantics_of
 from bridge.interop.systems import candidates, detect, system
 
 if TYPE_CHECKING:
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""
+LOSSES = ("unsupported", "semantics")
+"""Reasons of a record that lose precision; the others name a near value, a default or a setting without effect."""
+SAME_NUMBERS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
+"""Fields that change neither weights nor GEMMs, loss scale or sums: their loss is information."""
+GEMMS_ALONE = ("te-recipe", "torchao")
+"""Systems that say in what GEMMs run and nothing else; the trainer around them has the fields of `OF_A_TRAINER`."""
+OF_A_TRAINER = ("fp32", "fp16", "bf16", "params_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +194,23 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
     if target.export is None:
         raise PayloadError(f"--to: {target.title} has no form to write, got {to!r}. Choose another system.")
     return target.export(run.imported.config, **_for_system(target, context or {}, "export"))
+
+
+def lost(run: Run, to: str | None, exported: ExportReport | None) -> list[Unmapped]:
+    """Return the records of a conversion that lose precision: a format, scheme, loss scale or dtype of sums.
+
+    Args:
+        run: The run.
+        to: The system that it was written for; None for none.
+        exported: The export; None for our own form, which holds each field.
+    """
+    kept: tuple[str, ...] = SAME_NUMBERS
+    if to is not None and to != OURS and system(to).name in GEMMS_ALONE:
+        kept += OF_A_TRAINER
+    if semantics_of(run.imported.config) != "fp32":
+        kept += ("tf32",)  # it decides about GEMMs in FP32 alone
+    written = [entry for entry in exported.unmapped if entry.field not in kept] if exported is not None else []
+    return [entry for entry in (*run.imported.unmapped, *written) if entry.reason in LOSSES]
 
 
 def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:

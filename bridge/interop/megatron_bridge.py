@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError
+from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
@@ -50,6 +51,8 @@ OWNERS = ("model", "optimizer", "ddp")
 EVERYBODYS = frozenset({"bf16", "fp16"})
 """Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
 RENAMED = {"enable_autocast": "autocast_enabled"}
+NO_AUTOCAST = f"{TITLE} copies fields of the same name, and Megatron's is enable_autocast"
+"""Why `autocast_enabled` has no effect there. Source: Megatron Bridge 0.6.2 training/mixed_precision.py."""
 
 
 def import_(payload: object, *, base: str | None = None) -> ImportReport:
@@ -73,7 +76,9 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
     if isinstance(chosen, str):
         imported = _named(chosen, "mixed_precision", builder)
     elif isinstance(chosen, Mapping):
-        imported = _fields(chosen, "mixed_precision.", builder, base)
+        model = payload.get("model")
+        opens_autocast = isinstance(model, Mapping) and bool(model.get("enable_autocast"))
+        imported = _fields(chosen, "mixed_precision.", builder, base, opens_autocast=opens_autocast)
     else:
         rule = "must be a recipe's name or a mapping of fields"
         raise PayloadError(f"mixed_precision: {rule}, got {chosen!r:.60}. Correct it in the file.")
@@ -92,7 +97,9 @@ def _named(name: str, where: str, builder: ImportBuilder) -> ImportReport:
     return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
 
 
-def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None) -> ImportReport:
+def _fields(
+    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None, *, opens_autocast: bool = False
+) -> ImportReport:
     """Import a mapping of fields; with `_target_` it is a constructor call, without it is assigned key by key."""
     constructed = "_target_" in values
     if constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
@@ -116,6 +123,9 @@ def _fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base
         detail = f"{base} is not read, and decides the fields that are not stated here"
         builder.report("mixed_precision", None, "unsupported", detail, "Convert that too.")
     _twins(values, prefix, builder, constructed=constructed)
+    if values.get("autocast_enabled") and not opens_autocast:
+        detail, remedy = f"it runs without autocast: {NO_AUTOCAST}", "Set model.enable_autocast there, or drop it."
+        builder.report(f"{prefix}autocast_enabled", True, "semantics", detail, remedy)
     if base is None:  # the defaults of the peer's class that decide a run and that an unstated field leaves open
         in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
         why = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
@@ -234,6 +244,7 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
         bridge_version: 0.3 knows no fp4_param_gather.
     """
     builder = ExportBuilder(config, TITLE)
+    report_dropped_autocast(builder, NO_AUTOCAST)
     if shape not in ("fields", "strings", "name"):
         raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
     name = recipe_named(config) if shape == "name" else None

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
+from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
 from bridge.interop.document import Document
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 TITLE = "NeMo 2.6"
 PLUGIN = "MegatronMixedPrecision"
 TARGET = "nemo.lightning.pytorch.plugins.mixed_precision.MegatronMixedPrecision"
+NO_AUTOCAST = f"{TITLE} copies fields of the same name, and Megatron's is enable_autocast"
+"""Why `autocast_enabled` has no effect there. Source: NeMo 2.6.2 lightning/pytorch/plugins/mixed_precision.py."""
 MODES = {
     **dict.fromkeys(("fp16", "fp16-mixed", "16", "16-mixed"), "fp16"),
     **dict.fromkeys(("bf16", "bf16-mixed"), "bf16"),
@@ -217,6 +220,9 @@ def _plugin(arguments: Mapping[Any, Any], release: tuple[int, int] | None) -> Im
         builder.implied("pipeline_dtype", token, pipeline_dtype=token)
     detail = f"{builder.system} writes 0 over Megatron's own 1"
     builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why_layers=detail)
+    if fields.get("autocast_enabled"):
+        remedy = "Set enable_autocast on the model's config there, or drop it."
+        builder.report("autocast_enabled", True, "semantics", f"it runs without autocast: {NO_AUTOCAST}", remedy)
     if fields.get("fp8_wgrad") is False and fields.get("fp8"):
         builder.report("fp8_wgrad", False, "dead knob", WGRAD, "Drop it.")
     return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(fields)))
@@ -251,6 +257,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     builder.map("fp8_param", "fp8_param_gather")
     if config.first_last_layers_bf16:
         payload.update({name: 1 for name in LAYER_COUNTS if not config.is_stated(name)})
+    report_dropped_autocast(builder, NO_AUTOCAST)
     return builder.finish(payload)
 
 

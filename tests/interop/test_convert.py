@@ -170,7 +170,9 @@ def test_the_session_in_the_documentation_is_a_real_one(capsys, tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(page.partition("```sh\n")[2].partition("```")[0])
     Path("ds.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}')
-    for session, exit_code in zip(page.split("```console\n")[1:3], (0, 2), strict=True):
+    Path("args.yaml").write_text("bf16: true\n")
+    first, second, _, strict = page.split("```console\n")[1:]
+    for session, exit_code in ((first, 0), (second, 2), (strict, 1)):
         command, _, shown = session.partition("```")[0].partition("\n")
         code, out, err = convert(capsys, *command.removeprefix("$ precision-bridge convert ").split())
         assert (code, err + out) == (exit_code, shown)
@@ -196,6 +198,53 @@ def test_where_there_is_nothing_to_write_no_file_is_written(tmp_path: Path, caps
     assert (code, err) == (0, "")
     assert out.splitlines()[-1].startswith("nothing to write: te-recipe has nothing to say")
     assert not (tmp_path / "out.json").exists()
+
+
+STRICT = {
+    ("megatron-bridge", "bf16_with_fp8_current_scaling_mixed", "torchtitan"): "fp8='hybrid', fp8_recipe='tensorwise', "
+    "first_last_layers_bf16=True, fp8_param_gather=True, num_layers_at_start_in_bf16=1, num_layers_at_end_in_bf16=1",
+    ("huggingface", "bf16", "megatron-bridge"): "autocast_enabled=True",
+    ("huggingface", "bf16", "nemo2"): "autocast_enabled=True",
+    ("huggingface", "bf16", "megatron-lm"): "autocast_dtype='bf16', autocast_enabled=True",
+    ("megatron-bridge", "fp16_mixed", "huggingface"): "fp16=True, params_dtype='fp16', grad_reduce_in_fp32=False, "
+    "initial_loss_scale=4294967296, loss_scale_window=1000, hysteresis=2",
+    ("megatron-bridge", "fp16_mixed", "torchtitan"): "fp16=True, params_dtype='fp16', grad_reduce_in_fp32=False",
+    ("megatron-bridge", "bf16_mixed", "torchtitan"): "",  # pipeline_dtype, a record that is information
+    ("megatron-bridge", "bf16_mixed", "deepspeed"): "",  # and ZeRO stage 1, under which the numbers do not change
+    ("megatron-bridge", "bf16_mixed", "megatron-lm"): "",
+    ("megatron-bridge", "bf16_mixed", "recipe"): "",
+    ("megatron-bridge", "bf16_with_mxfp8_mixed", "te-recipe"): "fp8_param_gather=True",  # the trainer has the mode
+    ("huggingface", "bf16", "lightning"): "",
+}
+"""System, recipe and target -> settings that `--strict` names."""
+FOLLOW = "Follow the remedies of the report, or convert without --strict."
+
+
+@pytest.mark.parametrize("case", STRICT, ids=" ".join)
+def test_strict_exits_1_and_names_what_is_lost(case: tuple[str, str, str], capsys, tmp_path: Path, monkeypatch) -> None:
+    system, recipe, target = case
+    monkeypatch.chdir(tmp_path)
+    content = {"mixed_precision": recipe} if system == "megatron-bridge" else {"bf16": True, "tf32": True}
+    Path("in.yaml").write_text(yaml.safe_dump(content))
+    words = ("in.yaml", "--from", system, "--to", target)
+    named = STRICT[case]
+    code, out, err = convert(capsys, *words, "--strict")
+    plain_code, payload, report = convert(capsys, *words)
+    line = f"in.yaml: precision is lost for {target}: {named}. {FOLLOW}\n" if named else ""
+    assert (code, out, err) == (int(bool(named)), "" if named else payload, report + line)
+    assert (plain_code, bool(payload)) == (0, True)
+    assert convert(capsys, *words, "--strict", "--out", "out.txt")[0] == code
+    assert Path("out.txt").exists() is not bool(named), "a payload that loses precision is not written"
+    code_json, out, err = convert(capsys, *words, "--strict", "--json")
+    assert (code_json, err) == (code, line)
+    assert json.loads(out)["lost"] == [setting.partition("=")[0] for setting in named.split(", ") if setting]
+
+
+def test_strict_reads_too_what_no_recipe_holds(capsys, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"float8": {"recipe_name": "rowwise"}}')
+    code, _, err = convert(capsys, tmp_path / "a.json", "--strict")
+    assert code == 1
+    assert err.endswith(f"precision is lost: float8.recipe_name='rowwise'. {FOLLOW}\n")
 
 
 def test_a_key_of_the_context_is_given_once(capsys) -> None:

@@ -21,10 +21,11 @@ NAMES = [recipe.name for recipe in REGISTRY.recipes() if "misnamed" not in recip
 
 
 @given(config=configs())
-def test_every_field_but_tf32_returns(config: MixedPrecisionConfig) -> None:
+def test_every_field_but_tf32_and_autocast_returns(config: MixedPrecisionConfig) -> None:
     exported = megatron_bridge.export(config)
     check_export(config, exported)
-    assert {loss.field for loss in exported.unmapped} <= {"tf32"}
+    autocast = {"autocast_enabled", "params_dtype"} if config.autocast_enabled else set()
+    assert {loss.field for loss in exported.unmapped} <= {"tf32", *autocast}
     check_return(config, exported, megatron_bridge.import_(exported.payload))
 
 
@@ -181,3 +182,10 @@ def test_without_a_recipe_the_defaults_are_megatron_cores_own() -> None:
     implied = {loss.field for loss in imported.unmapped if loss.reason == "implied default"}
     assert {"model.fp8_recipe", "model.fp8_margin", "ddp.grad_reduce_in_fp32"} <= implied
     assert "model.fp8_amax_history_len" not in implied
+
+
+@pytest.mark.parametrize(("opened", "reported"), [(None, ["semantics"]), (False, ["semantics"]), (True, [])])
+def test_autocast_runs_only_where_megatrons_own_switch_is_on(opened: bool | None, reported: list[str]) -> None:
+    payload = megatron_bridge.export(REGISTRY.get("bf16_autocast_mixed")).payload
+    payload |= {} if opened is None else {"model": {"enable_autocast": opened}}
+    assert reasons(megatron_bridge.import_(payload), "mixed_precision.autocast_enabled") == reported

@@ -166,3 +166,11 @@ def test_null_is_the_plugins_own_default() -> None:
     assert not imported.config.autocast_enabled
     assert not imported.config.is_stated("autocast_enabled")
     assert {"autocast_enabled", "fp8_recipe"} <= imported.mapped.keys()
+
+
+def test_the_plugin_runs_without_autocast() -> None:
+    imported = nemo2.import_({"precision": "32", "autocast_enabled": True, "autocast_dtype": "torch.bfloat16"})
+    assert [str(loss) for loss in imported.unmapped if loss.field == "autocast_enabled"] == [
+        "autocast_enabled=True (semantics): it runs without autocast: NeMo 2.6 copies fields of the same name, and "
+        "Megatron's is enable_autocast. Set enable_autocast on the model's config there, or drop it."
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
 from bridge.interop.contract import as_yaml
 from bridge.interop.meaning import meaning
@@ -90,11 +91,11 @@ def _dtypes(builder: ExportBuilder, mode: str) -> None:
     for field in ("params_dtype", "pipeline_dtype"):
         if builder.values[field] in (None, mode):
             builder.map(field, *((f"--{mode}",) if mode != "fp32" else ()))
-        else:
+        elif not builder.config.autocast_enabled or field != "params_dtype":
             builder.report(field, "unsupported", f"no flag sets it; it follows the mode and will be {mode}", BY_HAND)
+    report_dropped_autocast(builder, "no flag turns autocast on")
     if builder.config.autocast_enabled:
-        for field in ("autocast_enabled", "autocast_dtype"):
-            builder.report_if_stated(field, "unsupported", "no flag reaches it", BY_HAND)
+        builder.report_if_stated("autocast_dtype", "unsupported", "no flag reaches it", BY_HAND)
 
 
 def _modules(builder: ExportBuilder, words: list[str]) -> None:
