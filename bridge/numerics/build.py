@@ -2,8 +2,12 @@
 
 A run never waits for the compiler. The first call starts it (about a second of one core) and returns; until the library
 is there, plain torch computes the same values. The file name in the cache holds a hash of source, compiler, flags and
-processor, so that another machine on the same home directory compiles its own. Several processes may compile at the
-same time: each writes a file of its own and renames it into place.
+processor, so that another machine on the same home directory compiles its own, and a hash of the file's own content.
+Several processes may compile at the same time: each writes a file of its own and renames it into place.
+
+A library is code, so only a file that nobody else can have written is loaded: the folder belongs to this user and is
+closed to all others, and the content has the hash of the name. Any other file is compiled anew. Where the cache is no
+such folder, each process compiles into a private temporary folder.
 
 Threads are those of torch: the kernel's OpenMP symbols resolve against the runtime that torch has loaded already. A
 second OpenMP runtime would bring a second set of threads, spinning against the first.
@@ -17,14 +21,19 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
 
@@ -62,55 +71,90 @@ class Build:
         if compiler is None:
             self._fail("There is no C compiler (cc, gcc or clang) on the PATH.")
             return
-        target = cache_folder() / f"kernel-{_key(compiler)}.so"
-        if target.exists() and self._load(target):
+        folder = cache_folder()
+        stem = f"kernel-{_key(compiler)}"
+        if folder is not None and any(self._load(cached) for cached in _sound_libraries(folder, stem)):
             return
         _log.info(
             "Compiling the quantisation kernel with %s; until it is ready, plain torch computes the same.", compiler
         )
-        self._thread = threading.Thread(target=self._compile, args=(compiler, target), daemon=True)
+        self._thread = threading.Thread(target=self._compile, args=(compiler, folder, stem), daemon=True)
         self._thread.start()
 
-    def _compile(self, compiler: str, target: Path) -> None:
+    def _compile(self, compiler: str, folder: Path | None, stem: str) -> None:
         fault = ""
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            with tempfile.TemporaryDirectory(dir=folder, prefix="precision-bridge-") as scratch:
                 for threads in THREADS:
-                    made = Path(folder) / f"kernel{len(threads)}.so"
+                    made = Path(scratch) / f"kernel{len(threads)}.so"
                     fault = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", f"{made}.o"])
                     fault = fault or _run([compiler, "-shared", f"{made}.o", "-o", str(made), *_runtime(threads)])
                     if not fault:
-                        made.replace(target)
+                        target = made if folder is None else made.replace(folder / f"{stem}-{_digest(made)}.so")
+                        self._load(target)  # a library that is loaded needs its file no longer
                         break
         except OSError as error:
             fault = str(error)
         if fault:
             self._fail(f"{compiler} failed: {fault}")
-        elif self._load(target):
-            _log.info("The quantisation kernel is ready: %s", target)
+        elif self._library is None:
+            self._fail("The compiled kernel cannot be loaded.")
+        else:
+            _log.info("The quantisation kernel is ready%s.", f" in {folder}" if folder is not None else "")
 
     def _load(self, target: Path) -> bool:
-        try:
+        """Load a library; return whether it could be loaded."""
+        with suppress(OSError):
             self._library = ctypes.CDLL(str(target))
-        except OSError as error:
-            self._fail(f"The compiled kernel cannot be loaded: {error}.")
-            return False
-        return True
+        return self._library is not None
 
     def _fail(self, problem: str) -> None:
         self.problem = problem
         _log.warning("%s Quantisation runs in plain torch, several times slower, with the same values.", problem)
 
 
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels: the user's cache folder, or a temporary one where that is read-only."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "precision-bridge"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    if os.access(folder, os.W_OK):
-        return folder
-    return Path(tempfile.gettempdir()) / f"precision-bridge-{os.getuid()}"
+def cache_folder() -> Path | None:
+    """Return the folder of compiled kernels in the user's cache, or None where it cannot be trusted or written to.
+
+    It is made with mode 0700. One that is a link, belongs to another user or is open to others is not used.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "precision-bridge" / "kernels"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
+        _log.info("There is no cache of compiled kernels: %s.", error)
+        return None
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_ours or stat.S_IMODE(found.st_mode) & 0o077:
+        _log.warning(
+            "%s: must be a folder of this user with mode 0700, got owner %d and mode %s. No kernel there is used; this "
+            "process compiles its own. Remove the folder.",
+            folder,
+            found.st_uid,
+            stat.filemode(found.st_mode),
+        )
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _sound_libraries(folder: Path, stem: str) -> Iterator[Path]:
+    """Yield the libraries of a name that this user wrote and whose content is what their name says."""
+    for path in sorted(folder.glob(f"{stem}-*.so")):
+        found = path.lstat()
+        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        if is_ours and path.name == f"{stem}-{_digest(path)}.so":
+            yield path
+        else:
+            _log.warning("%s: is not the file that was compiled. It is removed and compiled again.", path)
+            with suppress(OSError):
+                path.unlink()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def _compiler() -> str | None:

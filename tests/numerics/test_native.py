@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +23,6 @@ REQUIRES = pytest.mark.skipif(build._compiler() is None, reason="needs a C compi
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    import os
-
     names = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, env=names
@@ -36,12 +38,14 @@ def test_compilation_is_announced_runs_behind_and_is_cached(
     first = Build()
     assert first.library(wait=False) is None
     assert first.library(wait=True) is not None
+    folder = tmp_path / "precision-bridge" / "kernels"
     assert [record.getMessage().split(";")[0][:36] for record in caplog.records] == [
         "Compiling the quantisation kernel wi",
-        "The quantisation kernel is ready: " + str(tmp_path)[:2],
+        "The quantisation kernel is ready in ",
     ]
-    (library,) = (tmp_path / "precision-bridge").iterdir()
+    (library,) = folder.iterdir()
     assert library.suffix == ".so"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     caplog.clear()
     assert Build().library(wait=False) is not None
     assert not caplog.records
@@ -73,17 +77,93 @@ def test_a_compiler_that_fails_is_reported_with_its_last_line(
     assert found.library(wait=True) is None
     build._key.cache_clear()
     assert "failed:" in (found.problem or "")
-    assert not list((tmp_path / "precision-bridge").iterdir())
+    assert not list((tmp_path / "precision-bridge" / "kernels").iterdir())
 
 
 @REQUIRES
-def test_a_folder_that_cannot_be_written_is_replaced_by_a_temporary_one(
+def test_without_a_cache_the_kernel_is_compiled_into_a_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocked = tmp_path / "file"
+    blocked, temporary = tmp_path / "file", tmp_path / "temporary"
     blocked.write_text("")
+    temporary.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert build.cache_folder().name.startswith("precision-bridge-")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert build.cache_folder() is None
+    assert Build().library(wait=True) is not None
+    assert not list(temporary.iterdir())
+
+
+@REQUIRES
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o755])
+def test_a_cache_that_is_open_to_others_is_not_used(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "precision-bridge" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    assert build.cache_folder() is None
+    assert "must be a folder of this user with mode 0700, got owner" in caplog.text
+
+
+@REQUIRES
+def test_a_cache_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.cache_folder() is not None
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert build.cache_folder() is None
+
+
+def test_a_cache_that_is_a_link_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "precision-bridge").mkdir()
+    (tmp_path / "precision-bridge" / "kernels").symlink_to(tmp_path / "elsewhere")
+    assert build.cache_folder() is None
+
+
+def truncated(library: Path) -> None:
+    library.write_bytes(library.read_bytes()[:4096])
+
+
+def foreign(library: Path) -> None:
+    source = library.with_name("foreign.c")
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) void run(void) { abort(); }\n")
+    subprocess.run([str(build._compiler()), "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    source.unlink()
+
+
+def flipped(library: Path) -> None:
+    data = bytearray(library.read_bytes())
+    data[len(data) // 2] ^= 1
+    library.write_bytes(data)
+
+
+def linked(library: Path) -> None:
+    other = library.with_suffix(".other")
+    library.rename(other)
+    library.symlink_to(other)
+
+
+@REQUIRES
+@pytest.mark.parametrize("damage", [truncated, foreign, flipped, linked])
+def test_a_library_that_is_not_the_compiled_one_is_compiled_again(
+    damage: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert python("from bridge.numerics import native; assert native.load(wait=True)").returncode == 0
+    (library,) = (tmp_path / "precision-bridge" / "kernels").glob("*.so")
+    sound = library.read_bytes()
+    damage(library)
+    found = Build()
+    assert found.library(wait=False) is None
+    assert found.library(wait=True) is not None
+    assert "is not the file that was compiled. It is removed and compiled again." in caplog.text
+    assert [path.read_bytes() for path in library.parent.glob("*.so")] == [sound]
 
 
 @pytest.mark.usefixtures("selection_restored")
