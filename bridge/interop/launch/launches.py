@@ -227,7 +227,7 @@ def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
         if word.startswith("-") and word != "-m":
             continue
         name = PurePosixPath(word).name
-        is_swift = name == "swift" and bool(SWIFT & {*words[place + 1 : place + 2]})
+        is_swift = name in ("swift", "megatron") and bool(SWIFT & {*words[place + 1 : place + 2]})
         if is_swift or word.endswith(".py") or (word.endswith(".py'") and is_run):
             return words[:place], word, words[place + 1 :]
         if word == "-m" and is_run and place + 1 < len(words):

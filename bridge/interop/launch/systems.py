@@ -61,6 +61,11 @@ TRAINER = OF_TRAINING | {"per_device_eval_batch_size", "model_name_or_path", "ou
 """Options of such scripts."""
 TRAINERS = {"swift": "ms-swift, which chooses by torch_dtype,", "trl": "TRL, which turns bf16 on,"}
 """Programs whose own default is known -> what decides where no switch is written."""
+SWIFT_SWITCHES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
+"""`--torch_dtype` of ms-swift -> the switch that it turns on where none is written.
+
+Source: ms-swift swift/arguments/base_args/model_args.py:130 (2026-08-22).
+"""
 TRAINING = OF_TRAINING | {"max_steps", "learning_rate", "bf16", "fp16"}
 """Options without which a program that takes two of the others need not train: one that converts a model, say."""
 FILES = ("deepspeed", "deepspeed_config", "deepspeed_config_file", "config_file", "job.config_file", "config")
@@ -266,6 +271,7 @@ def is_megatron(launch: Launch) -> bool:
     is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
     own = len(MEGATRON_ARGUMENTS & launch.flags)
     is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
+    is_named = is_named or (launch.program == "megatron" and bool(MODES & launch.flags))  # of ms-swift
     is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
     return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
 
@@ -377,6 +383,12 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     if not (forced or is_trainer or (launcher is not None and by_switch)):
         return None
     payload = arguments(words.known)
+    is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
+    chosen = None
+    if is_swift and not {"bf16", "fp16"} & given:
+        chosen = SWIFT_SWITCHES.get(str(payload.get("torch_dtype")))
+    if chosen is not None:
+        payload[chosen] = True
     if payload.get("mixed_precision") in PRECISIONS and not {"bf16", "fp16"} & payload.keys() and not forced:
         return None  # no argument of the Trainer's: the program hands it to its own Accelerator
     found = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
@@ -397,6 +409,12 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     if launched:
         payload["accelerate_launch_args"] = launched
     unread = line.unread(files=("deepspeed_config", "config_file"))
+    if chosen is not None:
+        detail = f"without a switch, ms-swift turns {chosen} on for this dtype"
+        unread = (
+            lost("--torch_dtype", payload["torch_dtype"], detail, f"State --{chosen} true.", "implied default"),
+            *unread,
+        )
     said_by = "flags" if switched or environment is None else "launcher"
     return CommandLine(
         system="huggingface", evidence=evidence, payload=payload, context=context, unread=unread, said_by=said_by

@@ -172,15 +172,27 @@ def test_the_compute_dtype_of_a_performance_script_names_the_mode() -> None:
     [
         ("deepspeed main.py", "main.py, which reads these arguments,"),
         ("swift sft", "ms-swift, which chooses by torch_dtype,"),
-        (
-            "swift sft --torch_dtype bfloat16 --deepspeed zero2",
-            "ms-swift, which chooses by torch_dtype, or DeepSpeed's own configuration",
-        ),
+        ("swift sft --deepspeed zero2", "ms-swift, which chooses by torch_dtype, or DeepSpeed's own configuration"),
     ],
 )
 def test_the_program_that_reads_a_trainers_arguments_is_named(program: str, decided_by: str) -> None:
     imported = only(f"{program} --output_dir out --per_device_train_batch_size 8").imported
     assert (imported.decided_by, imported.mode_is_stated) == (decided_by, False)
+
+
+@pytest.mark.parametrize("program", ["swift sft", "swift rlhf --deepspeed zero2", "torchrun swift/cli/sft.py"])
+@pytest.mark.parametrize(("dtype", "switch"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp16")])
+def test_ms_swift_turns_on_the_switch_of_its_torch_dtype(program: str, dtype: str, switch: str) -> None:
+    imported = only(f"{program} --torch_dtype {dtype} --output_dir out --per_device_train_batch_size 8").imported
+    (record,) = [one for one in imported.unmapped if one.field == "--torch_dtype"]
+    assert (record.reason, record.value) == ("implied default", dtype)
+    assert switch in (imported.config.mode, imported.config.to_dict().get("autocast_dtype"))
+    assert imported.mode_is_stated
+
+
+def test_ms_swifts_megatron_is_read_with_the_switches_of_megatron_lm() -> None:
+    imported = only("megatron rlhf --external_plugins plugin.py --bf16 true --tensor_model_parallel_size 2").imported
+    assert (imported.config.mode, imported.mode_is_stated) == ("bf16", True)
 
 
 @pytest.mark.parametrize(
