@@ -26,9 +26,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from bridge.errors import RunConfigError
 from bridge.megatron import device, wide_gemm
+from bridge.megatron.agreement import require_agreement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 _runs = itertools.count()
@@ -101,7 +102,9 @@ class _Launch:
 
 
 @contextmanager
-def training_process(model: Any, *, seed: int, threads: int | None = None) -> Iterator[Process]:
+def training_process(
+    model: Any, *, seed: int, threads: int | None = None, fingerprint: Mapping[str, str] | None = None
+) -> Iterator[Process]:
     """Set this process up for training with the parallel sizes of a model config, and take it down at the end.
 
     Args:
@@ -109,12 +112,12 @@ def training_process(model: Any, *, seed: int, threads: int | None = None) -> It
         seed: Seed of weights and dropout; the same on all ranks (Megatron derives the ranks' own).
         threads: CPU threads for torch; None: OMP_NUM_THREADS, or else the CPUs this process may use, shared among the
             ranks of the machine.
+        fingerprint: Settings that must be the same on every rank; None: they are not compared.
 
     Raises:
-        RunConfigError: The number of processes does not fit the parallel sizes.
+        RunConfigError: Ranks have different settings, or their number does not fit the parallel sizes.
     """
     launch = _Launch.read()
-    data_parallel_size = _data_parallel_size(model, launch.world_size)
     notes: list[str] = []
     with ExitStack() as stack:
         _hush(stack)
@@ -123,6 +126,9 @@ def training_process(model: Any, *, seed: int, threads: int | None = None) -> It
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(count)
         _start_distributed(stack, launch, where)
+        if fingerprint is not None:
+            require_agreement(fingerprint, where)
+        data_parallel_size = _data_parallel_size(model, launch.world_size)
         _start_model_parallel(stack, model)
         _seed_everything(seed)
         yield Process(

@@ -27,6 +27,7 @@ from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
 from bridge.training.console import Display, RunSummary, display, show_summary
+from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
 from bridge.training.run import (
     PhaseRecord,
@@ -75,7 +76,8 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     backend = choose_backend_of_phases(config.precision_backend, models, read_environment(os.environ))
     tf32 = getattr(config.mixed_precision, "tf32", None)
     applied = apply_tf32(tf32)
-    with training_process(config.model, seed=config.train.seed) as process, running(backend):
+    settings = fingerprint(config, os.environ)
+    with training_process(config.model, seed=config.train.seed, fingerprint=settings) as process, running(backend):
         run = build_run(config, process, backend=backend)
         if tf32 is not None:
             run.notes.append(applied)

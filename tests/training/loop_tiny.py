@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
 from bridge import MixedPrecisionConfig
+from bridge.errors import BridgeError
 from bridge.megatron.gpt import GPTConfig
 from bridge.training.config import (
     CheckpointConfig,
@@ -128,15 +130,36 @@ def in_two_processes(plans: dict[str, dict], folder: Path) -> Path:
 
 
 def main(plan: Path) -> None:
-    """Make the runs that a JSON file lists: name -> arguments of `tiny`. Each rank writes its census."""
-    for name, arguments in json.loads(plan.read_text()).items():
+    """Make the runs that a JSON file lists: name -> arguments of `tiny`. Each rank writes its census, or its error.
+
+    `by_rank` holds further arguments of single ranks, `environment` and `path` what they add to those of the process.
+    """
+    rank = os.environ.get("RANK", "0")
+    for name, given in json.loads(plan.read_text()).items():
         run_dir = plan.parent / name
+        arguments = {key: value for key, value in given.items() if key != "by_rank"}
+        arguments |= given.get("by_rank", {}).get(rank, {})
+        environment, path = arguments.pop("environment", {}), arguments.pop("path", [])
+        if "by_rank" in given:
+            run_dir.mkdir(exist_ok=True)
+            os.environ.update(environment)
+            sys.path[:0] = path
+            began = time.monotonic()
+            try:
+                pretrain(tiny(**arguments), run_dir=run_dir)
+            except BridgeError as error:
+                told = {"seconds": time.monotonic() - began, "text": str(error), "code": error.exit_code}
+                (run_dir / f"error-{rank}.json").write_text(json.dumps(told))
+            finally:
+                for variable in environment:
+                    del os.environ[variable]
+                del sys.path[: len(path)]
+            continue
         places = {key: str(plan.parent / value) for key, value in arguments.items() if key in ("save", "load")}
         config = tiny(**{**arguments, **places})
         if config.mixed_precision is not None:
             runtime_config_update(config)
         summary = pretrain(config, run_dir=run_dir)
-        rank = os.environ.get("RANK", "0")
         census = [dataclasses.asdict(row) for row in summary.census]
         (run_dir / f"census-{rank}.json").write_text(json.dumps(census))
 

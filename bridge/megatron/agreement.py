@@ -1,0 +1,69 @@
+"""`require_agreement`: every rank of a launch has the same settings, or all of them end with one sentence.
+
+Each rank sends a digest of 32 bytes. Only where digests differ are the settings of two ranks sent: those of rank 0 and
+of the first rank that differs from it. Every rank then raises the same error, before any group of Megatron exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import torch
+
+from bridge.errors import RunConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHOWN = 20
+"""Settings that the message lists; the others are counted."""
+
+
+def require_agreement(fingerprint: Mapping[str, str], where: torch.device) -> None:
+    """Compare the fingerprints of all ranks; a collective call of a process group that has just been started.
+
+    Args:
+        fingerprint: Setting -> its value as text, in this process.
+        where: The device of the collective.
+
+    Raises:
+        RunConfigError: Two ranks have different settings. Raised on every rank.
+    """
+    ranks = torch.distributed.get_world_size()
+    if ranks == 1:
+        return
+    digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
+    own = torch.tensor(list(digest), dtype=torch.uint8, device=where)
+    seen = torch.empty((ranks, len(digest)), dtype=torch.uint8, device=where)
+    torch.distributed.all_gather(list(seen.unbind()), own)
+    differing = (seen != seen[0]).any(dim=1).nonzero().flatten().tolist()
+    if not differing:
+        return
+    other = int(differing[0])
+    (first_host, first), (other_host, others) = (_of_rank(rank, fingerprint, where) for rank in (0, other))
+    paths = [path for path in sorted({*first, *others}) if first.get(path) != others.get(path)]
+    lines = [
+        f"  {path}: {others.get(path, 'unset')} on rank {other} ({other_host}), {first.get(path, 'unset')} on rank 0 "
+        f"({first_host})"
+        for path in paths[:SHOWN]
+    ]
+    if len(paths) > SHOWN:
+        lines.append(f"  and {len(paths) - SHOWN} more")
+    if len(differing) > 1:
+        lines.append(f"  {len(differing)} of {ranks} ranks differ from rank 0; rank {other} is the first of them.")
+    rule = f"must be the same on every rank, and rank {other} differs from rank 0"
+    remedy = "Start every rank with the same command, environment and packages."
+    raise RunConfigError("\n".join([f"The settings of a run {rule}. {remedy}", *lines]), rule=rule, remedy=remedy)
+
+
+def _of_rank(rank: int, fingerprint: Mapping[str, str], where: torch.device) -> tuple[str, dict[str, str]]:
+    """Return host and fingerprint of a rank, on every rank."""
+    sent: list[object] = [None]
+    if torch.distributed.get_rank() == rank:
+        sent = [json.dumps([socket.gethostname(), dict(fingerprint)])]
+    torch.distributed.broadcast_object_list(sent, src=rank, device=where)
+    host, settings = json.loads(str(sent[0]))
+    return host, settings

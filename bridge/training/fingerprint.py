@@ -1,0 +1,101 @@
+"""`fingerprint`: every setting of a run that has to be the same on all its ranks, as text by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.registry.schedule import PrecisionSchedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from bridge.training.config import ConfigContainer
+
+OF_ONE_MACHINE = (
+    "data.num_workers",
+    "logging.progress",
+    "logging.run_dir",
+    "logging.tensorboard",
+    "precision_choice",
+    "silence",
+)
+"""Keys that may differ: what one machine shows and how it reads, and texts that no computation reads."""
+PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")
+VARIABLES = (
+    "BRIDGE_NUMERICS",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""Environment variables that change what is computed; those of `PREFIX` too."""
+PREFIX = "NVTE_"
+
+
+def fingerprint(config: ConfigContainer, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return setting -> value as text: the resolved config, packages, environment, torch's flags and the GPU.
+
+    Args:
+        config: The run, its precision written into the sections.
+        environment: The process's environment variables.
+    """
+    found = {path: text for path, text in _of_config(config) if not path.startswith(OF_ONE_MACHINE)}
+    found |= {f"package {name}": _version(name) for name in PACKAGES}
+    found["package python"] = platform.python_version()
+    for name, value in environment.items():
+        if name in VARIABLES or name.startswith(PREFIX):
+            found[f"environment {name}"] = value
+    found |= {f"torch {name}": str(value) for name, value in _torch_flags().items()}
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return found
+
+
+def _of_config(config: ConfigContainer) -> Iterator[tuple[str, str]]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, PrecisionSchedule):
+            value = value.rows
+        yield from _leaves(value, field.name)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield (dotted path, text) of everything in a value that has a text without an address in it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if not field.name.startswith("_"):
+                yield from _leaves(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, dict):
+        for key in value:
+            yield from _leaves(value[key], f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        yield path, str([text for index, item in enumerate(value) for _, text in _leaves(item, f"{path}.{index}")])
+    elif isinstance(value, enum.Enum):
+        yield path, value.name
+    elif value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        yield path, str(value)
+    else:
+        yield path, getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _torch_flags() -> dict[str, object]:
+    matmul = torch.backends.cuda.matmul
+    return {
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "cuda.matmul.allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
+        "cuda.matmul.allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+    }
