@@ -220,7 +220,11 @@ class Registry:
         return cast("F", recipe.function)
 
     def add(self, recipe: Recipe) -> None:
-        """Add a recipe under its name and aliases; all or nothing."""
+        """Add a recipe under its name and aliases; all or nothing, also where several threads add recipes."""
+        with self._lock:
+            self._add(recipe)
+
+    def _add(self, recipe: Recipe) -> None:
         names = (recipe.name, *recipe.aliases)
         for name in names:
             if not name.replace("_", "a").isidentifier():
@@ -236,9 +240,10 @@ class Registry:
 
     def remove(self, name: str) -> None:
         """Take a recipe and its aliases out again; UnknownRecipeError for an unknown name."""
-        recipe = self.recipe(name)
-        del self._recipes[recipe.name]
-        self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
+        with self._lock:
+            recipe = self.recipe(name)
+            del self._recipes[recipe.name]
+            self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
 
     def recipe(self, name: str) -> Recipe:
         """Return the recipe of that name or alias, in either spelling; UnknownRecipeError where there is none."""
@@ -281,7 +286,8 @@ class Registry:
     def recipes(self) -> list[Recipe]:
         """Return every recipe, in order of registration."""
         self._load()
-        return list(self._recipes.values())
+        with self._lock:
+            return list(self._recipes.values())
 
     def names(self) -> list[str]:
         """Return the canonical names, in order of registration."""
@@ -290,7 +296,8 @@ class Registry:
     def aliases(self) -> dict[str, str]:
         """Return alias -> canonical name."""
         self._load()
-        return dict(self._aliases)
+        with self._lock:
+            return dict(self._aliases)
 
     def __contains__(self, name: object) -> bool:
         self._load()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, RunConfigError
+from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.megatron import checkpoint as checkpoints
 from bridge.megatron.audit import Telemetry
 from bridge.megatron.backend import Backend, choose_backend_of_phases
@@ -319,8 +319,32 @@ LEAST = (
     ("optimizer", "min_lr", 0),
     ("optimizer", "weight_decay", 0),
     ("optimizer", "clip_grad", 0),
+    ("optimizer", "adam_beta1", 0),
+    ("optimizer", "adam_beta2", 0),
+    ("optimizer", "adam_eps", 0),
+    ("optimizer", "sgd_momentum", 0),
+    ("model", "hidden_dropout", 0),
+    ("model", "attention_dropout", 0),
+    ("model", "layernorm_epsilon", 0),
+    ("model", "init_method_std", 0),
+    ("model", "rotary_base", 1),
 )
 """Section, field and the least it can be; None is left to the field's own meaning."""
+MOST = (
+    ("train", "seed", 2**31),
+    ("data", "seed", 2**31),
+    ("model", "hidden_dropout", 1),
+    ("model", "attention_dropout", 1),
+    ("optimizer", "adam_beta1", 1),
+    ("optimizer", "adam_beta2", 1),
+    ("optimizer", "sgd_momentum", 1),
+)
+"""Section, field and what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
+CHOICES = (
+    ("model", "position_embedding_type", ("rope", "learned_absolute", "mrope", "yarn", "none")),
+    ("optimizer", "optimizer", ("adam", "sgd", "lion", "muon", "dist_muon", "adaptive_muon", "soap")),
+)
+"""Section, field and the names that a release of Megatron Core knows for it."""
 UNBOUNDED = ("optimizer.clip_grad",)
 """Fields in which infinity has a meaning: no clipping."""
 
@@ -359,6 +383,15 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
             faults.append(_fault(path, f"must be at least {least}", value, f"Use {least} or more."))
         elif math.isinf(value) and path not in UNBOUNDED:
             faults.append(_fault(path, "must be finite", value, "Use a number."))
+    for section, name, most in MOST:
+        value = getattr(getattr(config, section), name, None)
+        if value is not None and value >= most:
+            faults.append(_fault(f"{section}.{name}", f"must be less than {most}", value, "Use a smaller number."))
+    for section, name, known in CHOICES:
+        value = getattr(getattr(config, section), name, None)
+        if value is not None and value not in known:
+            hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
+            faults.append(_fault(f"{section}.{name}", f"must be one of {', '.join(known)}", value, hint))
     train = config.train
     steps = "train.lr_decay_iters" if train.lr_decay_iters else "train.train_iters"
     length = train.lr_decay_iters or train.train_iters

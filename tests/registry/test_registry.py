@@ -2,6 +2,7 @@ import argparse
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,24 @@ def test_threads_may_ask_at_once() -> None:
         """
     )
     assert done.stdout == "64\n", done.stderr
+
+
+def test_threads_that_register_lose_no_alias(registry: Registry) -> None:
+    def add(number: int) -> None:
+        for part in range(50):
+            name = f"thread_{number}_{part}"
+            registry.register(name=name, aliases=(f"{name}_a", f"{name}_b"))(lambda: MixedPrecisionConfig(bf16=True))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(add, range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    aliases = registry.aliases()
+    assert len([name for name in registry.names() if name.startswith("thread_")]) == 400
+    assert len([alias for alias in aliases if alias.startswith("thread_")]) == 800
 
 
 def test_a_recipe_that_needs_arguments_is_refused_when_it_is_registered(registry: Registry) -> None:

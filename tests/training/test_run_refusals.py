@@ -1,5 +1,7 @@
 """What a run refuses before anything is built."""
 
+import math
+
 import pytest
 from megatron.core.optimizer import OptimizerConfig
 
@@ -30,6 +32,33 @@ def test_numbers_that_no_run_can_begin_with_are_refused_all_at_once() -> None:
         "logging.log_interval: must be at least 1, got 0. Use 1 or more.",
         "optimizer.lr: must be at least 0, got nan. Use 0 or more.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "rule"),
+    [
+        ("optimizer", "lr", math.inf, "must be finite"),
+        ("optimizer", "clip_grad", math.nan, "must be at least 0"),
+        ("model", "position_embedding_type", "bogus", "must be one of rope, learned_absolute, mrope, yarn, none"),
+        ("model", "hidden_dropout", 2, "must be less than 1"),
+        ("model", "attention_dropout", math.nan, "must be at least 0"),
+        ("model", "layernorm_epsilon", math.nan, "must be at least 0"),
+        ("model", "init_method_std", math.inf, "must be finite"),
+        ("optimizer", "adam_beta1", 2, "must be less than 1"),
+        ("optimizer", "adam_beta2", 1.0, "must be less than 1"),
+        ("optimizer", "adam_eps", -1, "must be at least 0"),
+        ("optimizer", "optimizer", "adma", "must be one of adam, sgd, lion, muon, dist_muon, adaptive_muon, soap"),
+        ("train", "seed", 10**20, "must be less than 2147483648"),
+        ("data", "seed", 10**20, "must be less than 2147483648"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused(section, name, value, rule) -> None:
+    config = container(train=TrainConfig(lr_warmup_iters=0))
+    setattr(getattr(config, section), name, value)
+    with pytest.raises(RunConfigError) as caught:
+        require_sane_values(config)
+    assert str(caught.value).startswith(f"{section}.{name}: {rule}, got {value!r}. ")
+    assert "\n" not in str(caught.value)
 
 
 def test_sane_values_pass() -> None:
