@@ -1,4 +1,4 @@
-"""`require_agreement`: every rank of a launch has the same settings, or all of them end with one sentence.
+"""Ranks that agree: `require_agreement` compares their settings, `from_first_rank` gives all of them one answer.
 
 Each rank sends a digest of 32 bytes. Only where digests differ are the settings of two ranks sent: those of rank 0 and
 of the first rank that differs from it. Every rank then raises the same error, before any group of Megatron exists.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from bridge.errors import RunConfigError
+from bridge.errors import CheckpointError, RunConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
 
 SHOWN = 20
 """Settings that the message lists; the others are counted."""
@@ -67,3 +69,23 @@ def _of_rank(rank: int, fingerprint: Mapping[str, str], where: torch.device) -> 
     torch.distributed.broadcast_object_list(sent, src=rank, device=where)
     host, settings = json.loads(str(sent[0]))
     return host, settings
+
+
+def from_first_rank(compute: Callable[[], T]) -> T:
+    """Return on every rank what `compute` returns on the first one; its `CheckpointError` is raised on every rank.
+
+    Args:
+        compute: Called on the first rank alone; its result is plain data.
+    """
+    sent: list[Any] = [None, None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            sent[0] = compute()
+        except CheckpointError as error:
+            sent[1] = str(error)
+    if torch.distributed.get_world_size() > 1:
+        torch.distributed.broadcast_object_list(sent, src=0)
+    if sent[1] is not None:
+        raise CheckpointError(sent[1])
+    result: T = sent[0]
+    return result

@@ -1,5 +1,8 @@
 """Checkpoints in Megatron's own format: ``dist_checkpointing`` (torch_dist), ``iter_0000100/``, a latest pointer.
 
+Each one ends with a manifest of its files (`bridge.megatron.manifest`), which is verified before anything is read. A
+damaged or unfinished checkpoint is named and skipped for the one before.
+
 On the same layout a resumed run continues bit for bit: weights, master weights, Adam's moments and step, loss scale,
 learning-rate schedule, random states and the place in the data. On another layout everything but the random states is
 resharded.
@@ -7,10 +10,12 @@ resharded.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import random
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +26,14 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.errors import CheckpointError, Finding, TrainingError
+from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.emulation.model import delayed_updates, requantise_stored_weights, unrecorded
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
+from bridge.megatron.manifest import contents, damage, folder_of, is_finished, iterations, write_manifest
 from bridge.megatron.optimizer import parts, unshare_steps
 
 if TYPE_CHECKING:
@@ -44,6 +52,8 @@ SHARDING: dict[str, Any] = {
     "singleton_local_shards": False,
 }
 """How Megatron shards the optimizer's state."""
+SPACE_BYTES = 2**20
+"""A disk with less free space than this is full."""
 _SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
 
 _SCHEDULE = {
@@ -68,42 +78,84 @@ class Position:
 
 
 def latest_iteration(folder: Path) -> int | None:
-    """Return the number of the newest checkpoint in a folder, or None if there is none."""
-    pointer = folder / LATEST
-    if not pointer.is_file():
+    """Return the number that the pointer of a folder names; None where there is no pointer, or a torn one."""
+    try:
+        text = (folder / LATEST).read_text(errors="replace").strip()
+    except OSError:
         return None
-    text = pointer.read_text().strip()
-    if not text.isdecimal():
-        raise CheckpointError(
-            f"checkpoint.load: {pointer} must hold a number, got {text!r}. Write the iteration there."
-        )
-    return int(text)
+    return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
 def load_fault(folder: Path) -> Finding | None:
     """Return the fault of a folder without a checkpoint, or None."""
-    if latest_iteration(folder) is not None:
+    if iterations(folder):
         return None
     remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
-    return Finding(path="checkpoint.load", rule=f"no {LATEST} there", value=str(folder), remedy=remedy)
+    return Finding(path="checkpoint.load", rule="no checkpoint there", value=str(folder), remedy=remedy)
 
 
-def _folder_of(folder: Path, iteration: int) -> Path:
-    return folder / f"iter_{iteration:07d}"
+def newest_sound(folder: Path) -> int:
+    """Return the number of the newest checkpoint that is whole; a collective call.
+
+    The search begins at the one that the pointer names, or at the newest where there is no pointer. Every checkpoint
+    that is passed over is logged with the reason.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    return from_first_rank(lambda: _newest_sound(folder))
+
+
+def _newest_sound(folder: Path) -> int:
+    fault = load_fault(folder)
+    if fault is not None:
+        raise CheckpointError(str(fault))
+    pointed = latest_iteration(folder)
+    numbers = [number for number in iterations(folder) if pointed is None or number <= pointed]
+    if pointed is not None and pointed not in numbers:
+        logger.warning("checkpoint.load: %s names step %d, whose checkpoint is missing.", folder / LATEST, pointed)
+    reasons = []
+    for number in numbers:
+        wrong = damage(folder_of(folder, number))
+        if wrong is None:
+            return number
+        logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), wrong)
+        reasons.append(f"step {number}: {wrong}")
+    raise CheckpointError(
+        f"checkpoint.load: must hold a whole checkpoint, got {str(folder)!r} ({'; '.join(reasons) or 'none'}). Give "
+        "another folder, or leave it at None to start fresh."
+    )
 
 
 def require_free(folder: Path, start: Position) -> None:
-    """Refuse to write into a folder that holds checkpoints later than where this run begins.
+    """Refuse to write into a folder that holds checkpoints later than where this run begins; a collective call.
 
     Raises:
         CheckpointError: There are such checkpoints, and they would be mixed with this run's.
     """
-    latest = latest_iteration(folder)
-    if latest is not None and latest > start.iteration:
+    from_first_rank(lambda: _require_free(folder, start))
+
+
+def _require_free(folder: Path, start: Position) -> None:
+    for latest in iterations(folder):
+        checkpoint = folder_of(folder, latest)
+        if latest <= start.iteration or not is_finished(checkpoint):
+            continue
+        if start.iteration and damage(checkpoint) is not None:
+            _set_aside(checkpoint, "damaged")
+            continue
         raise CheckpointError(
             f"checkpoint.save: the folder holds a checkpoint of step {latest}, and this run begins at step "
             f"{start.iteration}, got {str(folder)!r}. Resume with checkpoint.load={folder}, or save elsewhere."
         )
+
+
+def _set_aside(checkpoint: Path, why: str) -> None:
+    """Rename a checkpoint that stands in the place of a coming one; nothing of it is deleted."""
+    names = (checkpoint.with_name(f"{checkpoint.name}.{why}{number or ''}") for number in itertools.count())
+    other = next(name for name in names if not name.exists())
+    checkpoint.rename(other)
+    logger.warning("checkpoint.save: %s is %s and is renamed to %s.", checkpoint, why, other.name)
 
 
 def _layout() -> dict[str, int | None]:
@@ -189,25 +241,14 @@ def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
         CheckpointError: The folder cannot be written to.
         TrainingError: A weight or the optimizer's state is not finite; nothing was written.
     """
-    target = _folder_of(folder, position.iteration)
+    target = folder_of(folder, position.iteration)
     with trainer.parameters_in_place():
         if not trainer.has_finite_state():
-            newest = latest_iteration(folder)
             rule = "a checkpoint must hold finite weights and optimizer state"
             found = f"got NaN or Inf at step {position.iteration}"
-            kept = "There is no earlier one" if newest is None else f"The newest one stays that of step {newest}"
-            raise TrainingError(f"checkpoint.save: {rule}, {found}. Nothing was written. {kept}. Lower optimizer.lr.")
-    is_first = torch.distributed.get_rank() == 0
-    try:
-        if is_first:
-            shutil.rmtree(target, ignore_errors=True)  # what an interrupted run left; `require_free` keeps others out
-            target.mkdir(parents=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"checkpoint.save: must be a folder that can be written to, got {str(folder)!r} ({error.strerror}). Choose "
-            "another."
-        ) from error
-    torch.distributed.barrier()
+            kept = f"Nothing was written. {_kept(folder)}"
+            raise TrainingError(f"checkpoint.save: {rule}, {found}. {kept}. Lower optimizer.lr.")
+    from_first_rank(lambda: _make_room(target))
     # Megatron collects the writers' results in a queue of a spawned manager process, which imports the main script
     # again and outlives a hard exit; the writers of a synchronous save are threads, so a queue in memory will do.
     filesystem_async._results_queue = queue.Queue()
@@ -220,39 +261,87 @@ def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
             "layout": _layout(),
             "extra": dict(position.extra),
         }
-        dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING))
+        try:
+            dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING))
+        except (CheckpointingException, CheckpointException, OSError, RuntimeError) as error:
+            raise _unwritten(target, error) from error
     torch.distributed.barrier()
-    if is_first:
-        pointer = folder / LATEST
-        scratch = pointer.with_suffix(".tmp")
-        scratch.write_text(f"{position.iteration}\n")
-        scratch.replace(pointer)
+    from_first_rank(lambda: _finish(target, position.iteration))
     return target
 
 
-def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
-    """Continue from the newest checkpoint of a folder; a collective call.
+def _make_room(target: Path) -> None:
+    """Make the folder of a checkpoint; one that an interrupted run left unfinished is renamed."""
+    if is_finished(target):
+        rule = "a finished checkpoint is never written over"
+        raise CheckpointError(f"checkpoint.save: {rule}, got {str(target)!r}. Save elsewhere.")
+    try:
+        if target.is_dir():
+            _set_aside(target, "unfinished")
+        target.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
+def _finish(target: Path, iteration: int) -> None:
+    """Point to a checkpoint whose files are written, and give it its manifest."""
+    pointer = target.parent / LATEST
+    scratch = pointer.with_suffix(".tmp")
+    try:
+        files = contents(target)
+        scratch.write_text(f"{iteration}\n")
+        scratch.replace(pointer)
+        write_manifest(target, files)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
+def _newest_finished(folder: Path) -> int | None:
+    return next((number for number in iterations(folder) if is_finished(folder_of(folder, number))), None)
+
+
+def _kept(folder: Path) -> str:
+    newest = _newest_finished(folder)
+    return "There is no earlier one" if newest is None else f"The newest one stays that of step {newest}"
+
+
+def _unwritten(target: Path, error: BaseException) -> CheckpointError:
+    """Return the error of a checkpoint that could not be written, with the system's reason where there is one."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__cause__ or cause.__context__
+    reason = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else "a write failed"
+    with suppress(OSError):
+        if shutil.disk_usage(target.parent).free < SPACE_BYTES:
+            reason = "no space left on device"
+    rule = "the checkpoint must fit into its folder"
+    return CheckpointError(
+        f"checkpoint.save: {rule}, got {str(target)!r} ({reason}). {_kept(target.parent)}. Make room, or save "
+        "elsewhere."
+    )
+
+
+def load_checkpoint(trainer: Trainer, folder: Path, iteration: int) -> Position:
+    """Continue from a checkpoint of a folder; a collective call.
 
     Args:
         trainer: Gets the checkpoint's state.
         folder: The folder that an earlier run saved to.
+        iteration: The result of `newest_sound`.
 
     Returns:
         How far that run had come.
 
     Raises:
-        CheckpointError: There is no checkpoint, it is of another model or optimizer, or it is damaged.
+        CheckpointError: It is of another model or optimizer, or cannot be read.
     """
-    iteration = latest_iteration(folder)
-    if iteration is None:
-        raise CheckpointError(str(load_fault(folder)))
-    source = _folder_of(folder, iteration)
+    source = folder_of(folder, iteration)
     try:
         common = dist_checkpointing.load_common_state_dict(str(source))
     except (CheckpointingException, OSError, RuntimeError) as error:
         raise CheckpointError(
             f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({error}). Write the "
-            f"number of another one into {folder / LATEST}."
+            f"number of an older one into {folder / LATEST}."
         ) from error
     _require_same(common.get("identity", {}), _identity(trainer), source)
     same_layout = common.get("layout") == _layout()
@@ -262,7 +351,7 @@ def load_checkpoint(trainer: Trainer, folder: Path) -> Position:
     fresh = _without_new_scales(trainer, state, source)
     try:
         loaded = dist_checkpointing.load(state, str(source))
-    except (CheckpointingException, KeyError, OSError, RuntimeError, ValueError) as error:
+    except (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({error}). Is it complete?") from error
     with unrecorded(trainer.model):  # the weights of a checkpoint are no new ones
         for name, chunk in _chunks(trainer).items():

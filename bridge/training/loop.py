@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import TrainingError
 from bridge.megatron import checkpoint as checkpoints
+from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.audit import GemmRecord, format_gemms, of_all_stages, watch_gemms
 from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.census import take_census, watch_activations
+from bridge.megatron.folder_lock import folder_lock
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.te.environment import read_environment
 from bridge.registry.schedule import Phase, PrecisionSchedule
@@ -77,8 +79,12 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     tf32 = getattr(config.mixed_precision, "tf32", None)
     applied = apply_tf32(tf32)
     settings = fingerprint(config, os.environ)
-    with training_process(config.model, seed=config.train.seed, fingerprint=settings) as process, running(backend):
+    with ExitStack() as stack:
+        process = stack.enter_context(training_process(config.model, seed=config.train.seed, fingerprint=settings))
+        stack.enter_context(running(backend))
+        taken_over = stack.enter_context(_one_writer(config))
         run = build_run(config, process, backend=backend)
+        run.notes += [taken_over] if taken_over is not None else []
         if tf32 is not None:
             run.notes.append(applied)
         if process.is_first:
@@ -93,6 +99,17 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
                 plot_quantisation(run_dir / "quantisation.png", quantisation, title=summary.precision)
             show_summary(summary, quantisation=quantisation)
     return summary
+
+
+@contextmanager
+def _one_writer(config: ConfigContainer) -> Iterator[str | None]:
+    """Hold the lock of the folder that this run saves to; yield a sentence where a lock was taken over."""
+    with ExitStack() as stack:
+        folder = config.checkpoint.save
+        if folder is None:
+            yield None
+        else:
+            yield from_first_rank(lambda: stack.enter_context(folder_lock(Path(folder))))
 
 
 def _train_and_report(run: Run, run_dir: Path) -> None:
@@ -146,7 +163,8 @@ def _train(run: Run, metrics: Metrics, screen: Display, request: Event) -> None:
     if failure is not None:
         screen.note(failure)
     if run.stopped_early:
-        screen.note(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.")
+        lost = "" if run.config.checkpoint.save else " Nothing was saved: checkpoint.save names no folder."
+        screen.note(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.{lost}")
 
 
 def _is_due(run: Run, interval: int | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS = "metrics.jsonl"
+
+log = logging.getLogger("bridge.training")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,18 +96,31 @@ def metrics_log(run_dir: Path, *, resumed_at: int, tensorboard: bool) -> Iterato
         tensorboard: Whether to write events.
     """
     path = run_dir / METRICS
-    earlier = [json.loads(line) for line in path.read_text().splitlines()] if resumed_at and path.is_file() else []
-    earlier = [values for values in earlier if values["step"] <= resumed_at]
+    earlier = [values for values in _read(path) if values["step"] <= resumed_at] if resumed_at else []
+    scratch = path.with_suffix(".tmp")  # a crash here leaves the old file as it was
+    scratch.write_text("".join(f"{json.dumps(values)}\n" for values in earlier))
+    scratch.replace(path)
     with ExitStack() as stack:
-        lines = stack.enter_context(path.open("w"))
+        lines = stack.enter_context(path.open("a"))
         events = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # heavy, and only the first rank writes
 
             events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
             stack.callback(events.close)
-        log = Metrics(lines, events)
+        metrics = Metrics(lines, events)
         for values in earlier:
-            lines.write(json.dumps(values) + "\n")
-            log.keep(values)
-        yield log
+            metrics.keep(values)
+        yield metrics
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file; a line that a crash left torn is passed over with a warning."""
+    records = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines() if path.is_file() else (), start=1):
+        try:
+            values = json.loads(line)
+            records.append({**values, "step": int(values["step"]), "kind": str(values["kind"]), "loss": values["loss"]})
+        except (ValueError, TypeError, KeyError):
+            log.warning("%s:%d: is no record and is left out. A crash can leave a line torn.", path, number)
+    return records

@@ -230,12 +230,12 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         schedule.bind(adapted)
     start = checkpoints.Position()
     if config.checkpoint.load is not None:
+        saved = checkpoints.newest_sound(Path(config.checkpoint.load))
         if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
-            saved = checkpoints.latest_iteration(Path(config.checkpoint.load)) or 0
             schedule.apply(max(1, saved))
             if backend.name == "emulated":
                 switch_precision(trainer.model, adapted)
-        start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load))
+        start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load), saved)
     if config.checkpoint.save is not None:
         checkpoints.require_free(Path(config.checkpoint.save), start)
     resumed = []
@@ -383,6 +383,10 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
             faults.append(_fault(path, f"must be at least {least}", value, f"Use {least} or more."))
         elif math.isinf(value) and path not in UNBOUNDED:
             faults.append(_fault(path, "must be finite", value, "Use a number."))
+    if config.checkpoint.save_interval is not None and config.checkpoint.save is None:
+        interval = config.checkpoint.save_interval
+        remedy = "Give the folder with checkpoint.save, or leave the interval out."
+        faults.append(_fault("checkpoint.save_interval", "has no effect without checkpoint.save", interval, remedy))
     for section, name, most in MOST:
         value = getattr(getattr(config, section), name, None)
         if value is not None and value >= most:

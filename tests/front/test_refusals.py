@@ -163,7 +163,7 @@ def test_a_list_of_numbers_is_no_option(refused) -> None:
         ),
         (
             "checkpoint.load=/nonexist",
-            "checkpoint.load: no latest_checkpointed_iteration.txt there, got '/nonexist' (command line). "
+            "checkpoint.load: no checkpoint there, got '/nonexist' (command line). "
             "Give the folder that an earlier run saved to, or leave it at None to start fresh.",
         ),
         ("optimizer.lr=inf", "optimizer.lr: must be finite, got inf (command line). Use a number."),

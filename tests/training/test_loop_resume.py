@@ -69,7 +69,7 @@ def test_missing_checkpoint_is_an_error(tmp_path):
     with pytest.raises(CheckpointError) as raised:
         pretrain(tiny(load=str(tmp_path / "none")), run_dir=tmp_path)
     assert str(raised.value) == (
-        f"checkpoint.load: no latest_checkpointed_iteration.txt there, got '{tmp_path / 'none'}'. Give the folder that "
+        f"checkpoint.load: no checkpoint there, got '{tmp_path / 'none'}'. Give the folder that "
         "an earlier run saved to, or leave it at None to start fresh."
     )
 
@@ -106,12 +106,16 @@ def test_checkpoint_of_another_model_names_every_difference(checkpoint, tmp_path
     )
 
 
-def test_truncated_checkpoint_is_an_error(checkpoint, tmp_path):
+def test_unfinished_checkpoint_is_an_error(checkpoint, tmp_path):
     for name in ("latest_checkpointed_iteration.txt",):
         (tmp_path / name).write_text((checkpoint / name).read_text())
     (tmp_path / "iter_0000006").mkdir()
-    with pytest.raises(CheckpointError, match="must hold a complete checkpoint, but cannot be read"):
+    with pytest.raises(CheckpointError) as raised:
         pretrain(tiny(load=str(tmp_path)), run_dir=tmp_path / "run")
+    assert str(raised.value) == (
+        f"checkpoint.load: must hold a whole checkpoint, got '{tmp_path}' (step 6: manifest.json, which is written "
+        "last, is missing). Give another folder, or leave it at None to start fresh."
+    )
 
 
 def test_folder_of_a_longer_run_is_not_written_into(checkpoint, tmp_path):

@@ -1,0 +1,232 @@
+"""Faults of checkpoints and of a run's folders: a damaged one is named and skipped, nothing foreign is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import CheckpointError, RunConfigError
+from bridge.megatron.folder_lock import LOCK, folder_lock
+from bridge.training.loop import pretrain
+from tests import warm
+from tests.training.loop_tiny import ROOT, losses, tiny
+
+SCHEDULE = {"train_iters": 6, "lr_decay_iters": 6, "eval_iters": 0}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of checkpoints of steps 2, 4 and 6, and of the run that wrote them."""
+    folder = tmp_path_factory.mktemp("saved")
+    pretrain(tiny(train=SCHEDULE, save=str(folder / "checkpoints"), save_interval=2), run_dir=folder / "run")
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoints that a test may damage."""
+    return Path(shutil.copytree(saved / "checkpoints", tmp_path / "checkpoints"))
+
+
+def tensors(checkpoint: Path) -> Path:
+    return max(checkpoint.glob("*.distcp"), key=lambda path: path.stat().st_size)
+
+
+def flipped(checkpoint: Path) -> str:
+    data = bytearray(tensors(checkpoint).read_bytes())
+    data[len(data) // 2] ^= 1
+    tensors(checkpoint).write_bytes(data)
+    return f"{tensors(checkpoint).name} has other content than when it was written"
+
+
+def truncated(checkpoint: Path) -> str:
+    path = tensors(checkpoint)
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    return f"{path.name} has {size // 2} bytes, and had {size} when it was written"
+
+
+def emptied(checkpoint: Path) -> str:
+    size = (checkpoint / ".metadata").stat().st_size
+    (checkpoint / ".metadata").write_bytes(b"")
+    return f".metadata has 0 bytes, and had {size} when it was written"
+
+
+def deleted(checkpoint: Path) -> str:
+    (checkpoint / "common.pt").unlink()
+    return "common.pt is missing"
+
+
+def torn_manifest(checkpoint: Path) -> str:
+    os.truncate(checkpoint / "manifest.json", 100)
+    return "manifest.json is damaged"
+
+
+def unfinished(checkpoint: Path) -> str:
+    (checkpoint / "manifest.json").unlink()
+    return "manifest.json, which is written last, is missing"
+
+
+def foreign_code(checkpoint: Path) -> str:
+    size = (checkpoint / ".metadata").stat().st_size
+    code = f"cposix\nsystem\n(S'touch {checkpoint.parent}/ran'\ntR.".encode()
+    (checkpoint / ".metadata").write_bytes(code.ljust(size, b"\0"))
+    return ".metadata has other content than when it was written"
+
+
+DAMAGES = (flipped, truncated, emptied, deleted, torn_manifest, unfinished, foreign_code)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_skipped(
+    damage: Callable[[Path], str],
+    saved: Path,
+    copy: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrong = damage(copy / "iter_0000006")
+    summary = pretrain(tiny(train=SCHEDULE, load=str(copy), save=str(copy)), run_dir=tmp_path / "run")
+    assert f"checkpoint.load: {copy / 'iter_0000006'} is skipped: {wrong}." in caplog.messages
+    assert (summary.steps, summary.iteration) == (2, 6)
+    assert losses(tmp_path / "run") == losses(saved / "run")[4:]
+    assert not (copy / "ran").exists()
+    word = "unfinished" if damage is unfinished else "damaged"
+    assert sorted(path.name for path in copy.glob("iter_0000006*")) == ["iter_0000006", f"iter_0000006.{word}"]
+
+
+def test_without_a_sound_checkpoint_every_reason_is_named(copy: Path, tmp_path: Path) -> None:
+    reasons = [f"step {number}: {deleted(copy / f'iter_000000{number}')}" for number in (6, 4, 2)]
+    with pytest.raises(CheckpointError) as raised:
+        pretrain(tiny(load=str(copy)), run_dir=tmp_path / "run")
+    assert str(raised.value) == (
+        f"checkpoint.load: must hold a whole checkpoint, got '{copy}' ({'; '.join(reasons)}). Give another folder, or "
+        "leave it at None to start fresh."
+    )
+
+
+@pytest.mark.parametrize("pointer", [None, "", "6\0\0", "garbage"])
+def test_a_lost_or_torn_pointer_hides_no_checkpoint(pointer: str | None, copy: Path, tmp_path: Path) -> None:
+    path = copy / "latest_checkpointed_iteration.txt"
+    path.unlink() if pointer is None else path.write_text(pointer)
+    assert pretrain(tiny(train=SCHEDULE, load=str(copy)), run_dir=tmp_path / "run").steps == 0
+    with pytest.raises(CheckpointError, match="the folder holds a checkpoint of step 6, and this run begins at step 0"):
+        pretrain(tiny(train=SCHEDULE, save=str(copy)), run_dir=tmp_path / "run")
+
+
+def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> None:
+    code = f"""
+        import sys
+        from pathlib import Path
+        from bridge.megatron.folder_lock import folder_lock
+        with folder_lock(Path({str(tmp_path)!r})):
+            print("held", flush=True)
+            sys.stdin.read()
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError) as raised:
+            pretrain(tiny(save=str(tmp_path)), run_dir=tmp_path / "run")
+        assert str(raised.value) == (
+            f"checkpoint.save: one run may write into a folder, got '{tmp_path}', which process {other.pid} on "
+            f"{socket.gethostname()} writes into. Choose another folder, or wait for the end of that run."
+        )
+        assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK]
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        with folder_lock(tmp_path) as taken_over:
+            assert taken_over == (
+                f"{tmp_path}: the lock of process {other.pid} on {socket.gethostname()}, which no longer runs, was "
+                "taken over."
+            )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_another_machine_is_watched_for_signs_of_life(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("bridge.megatron.folder_lock.WATCHED_SECONDS", 0.3)
+    lock = tmp_path / LOCK
+    lock.write_text(json.dumps({"host": "elsewhere", "pid": 7}))
+    beat = subprocess.Popen(["sh", "-c", f"while sleep 0.02; do touch {lock}; done"])
+    try:
+        time.sleep(0.1)
+        with pytest.raises(CheckpointError, match="which process 7 on elsewhere writes into"), folder_lock(tmp_path):
+            pass
+    finally:
+        beat.kill()
+        beat.wait()
+    with folder_lock(tmp_path) as taken_over:
+        assert taken_over is not None
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_model_is_built(tmp_path: Path, monkeypatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr("bridge.training.loop.build_run", lambda *_, **__: pytest.fail("a model was built"))
+    with pytest.raises(CheckpointError) as raised:
+        pretrain(tiny(save=str(blocked / "checkpoints")), run_dir=tmp_path / "run")
+    assert str(raised.value) == (
+        f"checkpoint.save: must be a folder that can be written to, got '{blocked / 'checkpoints'}' (Not a directory). "
+        "Choose another."
+    )
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from bridge.errors import CheckpointError
+        from bridge.megatron.step import Trainer
+        from bridge.training.loop import pretrain
+        from tests.training.loop_tiny import tiny
+        step = Trainer.step
+        def limited(self, batches, *, stop=False):
+            if self.scheduler.num_steps == 3 * 8:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+            return step(self, batches, stop=stop)
+        Trainer.step = limited
+        try:
+            config = tiny(train={"train_iters": 4, "eval_iters": 0}, save="saved", save_interval=2)
+            pretrain(config, run_dir=Path("run"))
+        except CheckpointError as error:
+            print(error)
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = warm.run(["python", "-c", textwrap.dedent(code)], cwd=tmp_path, env=environment)
+    assert done.stdout.startswith(
+        "checkpoint.save: the checkpoint must fit into its folder, got 'saved/iter_0000004' ("
+    )
+    assert done.stdout.endswith("The newest one stays that of step 2. Make room, or save elsewhere.\n"), done.stderr
+    assert (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text() == "2\n"
+
+
+def test_an_interval_without_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunConfigError) as raised:
+        pretrain(tiny(save_interval=2), run_dir=tmp_path)
+    assert str(raised.value) == (
+        "checkpoint.save_interval: has no effect without checkpoint.save, got 2. Give the folder with checkpoint.save, "
+        "or leave the interval out."
+    )
+
+
+@pytest.mark.parametrize("torn", ['{"kind": "train", "st', "", "null", "\0\0\0", '{"kind": "train"}'])
+def test_a_torn_last_line_of_the_metrics_is_left_out(torn: str, saved: Path, tmp_path: Path, caplog) -> None:
+    shutil.copytree(saved / "run", tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_text()
+    metrics.write_text(whole + torn)
+    pretrain(tiny(train=SCHEDULE, load=str(saved / "checkpoints")), run_dir=tmp_path / "run")
+    assert metrics.read_text() == whole
+    warned = f"{metrics}:7: is no record and is left out. A crash can leave a line torn."
+    assert (warned in caplog.messages) is bool(torn)
