@@ -26,7 +26,18 @@ from bridge.megatron import wide_gemm
 
 
 class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Megatron is untyped
-    """Megatron's `DotProductAttention` with a fused path for plain causal self-attention."""
+    """Megatron's `DotProductAttention` with a fused path for plain causal self-attention.
+
+    It also takes the widths of latent attention, as Transformer Engine's does; Megatron's constructor does not.
+    """
+
+    def __init__(
+        self, config: Any, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(config, *args, **kwargs)
+        del k_channels  # the width of queries and keys is read from them
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
     def forward(
         self,

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from bridge.megatron.emulation.linear import EmulatedLinear
+from bridge.megatron.emulation.model import global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import Observer, QuantisationError, quantisation_error, stored_operand
 from bridge.plan.precision_plan import compact
@@ -50,12 +52,16 @@ class GemmRecord:
 
 
 def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, tuple[int, str]]:
-    """Return the global number of the layer and the name in it, for every module in a transformer layer."""
+    """Return the global number of the layer and the name in it, for every module in a transformer or prediction layer.
+
+    Prediction layers are numbered after the others; names in the transformer layer inside one are as in any other.
+    """
     names: dict[torch.nn.Module, tuple[int, str]] = {}
     for chunk in model:
         for layer in chunk.modules():
-            if isinstance(layer, TransformerLayer):
-                names |= {module: (layer.layer_number, name) for name, module in layer.named_modules()}
+            if isinstance(layer, (TransformerLayer, MultiTokenPredictionLayer)):
+                number = global_layer_number(layer)
+                names |= {module: (number, name) for name, module in layer.named_modules()}
     return names
 
 
@@ -121,10 +127,17 @@ def _kind(records: Sequence[GemmRecord]) -> str:
     modules: dict[str, list[str]] = {}
     for module in dict.fromkeys(record.module for record in records):
         own = [record for record in records if record.module == module]
-        modules.setdefault(_formats(own), []).append(module.rpartition(".")[2])
+        modules.setdefault(_formats(own), []).append(_short(module))
     if set(modules) <= HIGH:
         return next(iter(modules))
-    return " and ".join(f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items())
+    return " and ".join(f"{formats} ({', '.join(sorted(set(names)))})" for formats, names in modules.items())
+
+
+def _short(module: str) -> str:
+    """Return a module's name without its place in the layer; all experts of a layer have one name."""
+    owner, _, name = module.rpartition(".")
+    parts = owner.split(".")
+    return f"experts.{name}" if "experts" in parts else f"shared_experts.{name}" if "shared_experts" in parts else name
 
 
 def _formats(records: Sequence[GemmRecord]) -> str:

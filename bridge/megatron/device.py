@@ -11,7 +11,7 @@ The shim has to stay installed while training: schedules and optimizer steps cre
 from __future__ import annotations
 
 import functools
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from unittest.mock import patch
 import torch
 import yaml
 from megatron.core.tensor_parallel import random as megatron_random
+from megatron.core.transformer.moe import token_dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,6 +125,27 @@ class _Stream:
     def wait_stream(self, _stream: object) -> None:
         """Nothing to wait for."""
 
+    def record_event(self) -> _Stream:
+        """Return an event that has happened."""
+        return self
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+_STREAM = _Stream()
+
+
+def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
+    """`maybe_move_tensor_to_cpu` that converts a tensor on the CPU too, as its callers expect."""
+
+    @functools.wraps(move)
+    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        del record_stream
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    return moved
+
 
 def _rng_state(_original: object) -> Callable[..., torch.Tensor]:
     return lambda *_args, **_kwargs: torch.get_rng_state()
@@ -136,7 +158,9 @@ _REPLACEMENTS: tuple[tuple[str, Any, str, Callable[[Any], Any]], ...] = (
     ("torch.Tensor.cuda", torch.Tensor, "cuda", lambda _original: lambda self, *_args, **_kwargs: self),
     ("torch.cuda.current_device", torch.cuda, "current_device", _always(_CPU)),
     ("torch.cuda.synchronize", torch.cuda, "synchronize", _always(None)),
-    ("torch.cuda.current_stream", torch.cuda, "current_stream", _always(_Stream())),
+    ("torch.cuda.current_stream", torch.cuda, "current_stream", _always(_STREAM)),
+    ("torch.cuda.Stream", torch.cuda, "Stream", _always(_STREAM)),
+    ("torch.cuda.stream", torch.cuda, "stream", _always(nullcontext())),
     ("torch.cuda.get_rng_state", torch.cuda, "get_rng_state", _rng_state),
     ("torch.cuda.manual_seed", torch.cuda, "manual_seed", _seed_default_generator),
     ("random._get_cuda_rng_state", megatron_random, "_get_cuda_rng_state", _rng_state),
@@ -146,6 +170,7 @@ _REPLACEMENTS: tuple[tuple[str, Any, str, Callable[[Any], Any]], ...] = (
         "_set_cuda_rng_state",
         lambda _original: lambda new_state, *_args, **_kwargs: torch.set_rng_state(new_state),
     ),
+    ("maybe_move_tensor_to_cpu", token_dispatcher, "maybe_move_tensor_to_cpu", _to_numpy_too),
     ("torch.autocast.__init__", _AUTOCAST, "__init__", _autocast_on_cpu),
     ("torch.is_autocast_enabled", torch, "is_autocast_enabled", _asked_about_cpu),
     ("torch.get_autocast_dtype", torch, "get_autocast_dtype", _asked_about_cpu),

@@ -13,13 +13,14 @@ import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.model import prepare_emulation
-from bridge.megatron.layer_spec import block_spec
+from bridge.megatron.layer_spec import block_spec, mtp_spec
+from bridge.megatron.without_te import config_checks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,9 +30,17 @@ ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 
 
 @dataclass
-class GPTConfig(TransformerConfig):  # type: ignore[misc]  # Megatron is untyped
-    """`TransformerConfig` with the further arguments of `GPTModel`, under Megatron's names."""
+class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is untyped
+    """`TransformerConfig` with the further arguments of `GPTModel`, under Megatron's names, and of latent attention.
 
+    Defaults are those of `TransformerConfig`; the fields that `MLATransformerConfig` adds have its own, and are read
+    with `multi_latent_attention` only.
+    """
+
+    multi_latent_attention: bool = False
+    """Whether queries, keys and values are projected through a latent of lower rank."""
+    normalization: str = "LayerNorm"
+    """LayerNorm or RMSNorm."""
     vocab_size: int | None = None
     """Tokens of the vocabulary before padding; None: the data's."""
     seq_length: int = 256
@@ -57,9 +66,13 @@ class GPTConfig(TransformerConfig):  # type: ignore[misc]  # Megatron is untyped
                     f"{activation!r}. Choose one of them."
                 )
             config.activation_func = ACTIVATIONS[activation]
-        with warnings.catch_warnings():  # Megatron's own defaults trip over a deprecation of its own
+        with warnings.catch_warnings(), config_checks():  # Megatron's own defaults trip over a deprecation of its own
             warnings.filterwarnings("ignore", message="full scope is deprecated")
-            super().__post_init__()
+            warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
+            if config.multi_latent_attention:
+                super().__post_init__()
+            else:  # the checks of latent attention refuse fields that other attention has
+                super(MLATransformerConfig, self).__post_init__()
 
 
 _WITHOUT_CUDA = (
@@ -69,6 +82,14 @@ _WITHOUT_CUDA = (
     ("apply_rope_fusion", False, "the kernel is Transformer Engine's"),
 )
 """Field, the one value that works without CUDA, and why."""
+_EXPERTS_ON_CPU = (
+    "use_cpu_initialization",
+    False,
+    "Megatron's CPU initialisation gives the experts of all expert-parallel ranks the same weights",
+)
+"""In place of the first row above, under expert parallelism."""
+_WITHOUT_TE = (("moe_grouped_gemm", False, "the kernel is Transformer Engine's; experts multiply one after the other"),)
+"""Field, the one value that works without Transformer Engine's layers, and why."""
 _WITHOUT_EXTENSIONS = (
     ("fused_weight_gradient_mlp_cuda", "gradient_accumulation_fusion"),
     ("scaled_masked_softmax_cuda", "masked_softmax_fusion"),
@@ -77,7 +98,7 @@ _WITHOUT_EXTENSIONS = (
 """Compiled extension -> the field that needs it where Transformer Engine is not used."""
 
 
-def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
+def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
     """Return a copy of a model config that runs on this machine, and a sentence that names the fields it changed.
 
     No precision field is touched.
@@ -85,6 +106,7 @@ def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
     Args:
         config: A `GPTConfig`; left as it is.
         vocab_size: Tokens in the data's vocabulary.
+        backend: te, emulated or local: the implementation of the linear layers.
 
     Raises:
         RunConfigError: The data's vocabulary is larger than the config's, or a setting has no support here.
@@ -115,6 +137,9 @@ def run_config(config: Any, *, vocab_size: int) -> tuple[Any, list[str]]:
         for module, field in _WITHOUT_EXTENSIONS
         if not has_cuda() or importlib.util.find_spec(module) is None
     ]
+    if settings and config.expert_model_parallel_size > 1:
+        settings[0] = _EXPERTS_ON_CPU
+    settings += list(_WITHOUT_TE) if backend in ("local", "emulated") else []
     changed = [(field, value, reason) for field, value, reason in settings if getattr(config, field) != value]
     for field, value, _ in changed:
         setattr(config, field, value)
@@ -161,6 +186,7 @@ def _build_chunk(
     model: torch.nn.Module = GPTModel(
         config=config,
         transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
+        mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
         vocab_size=padded_vocab_size(config),
         max_sequence_length=config.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
@@ -182,18 +208,23 @@ def _build_chunk(
 def parameter_count(model: list[Any]) -> int:
     """Return the parameters of the whole model, summed over tensor-parallel shards and stages; a collective call.
 
-    Parameters that several ranks hold a copy of (norms under TP, tied embeddings under PP) count once.
+    Parameters that several ranks hold a copy of (norms under TP, tied embeddings under PP) count once. Each
+    expert-parallel rank holds experts of its own.
     """
-    own = sum(
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    parameters = [parameter for chunk in model for parameter in chunk.parameters()]
+    dense = sum(
         parameter.numel()
-        for chunk in model
-        for parameter in chunk.parameters()
-        if (parallel_state.get_tensor_model_parallel_rank() == 0 or getattr(parameter, "tensor_model_parallel", False))
+        for parameter in parameters
+        if getattr(parameter, "allreduce", True)
+        and (rank == 0 or getattr(parameter, "tensor_model_parallel", False))
         and not getattr(parameter, "shared", False)
     )
-    total = torch.tensor(own, dtype=torch.int64, device=next(model[0].parameters()).device)
+    experts = sum(parameter.numel() for parameter in parameters if not getattr(parameter, "allreduce", True))
+    total, routed = (torch.tensor(own, dtype=torch.int64, device=parameters[0].device) for own in (dense, experts))
     torch.distributed.all_reduce(total, group=parallel_state.get_model_parallel_group())
-    return int(total)
+    torch.distributed.all_reduce(routed, group=parallel_state.get_expert_tensor_model_pipeline_parallel_group())
+    return int(total) + int(routed)
 
 
 def unwrapped(module: Any) -> Any:

@@ -1,4 +1,9 @@
-"""Layer specs: Transformer Engine's modules where they work, Megatron's local ones elsewhere."""
+"""Layer specs: Megatron's own spec functions, with Transformer Engine's modules or, elsewhere, its local ones.
+
+The spec functions read the whole model config: experts, latent attention, norms of queries and keys, prediction layers.
+Of a local spec the classes alone are replaced, at every depth: norms that work under sequence parallelism, fused
+attention and, in layers of low precision, emulated linear layers.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_layer_local_spec,
-    get_gpt_layer_with_transformer_engine_spec,
+    LNImpl,
+    get_gpt_decoder_block_spec,
+    get_gpt_decoder_layer_specs,
+    get_gpt_mtp_block_spec,
 )
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.megatron.attention import FusedDotProductAttention
+from bridge.megatron.emulation.latent_attention import EmulatedLatentAttention
 from bridge.megatron.emulation.linear import (
     EmulatedColumnParallelLinear,
     EmulatedRowParallelLinear,
@@ -26,7 +37,7 @@ from bridge.megatron.emulation.linear import (
 from bridge.precision.quant_recipe import quant_recipes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class SequenceParallelNorm:
@@ -46,45 +57,49 @@ class SequenceParallelNorm:
         return norm
 
 
-def _with_submodules(spec: Any, **replaced: Any) -> Any:
-    """Return a module's spec with other submodules; from megatron-core 0.19 it may be a `partial` of the class."""
-    if isinstance(spec, partial):
-        submodules = dataclasses.replace(spec.keywords["submodules"], **replaced)
-        return partial(spec.func, *spec.args, **{**spec.keywords, "submodules": submodules})
-    return dataclasses.replace(spec, submodules=dataclasses.replace(spec.submodules, **replaced))
+PLAIN: dict[Any, Any] = {
+    LNImpl: SequenceParallelNorm,
+    WrappedTorchNorm: SequenceParallelNorm,
+    DotProductAttention: FusedDotProductAttention,
+}
+LOW: dict[Any, Any] = {
+    **PLAIN,
+    ColumnParallelLinear: EmulatedColumnParallelLinear,
+    RowParallelLinear: EmulatedRowParallelLinear,
+    MLASelfAttention: EmulatedLatentAttention,
+}
+KEPT: dict[Any, Any] = {
+    **LOW,
+    ColumnParallelLinear: KeptColumnParallelLinear,
+    RowParallelLinear: KeptRowParallelLinear,
+}
+"""Class of a local spec -> the class that takes its place, with Megatron's own linear layers or with emulated ones."""
 
 
-PLAIN: dict[str, Any] = {}
-LOW = {"column": EmulatedColumnParallelLinear, "row": EmulatedRowParallelLinear}
-KEPT = {"column": KeptColumnParallelLinear, "row": KeptRowParallelLinear}
-"""Classes of the linear layers of a transformer layer: Megatron's own, or emulated ones."""
+def _with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
+    """Return a part of a spec with other classes at every depth; from megatron-core 0.19 it may be a `partial`."""
+    if isinstance(part, type):
+        return classes.get(part, part)
+    if isinstance(part, partial):
+        keywords = {name: _with_classes(value, classes) for name, value in part.keywords.items()}
+        return partial(_with_classes(part.func, classes), *part.args, **keywords)
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        parts = {field.name: _with_classes(getattr(part, field.name), classes) for field in dataclasses.fields(part)}
+        return dataclasses.replace(part, **parts)
+    return part
 
 
-def _local_layer_spec(config: Any, linears: dict[str, Any]) -> Any:
-    """Return Megatron's local layer, with norms that work under sequence parallelism and fused attention.
+def _layer_classes(config: Any, number: int, *, backend: str, phases: Sequence[Any]) -> Mapping[Any, Any]:
+    """Return the classes of a layer, by its number from 0 in the whole model; prediction layers come last.
 
-    Args:
-        config: A `TransformerConfig`.
-        linears: Classes of the column- and row-parallel layers; empty: Megatron's own.
+    Under `emulated` the layers that stay in BF16 all the time are Megatron's own. With a per-module recipe every linear
+    layer is emulated, since the recipe may choose any.
     """
-    spec = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
-    attention = spec.submodules.self_attention
-    replaced: dict[str, Any] = {"core_attention": FusedDotProductAttention}
-    if config.qk_layernorm:
-        replaced |= {"q_layernorm": SequenceParallelNorm, "k_layernorm": SequenceParallelNorm}
-    mlp = spec.submodules.mlp
-    if linears:
-        replaced |= {"linear_qkv": linears["column"], "linear_proj": linears["row"]}
-        mlp = _with_submodules(mlp, linear_fc1=linears["column"], linear_fc2=linears["row"])
-    attention = dataclasses.replace(attention, submodules=dataclasses.replace(attention.submodules, **replaced))
-    submodules = dataclasses.replace(
-        spec.submodules,
-        input_layernorm=SequenceParallelNorm,
-        pre_mlp_layernorm=SequenceParallelNorm,
-        self_attention=attention,
-        mlp=mlp,
-    )
-    return dataclasses.replace(spec, submodules=submodules)
+    if backend != "emulated":
+        return PLAIN
+    if any(is_low_layer(phase, number) for phase in phases or (config,)):
+        return LOW
+    return KEPT if quant_recipes(getattr(config, "quant_recipe", None)) else PLAIN
 
 
 def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: Sequence[Any] = ()) -> Any:
@@ -95,21 +110,35 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases
         backend: te, emulated or local.
         vp_stage: Number of the chunk under interleaved pipeline parallelism.
         phases: The model configs of a precision schedule, one a phase; none without a schedule.
-
-    Under `emulated` the layers that stay in BF16 all the time are Megatron's own; which these are is decided by their
-    number in the whole model, by Megatron's `is_first_last_bf16_layer`. With a per-module recipe every linear layer is
-    emulated, since the recipe may choose any.
     """
-    if backend == "te":
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
+    with_te = backend == "te"
+    spec = get_gpt_decoder_block_spec(
+        config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
+    )
+    if with_te:
+        return spec
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    count = get_num_layers_to_build(config, vp_stage=vp_stage)
-    is_emulated, has_choices = backend == "emulated", bool(quant_recipes(getattr(config, "quant_recipe", None)))
-    kept = _local_layer_spec(config, KEPT if is_emulated and has_choices else PLAIN)
-    low = _local_layer_spec(config, LOW) if is_emulated else kept
-    phases = phases or (config,)
     layers = [
-        low if any(is_low_layer(phase, number) for phase in phases) else kept
-        for number in range(offset, offset + count)
+        _with_classes(layer, _layer_classes(config, number, backend=backend, phases=phases))
+        for number, layer in enumerate(spec.layer_specs, start=offset)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=SequenceParallelNorm)
+
+
+def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: Sequence[Any] = ()) -> Any:
+    """Return the spec of a model chunk's multi-token-prediction layers, None where it has none; as `block_spec`.
+
+    A prediction layer contains a transformer layer of the kind of the model's last one.
+    """
+    if not config.mtp_num_layers:
+        return None
+    with_te = backend == "te"
+    layers = get_gpt_decoder_layer_specs(
+        config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
+    )
+    whole = TransformerBlockSubmodules(layer_specs=layers)
+    spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
+    if with_te or spec is None:
+        return spec
+    classes = _layer_classes(config, config.num_layers, backend=backend, phases=phases)
+    return dataclasses.replace(spec, layer_specs=[_with_classes(layer, classes) for layer in spec.layer_specs])

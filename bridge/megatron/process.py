@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
 from torch.distributed.rendezvous import rendezvous
 
 from bridge.errors import RunConfigError
-from bridge.megatron import device, wide_gemm
+from bridge.megatron import device, wide_gemm, without_te
 from bridge.megatron.agreement import require_agreement
 
 if TYPE_CHECKING:
@@ -122,6 +124,7 @@ def training_process(
     with ExitStack() as stack:
         _hush(stack)
         where = _enter_device(stack, launch, model, notes)
+        stack.enter_context(without_te.repaired_layers())
         count = threads or launch.threads or launch.share_of_cpus()
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(count)
@@ -215,7 +218,9 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device) -
 
 
 def _start_model_parallel(stack: ExitStack, model: Any) -> None:
-    """Create Megatron's process groups; at the end forget them, Megatron's buffers and its random states."""
+    """Create Megatron's process groups; at the end forget them, Megatron's buffers, losses and random states."""
+    stack.callback(get_moe_layer_wise_logging_tracker().clear)  # as long as this run's model has layers
+    stack.callback(MTPLossLoggingHelper.tracker.clear)
     stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
     stack.callback(parallel_state.destroy_global_memory_buffer)
     stack.callback(parallel_state.destroy_model_parallel)

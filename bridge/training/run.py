@@ -224,7 +224,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
         train_samples=train.train_iters * train.global_batch_size,
         validation_samples=train.eval_iters * train.global_batch_size,
     )
-    adapted, notes = run_config(model, vocab_size=corpus.vocab_size)
+    adapted, notes = run_config(model, vocab_size=corpus.vocab_size, backend=backend.name)
     trainer = _build_trainer(config, adapted, process, backend, phases)
     if schedule is not None:
         schedule.bind(adapted)

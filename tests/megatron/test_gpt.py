@@ -70,6 +70,14 @@ def test_settings_that_the_cpu_needs_are_one_sentence():
 
 
 @needs_cpu
+def test_experts_of_several_ranks_get_weights_of_their_own():
+    config = GPTConfig(**SHAPE, num_moe_experts=4, expert_model_parallel_size=2, add_bias_linear=False)
+    assert not run_config(config, vocab_size=256)[0].use_cpu_initialization
+    config.expert_model_parallel_size = 1
+    assert run_config(config, vocab_size=256)[0].use_cpu_initialization
+
+
+@needs_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_precision_field_is_touched(dtype):
     config = GPTConfig(**SHAPE, bf16=dtype is torch.bfloat16, params_dtype=dtype, attention_softmax_in_fp32=True)

@@ -1,7 +1,11 @@
 """Delayed scaling in Megatron's passes: when scales are renewed, over which ranks, and recomputation between the two.
 
-- Input and weight: after each forward pass of this stage's transformer block, if gradients are enabled.
-- Gradient of the output: after the backward pass of the layer that ran first, which ends that of the block.
+- Input and weight: after each forward pass of a region, if gradients are enabled.
+- Gradient of the output: after the backward pass of the region's layer that ran first, which ends that of the region.
+
+A region is a part of the model that Megatron runs in one FP8 context: the transformer block of this stage; in a
+multi-token-prediction layer, the projection and the transformer layer. The end of each renews the scales of all layers
+of this process, as Transformer Engine does: a layer that did not run in it keeps its scale, and its history moves on.
 
 Both reduce the amaxes of all layers at once, the maximum over Megatron's amax reduction group: the tensor-, data- and
 context-parallel ranks, or without the data-parallel ones under `tp_only_amax_red`. A pipeline's stages renew their own.
@@ -34,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class DelayedUpdates:
-    """Renews the scales of one transformer block."""
+    """Renews the scales of one model chunk."""
 
-    def __init__(self, block: torch.nn.Module, layers: Sequence[EmulatedLinear], *, tp_only: bool) -> None:
-        """Hook into the forward pass of a chunk's block and into its emulated layers, all with delayed scaling.
+    def __init__(self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool) -> None:
+        """Hook into the forward passes of a chunk's regions and into their emulated layers.
 
         Args:
-            block: Megatron's `TransformerBlock`.
-            layers: Its emulated layers.
+            regions: Modules that Megatron runs in one FP8 context each.
+            layers: Their emulated layers.
             tp_only: Reduce over the tensor- and context-parallel ranks alone.
         """
         self.states: list[DelayedScaling] = []
@@ -50,21 +54,22 @@ class DelayedUpdates:
                 self.states.append(layer.fp8_state)
                 layer.updates = self
         self._group = parallel_state.get_amax_reduction_group(with_context_parallel=True, tp_only_amax_red=tp_only)
-        self._first: EmulatedLinear | None = None
+        self._firsts: dict[torch.nn.Module, EmulatedLinear] = {}
         self._layers = layers
-        self._hook = block.register_forward_hook(self._after_forward)
+        self._region_of = {module: region for region in regions for module in region.modules()}
+        self._hooks = [region.register_forward_hook(self._after_forward) for region in regions]
 
     def detach(self) -> None:
-        """Leave the block and its layers."""
-        self._hook.remove()
+        """Leave the regions and their layers."""
+        for hook in self._hooks:
+            hook.remove()
         for layer in self._layers:
             layer.updates = None
 
     def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
-        """Return the callback for the end of a layer's backward pass; the layer that asks first is the last."""
-        if self._first is None:
-            self._first = layer
-        return partial(self._update, "backward") if self._first is layer else None
+        """Return the callback for the end of a layer's backward pass; a region's first layer to ask is its last."""
+        region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
+        return partial(self._update, "backward") if self._firsts.setdefault(region, layer) is layer else None
 
     def reduce_pending(self) -> None:
         """Max the amaxes not yet used over the group, as the next update would: then all ranks hold equal states."""

@@ -71,7 +71,13 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
 
 
 def is_low_layer(config: Any, number: int) -> bool:
-    """Return whether a layer computes in FP8 or FP4, by its number in the whole model, from 0 on."""
+    """Return whether a layer computes in FP8 or FP4, by its number in the whole model, from 0 on.
+
+    Multi-token-prediction layers are numbered after the others. Megatron puts all of them into FP8, whatever
+    `first_last_layers_bf16` is, and none of them into FP4 (multi_token_prediction.py:774-781 in 0.16.1).
+    """
+    if number >= config.num_layers:
+        return bool(config.fp8)
     return scheme_of(config) is not None and not is_first_last_bf16_layer(config, number)
 
 
@@ -120,12 +126,18 @@ class EmulatedLinear:
     fp8_state: DelayedScaling | None
     weight: torch.nn.Parameter
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there."""
         self.weight_cache = WeightCache()
         self.observer: Observer | None = None
         self.updates: DelayedUpdates | None = None
         self.finish_init(None)
+
+    @classmethod
+    def adopt(cls, layer: Any) -> None:
+        """Make a layer of Megatron's class, as it was built, one of this class."""
+        layer.__class__ = cls
+        layer.prepare()
 
     def finish_init(self, quantization_config: Any) -> None:
         """Take the payload that a per-module recipe has for this layer, as Transformer Engine's layers do.
@@ -218,7 +230,7 @@ class EmulatedColumnParallelLinear(EmulatedLinear, ColumnParallelLinear):  # typ
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._prepare()
+        self.prepare()
 
 
 class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ignore[misc]  # Megatron is untyped
@@ -226,7 +238,7 @@ class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ign
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._prepare()
+        self.prepare()
 
 
 class KeptColumnParallelLinear(EmulatedColumnParallelLinear):

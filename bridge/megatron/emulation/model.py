@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from megatron.core.transformer.transformer_block import TransformerBlock
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -41,19 +42,36 @@ def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
         for updates in delayed_updates([chunk]):
             updates.detach()
         for layer in chunk.modules():
-            if isinstance(layer, TransformerLayer):
-                is_low = is_low_layer(config, layer.layer_number - 1)
+            if isinstance(layer, (TransformerLayer, MultiTokenPredictionLayer)):
+                is_low = is_low_layer(config, global_layer_number(layer) - 1)
                 for linear in emulated_linears([layer]):
                     linear.multiply_in(gemm_precision(config) if is_low else None)
         _attach_updates(chunk, config)
 
 
+def global_layer_number(layer: Any) -> int:
+    """Return the number of a transformer or prediction layer in the whole model from 1; prediction layers are last."""
+    number = int(layer.layer_number)
+    return number + int(layer.config.num_layers) if isinstance(layer, MultiTokenPredictionLayer) else number
+
+
 def _attach_updates(model: torch.nn.Module, config: Any) -> None:
-    """Renew delayed scales in every block that has any."""
-    for block in model.modules():
-        layers = emulated_linears([block]) if isinstance(block, TransformerBlock) else []
-        if any(layer.fp8_state is not None for layer in layers):
-            DelayedUpdates(block, layers, tp_only=bool(getattr(config, "tp_only_amax_red", False)))
+    """Renew delayed scales where there are any, at the end of each region that Megatron enters FP8 for."""
+    regions = [region for module in model.modules() for region in _regions(module)]
+    layers = emulated_linears(regions)
+    if any(layer.fp8_state is not None for layer in layers):
+        DelayedUpdates(regions, layers, tp_only=bool(getattr(config, "tp_only_amax_red", False)))
+
+
+def _regions(module: Any) -> list[torch.nn.Module]:
+    """Return the parts of a block or prediction layer that Megatron runs in an FP8 context each."""
+    if isinstance(module, TransformerBlock):
+        return [module]
+    if isinstance(module, MultiTokenPredictionLayer):
+        return [
+            part for name, part in module.named_children() if name == "eh_proj" or isinstance(part, TransformerLayer)
+        ]
+    return []
 
 
 def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:

@@ -1,0 +1,54 @@
+"""Repairs of Megatron's experts and latent attention where Transformer Engine is not installed.
+
+Megatron 0.16.1 names functions of Transformer Engine there that it has not imported, and compares the version of a
+package that is not there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from megatron.core.transformer import multi_latent_attention, transformer_config
+from megatron.core.transformer.moe import moe_utils, shared_experts
+from megatron.core.utils import get_te_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def _always(value: bool) -> Callable[..., bool]:
+    return lambda *_args, **_kwargs: value
+
+
+def _is_there() -> bool:
+    return get_te_version() is not None
+
+
+@contextmanager
+def config_checks() -> Iterator[None]:
+    """Let Megatron's config accept FP8 with experts, which it asks Transformer Engine's version for.
+
+    The check is about experts without tokens (transformer_config.py:1601), which emulated layers accept.
+    """
+    with ExitStack() as stack:
+        if not _is_there():
+            stack.enter_context(patch.object(transformer_config, "is_te_min_version", _always(True)))
+        yield
+
+
+@contextmanager
+def repaired_layers() -> Iterator[None]:
+    """Let Megatron build and run layers with experts or latent attention, for the length of a ``with`` block."""
+    with ExitStack() as stack:
+        if not _is_there():
+            repairs: list[tuple[Any, str, Any]] = [
+                (shared_experts, "is_te_min_version", _always(False)),  # :68, TypeError under FP8
+                (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
+            ]
+            if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError in the router
+                repairs.append((moe_utils, "te_general_gemm", None))
+            for owner, name, value in repairs:
+                stack.enter_context(patch.object(owner, name, value, create=True))
+        yield

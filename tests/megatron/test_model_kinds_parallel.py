@@ -1,0 +1,46 @@
+"""Kinds of models in two processes: expert, tensor and pipeline parallelism."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.megatron.test_model_kinds import EXPERTS, LATENT
+from tests.training.grid import slow
+from tests.training.loop_tiny import in_two_processes, losses
+
+ROUTED = {**EXPERTS, "moe_token_dispatcher_type": "alltoall"}
+LOW_RANK = {**LATENT, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_layernorm": True}
+SPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+SHORT = {"train_iters": 3, "eval_iters": 1}
+MODELS = {
+    "experts on two ranks": {"model": {**ROUTED, "expert_model_parallel_size": 2}},
+    "experts on two ranks, gathered": {"model": {**EXPERTS, "expert_model_parallel_size": 2}},
+    "experts under tensor parallelism": {"model": {**ROUTED, **SPLIT}},
+    "latent attention under tensor parallelism": {"model": {**LOW_RANK, **SPLIT}},
+    "prediction layers under tensor parallelism": {"model": {"mtp_num_layers": 1, **SPLIT}},
+    "prediction layers on the last of two stages": {"model": {"mtp_num_layers": 1, "pipeline_model_parallel_size": 2}},
+}
+SCHEMES = (None, "tensorwise", slow("delayed"), slow("mxfp8"), slow("nvfp4"))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_kind_learns_in_two_processes(scheme, tmp_path):
+    """The loss of three steps falls as in one process; only the order of sums and the experts' first weights differ."""
+    runs = {name: {**run, "low": scheme, "train": SHORT, "sharded": True} for name, run in MODELS.items()}
+    folder = in_two_processes(runs, tmp_path)
+    for name in runs:
+        found = losses(folder / name)
+        assert len(found) == 3, name
+        assert found[2] < found[1] < found[0] < 5.7, (name, found)
+
+
+def test_a_run_with_experts_on_two_ranks_goes_on_where_it_was_saved(tmp_path):
+    kind = {**ROUTED, "expert_model_parallel_size": 2}
+    schedule = {"lr_decay_iters": 5, "eval_iters": 0}
+    first, whole = ({"model": kind, "train": {**schedule, "train_iters": steps}} for steps in (3, 5))
+    runs = {"first": {**first, "save": "saved"}, "more": {**whole, "load": "saved"}, "whole": whole}
+    folder = in_two_processes(runs, tmp_path)
+    assert losses(folder / "more") == losses(folder / "whole")[3:]
+    assert json.loads((folder / "first" / "summary.json").read_text())["parameters"] == 213_824
