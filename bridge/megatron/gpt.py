@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
@@ -39,8 +39,12 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
 
     multi_latent_attention: bool = False
     """Whether queries, keys and values are projected through a latent of lower rank."""
-    normalization: str = "LayerNorm"
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """LayerNorm or RMSNorm."""
+    q_lora_rank: int | None = 512
+    """Width of the latent of queries; None: queries are projected at once."""
+    rope_type: Literal["rope", "yarn"] = "yarn"
+    """Rotary embedding of latent attention."""
     vocab_size: int | None = None
     """Tokens of the vocabulary before padding; None: the data's."""
     seq_length: int = 256
