@@ -83,6 +83,7 @@ _WITHOUT_CUDA = (
     ("use_cpu_initialization", True, "weights are made where they are used"),
     ("bias_activation_fusion", False, "the fusion is compiled for CUDA"),
     ("bias_dropout_fusion", False, "the fusion is compiled for CUDA"),
+    ("cross_entropy_loss_fusion", False, "the fusion is compiled for CUDA"),
     ("apply_rope_fusion", False, "the kernel is Transformer Engine's"),
 )
 """Field, the one value that works without CUDA, and why."""

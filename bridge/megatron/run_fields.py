@@ -12,6 +12,7 @@ Source: megatron-core 0.16.1, its readers of each field.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
@@ -24,7 +25,7 @@ share_embeddings_and_output_weights hidden_dropout attention_dropout layernorm_e
 qk_l2_norm add_bias_linear add_qkv_bias gated_linear_unit activation_func glu_linear_offset activation_func_clamp_value
 attention_output_gate softmax_scale softmax_type window_size window_attn_skip_freq apply_query_key_layer_scaling
 attention_softmax_in_fp32 init_method output_layer_init_method init_method_std embedding_init_method
-embedding_init_method_std perform_initialization use_cpu_initialization deterministic_mode test_mode
+embedding_init_method_std perform_initialization deterministic_mode
 multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim rope_type
 rotary_scaling_factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim
 num_moe_experts moe_layer_freq moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_shared_expert_gate
@@ -44,14 +45,13 @@ fp8_amax_history_len fp8_amax_compute_algo tp_only_amax_red first_last_layers_bf
 num_layers_at_end_in_bf16 fp4 fp4_recipe fp4_param quant_recipe
 fp8_dot_product_attention fp8_multi_head_attention fp8_quantizer_factory fp4_quantizer_factory
 recompute_granularity recompute_method recompute_num_layers recompute_modules moe_layer_recompute
-distribute_saved_activations timers config_logger_dir
+distribute_saved_activations
 """,
     "optimizer": """
 lr min_lr weight_decay apply_wd_to_qk_layernorm optimizer adam_beta1 adam_beta2 adam_eps decoupled_weight_decay
 sgd_momentum clip_grad loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis fp16 bf16 params_dtype
 fp8_recipe reuse_grad_buf_for_mxfp8_param_ag use_distributed_optimizer overlap_param_gather
 use_precision_aware_optimizer store_param_remainders main_grads_dtype main_params_dtype exp_avg_dtype exp_avg_sq_dtype
-timers config_logger_dir
 """,
     "ddp": """
 grad_reduce_in_fp32 overlap_grad_reduce overlap_param_gather align_param_gather use_distributed_optimizer
@@ -65,7 +65,9 @@ reuse_grad_buf_for_mxfp8_param_ag
 REFUSED: dict[str, dict[str, str]] = {
     "model": {
         "the layers of a run are all of one config": "heterogeneous_block_specs hetereogenous_dist_checkpoint",
-        "a run has attention and MLP layers only": "experimental_attention_variant linear_attention_freq is_hybrid_model",
+        "layers have attention and an MLP or experts": """
+            experimental_attention_variant linear_attention_freq is_hybrid_model
+            """,
         "the library is not a backend of a run": "use_kitchen use_kitchen_attention",
         "each rank would train on the whole sequence": """
             context_parallel_size hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank hybrid_context_parallel
@@ -144,7 +146,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "precision_backend chooses the layers, and attention follows them": "transformer_impl attention_backend",
         "switched off or on for this machine, with a note": """
             bias_activation_fusion bias_dropout_fusion apply_rope_fusion gradient_accumulation_fusion
-            masked_softmax_fusion persist_layer_norm moe_grouped_gemm cross_entropy_loss_fusion
+            masked_softmax_fusion persist_layer_norm moe_grouped_gemm cross_entropy_loss_fusion use_cpu_initialization
             """,
         "read only together with a field that is refused": """
             kitchen_attention_backend dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff
@@ -161,9 +163,10 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "the fusion runs the same arithmetic": "cross_entropy_fusion_impl use_fused_weighted_squared_relu",
         "Megatron Core reads it no longer": "async_tensor_model_parallel_allreduce",
         "Transformer Engine reads it no longer": "fp8_interval fp8_wgrad",
-        "saves memory or waits, and changes no number": """
+        "saves memory or waits": """
             clone_scatter_output_in_embedding disable_parameter_transpose_cache barrier_with_L1_time
             """,
+        "writes files, checks or measures": "config_logger_dir test_mode timers",
         "a switch of cuBLAS, which widens an accumulator": "disable_bf16_reduced_precision_matmul",
         "Megatron computes it from the pipeline's layout": "mtp_standalone",
         "belongs to inference": """
@@ -177,7 +180,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
             pin_cpu_params muon_momentum muon_split_qkv muon_use_nesterov muon_scale_mode muon_fp32_matmul_prec
             muon_num_ns_steps muon_tp_mode muon_extra_scale_factor
             """,
-        "waits, and changes no number": "barrier_with_L1_time",
+        "writes files, waits or measures": "barrier_with_L1_time config_logger_dir timers",
     },
     "ddp": {
         "read only together with a field that is refused": """
@@ -187,6 +190,20 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     },
 }
 """Section -> reason -> fields that change no number of a run."""
+
+BETWEEN: tuple[tuple[str, float, float], ...] = (
+    ("hidden_dropout", 0, 1),
+    ("attention_dropout", 0, 1),
+    ("rotary_percent", 0, 1),
+    ("layernorm_epsilon", 0, 1),
+    ("init_method_std", 0, math.inf),
+    ("embedding_init_method_std", 0, math.inf),
+    ("num_attention_heads", 1, math.inf),
+    ("rotary_base", 1, math.inf),
+    ("mtp_loss_scaling_factor", 0, math.inf),
+    ("moe_z_loss_coeff", 0, math.inf),
+)
+"""Field of the model, and the least and the most that it can be; None is left to the field's own meaning."""
 
 UNKNOWN = "this build was not tried with a Megatron Core that has it"
 
@@ -206,6 +223,7 @@ def require_honoured(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> N
     with_te = backend in ("te", "te_cpu")
     sections = {"model": model, "optimizer": optimizer, "ddp": ddp}
     faults = [fault for name, config in sections.items() for fault in unhonoured(name, config, with_te=with_te)]
+    faults += value_faults(model)
     faults += [] if with_te else _expert_biases(model)
     if faults:
         raise RunConfigError("\n".join(map(str, faults)))
@@ -225,7 +243,9 @@ def unhonoured(section: str, config: Any, *, with_te: bool) -> list[Finding]:
     for name, default in _defaults(config).items():
         value = getattr(config, name)
         if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
-            found.append(_fault(section, name, f"must be one of {', '.join(accepted[name])}", value, "Choose one of them."))
+            found.append(
+                _fault(section, name, f"must be one of {', '.join(accepted[name])}", value, "Choose one of them.")
+            )
         elif name in reasons and value != default:
             found.append(_fault(section, name, f"this run does not honour it: {reasons[name]}", value, _leave(default)))
         elif name not in KNOWN[section] and value != default:
@@ -233,9 +253,30 @@ def unhonoured(section: str, config: Any, *, with_te: bool) -> list[Finding]:
     return found
 
 
+def value_faults(model: Any) -> list[Finding]:
+    """Return the values of a model config that Megatron would build a model with, or end in a traceback for."""
+    found = []
+    for name, least, most in BETWEEN:
+        value = getattr(model, name)
+        if value is not None and not least <= value <= most:
+            limits = f"must be at least {least}" if most == math.inf else f"must be from {least} to {most}"
+            found.append(_fault("model", name, limits, value, "Correct it."))
+    experts = model.num_moe_experts
+    if experts and not 1 <= model.moe_router_topk <= experts:
+        rule = f"must be from 1 to the {experts} experts"
+        found.append(_fault("model", "moe_router_topk", rule, model.moe_router_topk, "Correct it."))
+    if experts and experts % model.expert_model_parallel_size:
+        rule = f"must be a multiple of expert_model_parallel_size {model.expert_model_parallel_size}"
+        found.append(_fault("model", "num_moe_experts", rule, experts, "Change one of them."))
+    if experts and model.moe_shared_expert_intermediate_size and model.add_bias_linear:
+        rule = "shared experts have no biases"
+        found.append(_fault("model", "add_bias_linear", rule, True, "Set model.add_bias_linear=false."))
+    return found
+
+
 def _expert_biases(model: Any) -> list[Finding]:
-    """Return the fault of experts with biases, which Megatron's local experts add in place, where autograd refuses it."""
-    if not model.num_moe_experts or not model.add_bias_linear:
+    """Return the fault of experts with biases, which Megatron's local experts add in place, which autograd refuses."""
+    if not model.num_moe_experts or not model.add_bias_linear or model.moe_shared_expert_intermediate_size:
         return []
     rule = "experts have no biases without Transformer Engine's layers"
     return [_fault("model", "add_bias_linear", rule, model.add_bias_linear, "Set model.add_bias_linear=false.")]

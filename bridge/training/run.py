@@ -23,6 +23,7 @@ from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
 from bridge.megatron.emulation.model import switch_precision
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
+from bridge.megatron.run_fields import require_honoured
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase, PrecisionSchedule
@@ -215,6 +216,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     backend = choose_backend_of_phases(config.precision_backend, phases) if backend is None else backend
     train = config.train
     model: Any = config.model
+    require_honoured(model, config.optimizer, config.ddp, backend=backend.name)
     corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
     splits = build_splits(
         corpus,

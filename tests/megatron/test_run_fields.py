@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import warnings
+from collections import Counter
+from typing import Any
 
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
+from bridge.errors import RunConfigError, TrainingError
 from bridge.megatron.gpt import GPTConfig
-from bridge.megatron.run_fields import HONOURED, KNOWN, REFUSED, REFUSED_WITHOUT_TE, WITHOUT_EFFECT
+from bridge.megatron.run_fields import (
+    HONOURED,
+    KNOWN,
+    REFUSED,
+    REFUSED_WITHOUT_TE,
+    WITHOUT_EFFECT,
+    require_honoured,
+    unhonoured,
+)
+from bridge.training.loop import pretrain
+from tests.training.loop_tiny import tiny, trace
 
-CLASSES = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
+CLASSES: dict[str, Any] = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
 ELSEWHERE = {"model": set(), "optimizer": set(), "ddp": {"fp4_param_gather", "use_torch_fsdp2"}}
 """Fields of other releases, and of other classes of this role."""
+SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False}
+
+
+def rows_of(table: dict[str, dict[str, str]], section: str) -> dict[str, str]:
+    return {name: reason for reason, names in table[section].items() for name in names.split()}
 
 
 def test_each_field_of_each_class_is_in_one_table():
@@ -24,3 +47,309 @@ def test_each_field_of_each_class_is_in_one_table():
         assert declared - set(placed) == set(), section
         assert set(placed) - declared <= ELSEWHERE[section], section
         assert set(placed) == KNOWN[section]
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+def other_value(cls: Any, name: str) -> Any:
+    """Return a value that is not the default of a field."""
+    default = next(field.default for field in dataclasses.fields(cls) if field.name == name)
+    return not default if isinstance(default, bool) else default + 1 if isinstance(default, int | float) else "another"
+
+
+def made(section: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CLASSES[section](**(SHAPE if section == "model" else {}))
+
+
+@pytest.mark.parametrize("section", CLASSES)
+def test_a_field_that_a_run_does_not_honour_is_refused_by_name(section):
+    cls = CLASSES[section]
+    assert unhonoured(section, made(section), with_te=False) == []
+    for table, with_te in ((REFUSED, True), (REFUSED, False), (REFUSED_WITHOUT_TE, False)):
+        for name, reason in rows_of(table, section).items():
+            config = made(section)
+            if not hasattr(config, name):
+                continue
+            default, value = getattr(config, name), other_value(cls, name)
+            setattr(config, name, value)
+            (fault,) = unhonoured(section, config, with_te=with_te)
+            expected = (
+                f"{section}.{name}: this run does not honour it: {reason}, got {value!r}. Leave it at {default!r}."
+            )
+            assert str(fault) == expected
+
+
+def test_transformer_engine_honours_what_needs_its_layers():
+    for section, cls in CLASSES.items():
+        for name in rows_of(REFUSED_WITHOUT_TE, section):
+            config = made(section)
+            setattr(config, name, other_value(cls, name))
+            assert unhonoured(section, config, with_te=True) == [], name
+
+
+def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default():
+    newer = dataclasses.make_dataclass("Newer", [("sparse_mlp", bool, False)], bases=(OptimizerConfig,))
+    assert unhonoured("optimizer", newer(), with_te=True) == []
+    (fault,) = unhonoured("optimizer", newer(sparse_mlp=True), with_te=True)
+    assert str(fault) == (
+        "optimizer.sparse_mlp: this run does not honour it: this build was not tried with a Megatron Core that has it, "
+        "got True. Leave it at False."
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentences"),
+    [
+        ({"hidden_dropout": 2.0}, ["model.hidden_dropout: must be from 0 to 1, got 2.0. Correct it."]),
+        ({"layernorm_epsilon": math.nan}, ["model.layernorm_epsilon: must be from 0 to 1, got nan. Correct it."]),
+        ({"init_method_std": -0.1}, ["model.init_method_std: must be at least 0, got -0.1. Correct it."]),
+        (
+            {"num_moe_experts": 4, "moe_router_topk": 5},
+            ["model.moe_router_topk: must be from 1 to the 4 experts, got 5. Correct it."],
+        ),
+        (
+            {"num_moe_experts": 4, "add_bias_linear": True},
+            [
+                "model.add_bias_linear: experts have no biases without Transformer Engine's layers, got True. "
+                "Set model.add_bias_linear=false."
+            ],
+        ),
+        (
+            {"num_moe_experts": 4, "moe_shared_expert_intermediate_size": 8, "add_bias_linear": True},
+            ["model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false."],
+        ),
+        (
+            {"position_embedding_type": "yarn", "qk_clip": True},
+            [
+                "model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and logs "
+                "no logits, got True. Leave it at False.",
+                "model.position_embedding_type: must be one of rope, learned_absolute, none, got 'yarn'. "
+                "Choose one of them.",
+            ],
+        ),
+    ],
+)
+def test_wrong_values_are_one_sentence_each(fields, sentences):
+    model = made("model")
+    for name, value in fields.items():
+        setattr(model, name, value)
+    with pytest.raises(RunConfigError) as raised:
+        require_honoured(model, made("optimizer"), made("ddp"), backend="local")
+    assert str(raised.value).splitlines() == sentences
+
+
+# -- honoured, and without effect ------------------------------------------------------------------------------------
+
+BASES: dict[str, dict[str, Any]] = {
+    "dense": {"hidden_dropout": 0.1, "attention_dropout": 0.1, "num_layers": 3},
+    "gated": {"gated_linear_unit": True},
+    "experts": {
+        "num_moe_experts": 4,
+        "moe_shared_expert_intermediate_size": 64,
+        "moe_aux_loss_coeff": 0.01,
+        "gated_linear_unit": True,
+    },
+    "prediction": {"mtp_num_layers": 1},
+    "latent": {
+        "multi_latent_attention": True,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_head_dim": 16,
+        "qk_pos_emb_head_dim": 16,
+        "v_head_dim": 16,
+    },
+}
+SIGMOID = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def constant(weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.init.constant_(weight, 0.01)
+
+
+MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "num_layers": ("dense", {}, 2),
+    "hidden_size": ("dense", {}, 128),
+    "ffn_hidden_size": ("dense", {}, 64),
+    "num_attention_heads": ("dense", {}, 2),
+    "num_query_groups": ("dense", {}, 2),
+    "kv_channels": ("dense", {}, 8),
+    "vocab_size": ("dense", {}, 512),
+    "seq_length": ("dense", {}, 32),
+    "make_vocab_size_divisible_by": ("dense", {}, 96),
+    "position_embedding_type": ("dense", {}, "learned_absolute"),
+    "rotary_base": ("dense", {}, 100),
+    "rotary_percent": ("dense", {}, 0.5),
+    "rotary_interleaved": ("dense", {}, True),
+    "no_rope_freq": ("dense", {}, 3),
+    "share_embeddings_and_output_weights": ("dense", {}, True),
+    "hidden_dropout": ("dense", {}, 0.3),
+    "attention_dropout": ("dense", {}, 0.3),
+    "layernorm_epsilon": ("dense", {}, 0.1),
+    "normalization": ("dense", {}, "LayerNorm"),
+    "qk_layernorm": ("dense", {}, True),
+    "qk_l2_norm": ("dense", {}, True),
+    "add_bias_linear": ("dense", {}, True),
+    "add_qkv_bias": ("dense", {}, True),
+    "gated_linear_unit": ("dense", {}, True),
+    "activation_func": ("dense", {}, F.relu),
+    "glu_linear_offset": ("gated", {}, 1.0),
+    "activation_func_clamp_value": ("gated", {}, 0.001),
+    "attention_output_gate": ("dense", {}, True),
+    "softmax_scale": ("dense", {}, 0.5),
+    "softmax_type": ("dense", {}, "learnable"),
+    "window_size": ("dense", {}, (8, 0)),
+    "window_attn_skip_freq": ("dense", {"window_size": (8, 0)}, 2),
+    "apply_query_key_layer_scaling": ("dense", {}, True),
+    "attention_softmax_in_fp32": ("dense", {}, False),
+    "init_method": ("dense", {}, constant),
+    "output_layer_init_method": ("dense", {}, constant),
+    "init_method_std": ("dense", {}, 0.1),
+    "embedding_init_method": ("dense", {}, constant),
+    "embedding_init_method_std": ("dense", {}, 0.1),
+    "perform_initialization": ("dense", {}, False),
+    "multi_latent_attention": ("dense", {}, True),
+    "q_lora_rank": ("latent", {}, 16),
+    "kv_lora_rank": ("latent", {}, 16),
+    "qk_head_dim": ("latent", {}, 32),
+    "qk_pos_emb_head_dim": ("latent", {}, 32),
+    "v_head_dim": ("latent", {}, 32),
+    "rope_type": ("latent", {}, "rope"),
+    "rotary_scaling_factor": ("latent", {}, 10),
+    "original_max_position_embeddings": ("latent", {}, 64),
+    "beta_fast": ("latent", {"original_max_position_embeddings": 64}, 4),
+    "beta_slow": ("latent", {"original_max_position_embeddings": 64}, 8),
+    "mscale": ("latent", {}, 2.0),
+    "mscale_all_dim": ("latent", {}, 0.5),
+    "num_moe_experts": ("experts", {}, 8),
+    "moe_layer_freq": ("experts", {}, 2),
+    "moe_ffn_hidden_size": ("experts", {}, 64),
+    "moe_shared_expert_intermediate_size": ("experts", {}, 32),
+    "moe_shared_expert_gate": ("experts", {}, True),
+    "moe_router_load_balancing_type": ("experts", {}, "seq_aux_loss"),
+    "moe_router_topk": ("experts", {}, 3),
+    "moe_router_num_groups": ("experts", {"moe_router_group_topk": 1, "moe_router_num_groups": 4}, 2),
+    "moe_router_group_topk": ("experts", {"moe_router_group_topk": 1, "moe_router_num_groups": 2}, 2),
+    "moe_router_pre_softmax": ("experts", {}, True),
+    "moe_router_topk_scaling_factor": ("experts", {"moe_router_pre_softmax": True}, 2.0),
+    "moe_router_score_function": ("experts", {}, "sigmoid"),
+    "moe_router_dtype": ("experts", {}, "fp32"),
+    "moe_router_enable_expert_bias": ("experts", {"moe_router_score_function": "sigmoid"}, True),
+    "moe_router_bias_update_rate": ("experts", SIGMOID, 0.5),
+    "moe_router_force_load_balancing": ("experts", {}, True),
+    "moe_router_padding_for_quantization": ("experts", {"low": "tensorwise"}, True),
+    "moe_router_padding_for_fp8": ("experts", {"low": "tensorwise"}, True),
+    "moe_aux_loss_coeff": ("experts", {}, 0.5),
+    "moe_z_loss_coeff": ("experts", {}, 0.1),
+    "moe_input_jitter_eps": ("experts", {}, 0.1),
+    "moe_token_dispatcher_type": ("experts", {}, "alltoall"),
+    "moe_expert_capacity_factor": ("experts", {}, 0.5),
+    "moe_pad_expert_input_to_capacity": ("experts", {"moe_expert_capacity_factor": 0.5}, True),
+    "moe_token_drop_policy": ("experts", {"moe_expert_capacity_factor": 0.5}, "position"),
+    "moe_apply_probs_on_input": ("experts", {"moe_router_topk": 1, "moe_router_pre_softmax": True}, True),
+    "mtp_num_layers": ("prediction", {}, 2),
+    "mtp_loss_scaling_factor": ("prediction", {}, 0.5),
+    "deterministic_mode": ("dense", {}, True),
+    "recompute_granularity": ("dense", {}, RECOMPUTED),
+    "recompute_method": ("dense", RECOMPUTED, {"recompute_method": "block"}),
+    "recompute_num_layers": ("dense", RECOMPUTED | {"recompute_method": "block"}, 2),
+    "recompute_modules": ("dense", {"recompute_granularity": "selective"}, ["mlp"]),
+    "moe_layer_recompute": ("experts", {}, True),
+}
+"""Field -> the kind of model, further fields of it, and another value than the one it has there."""
+BETWEEN_PROCESSES = """
+tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size sequence_parallel
+expert_model_parallel_size expert_tensor_parallel_size num_layers_in_first_pipeline_stage
+num_layers_in_last_pipeline_stage pipeline_model_parallel_layout account_for_embedding_in_pipeline_split
+account_for_loss_in_pipeline_split microbatch_group_size_per_vp_stage variable_seq_lengths overlap_p2p_comm
+batch_p2p_comm batch_p2p_sync overlap_p2p_comm_warmup_flush deallocate_pipeline_outputs distribute_saved_activations
+tp_only_amax_red
+"""
+"""Fields that nothing shows of in one process: Megatron's own process groups, schedules and messages read them."""
+OF_THE_PRECISION = """
+fp16 bf16 params_dtype pipeline_dtype enable_autocast autocast_dtype fp8 fp8_recipe fp8_param fp8_margin
+fp8_amax_history_len fp8_amax_compute_algo first_last_layers_bf16 num_layers_at_start_in_bf16
+num_layers_at_end_in_bf16 fp4 fp4_recipe fp4_param quant_recipe
+fp8_dot_product_attention fp8_multi_head_attention fp8_quantizer_factory fp4_quantizer_factory
+"""
+"""Fields of a recipe, which the tests of recipes and of backends change."""
+
+
+def measured(kind: str, fields: dict[str, Any], tmp_path: Any) -> Any:
+    """Return all that two steps show: parameters, losses, gradient norms, tensors, and the modules that were run."""
+    ran: Counter[str] = Counter()
+
+    def note(module: torch.nn.Module, _inputs: Any) -> None:
+        ran[type(module).__name__] += 1
+        ran[type(getattr(module, "token_dispatcher", None)).__name__] += 1
+
+    fields = dict(fields)
+    config = tiny(
+        low=fields.pop("low", None), model={**BASES[kind], **fields}, train={"train_iters": 2, "eval_iters": 0}
+    )
+    config.logging.quantisation_interval = 0
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        summary = pretrain(config, run_dir=tmp_path)
+    except TrainingError as error:
+        return str(error)
+    finally:
+        hook.remove()
+    return summary.parameters, trace(tmp_path), summary.census, ran
+
+
+def test_every_honoured_field_of_the_model_is_measured_somewhere():
+    lists = (BETWEEN_PROCESSES.split(), OF_THE_PRECISION.split(), list(MODEL))
+    named = [name for names in lists for name in names]
+    assert sorted(named) == sorted(HONOURED["model"].split())
+
+
+QUICK = ("softmax_scale", "num_moe_experts", "moe_router_dtype", "mtp_num_layers", "q_lora_rank", "recompute_modules")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODEL]
+)
+def test_an_honoured_field_changes_something_that_is_measured(name, tmp_path):
+    kind, fields, value = MODEL[name]
+    changed = value if isinstance(value, dict) else {name: value}
+    before = measured(kind, fields, tmp_path / "before")
+    assert measured(kind, fields, tmp_path / "again") == before
+    assert measured(kind, {**fields, **changed}, tmp_path / "after") != before
+
+
+WITHOUT = {
+    "cuda_graph_scope": "attn",
+    "offload_modules": ["core_attn"],
+    "cp_comm_type": "a2a",
+    "mrope_section": [4, 2, 2],
+    "kitchen_attention_backend": "fa",
+    "moe_flex_dispatcher_backend": "hybridep",
+    "cross_entropy_fusion_impl": "te",
+    "attention_backend": "unfused",
+    "tp_comm_bootstrap_backend": "gloo",
+    "transformer_impl": "local",
+    "config_logger_dir": "",
+}
+"""Field without effect -> another value; of a number or switch it is made from the default."""
+SET_ELSEWHERE = {"timers", "apply_rope_fusion", "moe_enable_deepep", "inference_fuse_tp_communication"}
+"""Fields whose other values Megatron's config refuses here, and `timers`, which Megatron's schedules start and stop."""
+
+
+@pytest.mark.slow
+def test_a_field_without_effect_changes_nothing_that_is_measured(tmp_path):
+    kinds = {"moe": "experts", "mtp": "prediction"}
+    before = {kind: measured(kind, {}, tmp_path / kind) for kind in ("dense", "experts", "prediction")}
+    defaults = {field.name: field.default for field in dataclasses.fields(GPTConfig)}
+    tried = 0
+    for name in rows_of(WITHOUT_EFFECT, "model"):
+        kind, default = kinds.get(name[:3], "dense"), defaults[name]
+        if name in SET_ELSEWHERE:
+            continue
+        value = WITHOUT.get(name, not default if isinstance(default, bool) else (default or 0) + 1)
+        assert measured(kind, {name: value}, tmp_path / name) == before[kind], name
+        tried += 1
+    assert tried == len(rows_of(WITHOUT_EFFECT, "model")) - len(SET_ELSEWHERE)
