@@ -54,7 +54,17 @@ SHARDING: dict[str, Any] = {
 """How Megatron shards the optimizer's state."""
 SPACE_BYTES = 2**20
 """A disk with less free space than this is full."""
-_SHAPE = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
+_SHAPE = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "num_moe_experts",
+    "multi_latent_attention",
+    "mtp_num_layers",
+)
 
 _SCHEDULE = {
     "max_lr": ("optimizer.lr", False),

@@ -107,11 +107,11 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases
 
     Args:
         config: A `TransformerConfig`; `num_layers` counts the whole model, the spec holds this chunk's share.
-        backend: te, emulated or local.
+        backend: te, te_cpu, emulated or local.
         vp_stage: Number of the chunk under interleaved pipeline parallelism.
         phases: The model configs of a precision schedule, one a phase; none without a schedule.
     """
-    with_te = backend == "te"
+    with_te = backend in ("te", "te_cpu")
     spec = get_gpt_decoder_block_spec(
         config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
     )
@@ -132,7 +132,7 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: 
     """
     if not config.mtp_num_layers:
         return None
-    with_te = backend == "te"
+    with_te = backend in ("te", "te_cpu")
     layers = get_gpt_decoder_layer_specs(
         config, with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
