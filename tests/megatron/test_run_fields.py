@@ -163,6 +163,7 @@ BASES: dict[str, dict[str, Any]] = {
     },
 }
 SIGMOID = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+PADDED = {"low": "tensorwise", "moe_token_dispatcher_type": "alltoall"}
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -220,7 +221,7 @@ MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
     "rope_type": ("latent", {}, "rope"),
     "rotary_scaling_factor": ("latent", {}, 10),
     "original_max_position_embeddings": ("latent", {}, 64),
-    "beta_fast": ("latent", {"original_max_position_embeddings": 64}, 4),
+    "beta_fast": ("latent", {}, 4),
     "beta_slow": ("latent", {"original_max_position_embeddings": 64}, 8),
     "mscale": ("latent", {}, 2.0),
     "mscale_all_dim": ("latent", {}, 0.5),
@@ -231,7 +232,11 @@ MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
     "moe_shared_expert_gate": ("experts", {}, True),
     "moe_router_load_balancing_type": ("experts", {}, "seq_aux_loss"),
     "moe_router_topk": ("experts", {}, 3),
-    "moe_router_num_groups": ("experts", {"moe_router_group_topk": 1, "moe_router_num_groups": 4}, 2),
+    "moe_router_num_groups": (
+        "experts",
+        {"num_moe_experts": 8, "moe_router_group_topk": 1, "moe_router_num_groups": 4},
+        2,
+    ),
     "moe_router_group_topk": ("experts", {"moe_router_group_topk": 1, "moe_router_num_groups": 2}, 2),
     "moe_router_pre_softmax": ("experts", {}, True),
     "moe_router_topk_scaling_factor": ("experts", {"moe_router_pre_softmax": True}, 2.0),
@@ -240,8 +245,8 @@ MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
     "moe_router_enable_expert_bias": ("experts", {"moe_router_score_function": "sigmoid"}, True),
     "moe_router_bias_update_rate": ("experts", SIGMOID, 0.5),
     "moe_router_force_load_balancing": ("experts", {}, True),
-    "moe_router_padding_for_quantization": ("experts", {"low": "tensorwise"}, True),
-    "moe_router_padding_for_fp8": ("experts", {"low": "tensorwise"}, True),
+    "moe_router_padding_for_quantization": ("experts", PADDED, True),
+    "moe_router_padding_for_fp8": ("experts", PADDED, True),
     "moe_aux_loss_coeff": ("experts", {}, 0.5),
     "moe_z_loss_coeff": ("experts", {}, 0.1),
     "moe_input_jitter_eps": ("experts", {}, 0.1),
@@ -341,7 +346,7 @@ SET_ELSEWHERE = {"timers", "apply_rope_fusion", "moe_enable_deepep", "inference_
 
 @pytest.mark.slow
 def test_a_field_without_effect_changes_nothing_that_is_measured(tmp_path):
-    kinds = {"moe": "experts", "mtp": "prediction"}
+    kinds = {"moe": "experts", "mtp": "prediction", "bia": "experts"}
     before = {kind: measured(kind, {}, tmp_path / kind) for kind in ("dense", "experts", "prediction")}
     defaults = {field.name: field.default for field in dataclasses.fields(GPTConfig)}
     tried = 0
@@ -349,7 +354,10 @@ def test_a_field_without_effect_changes_nothing_that_is_measured(tmp_path):
         kind, default = kinds.get(name[:3], "dense"), defaults[name]
         if name in SET_ELSEWHERE:
             continue
-        value = WITHOUT.get(name, not default if isinstance(default, bool) else (default or 0) + 1)
+        if name in WITHOUT:
+            value = WITHOUT[name]
+        else:
+            value = not default if isinstance(default, bool) else (default or 0) + 1
         assert measured(kind, {name: value}, tmp_path / name) == before[kind], name
         tried += 1
     assert tried == len(rows_of(WITHOUT_EFFECT, "model")) - len(SET_ELSEWHERE)
