@@ -339,7 +339,7 @@ WITHOUT = {
     "transformer_impl": "local",
     "config_logger_dir": "",
 }
-"""Field without effect -> another value; of a number or switch it is made from the default."""
+"""Field without effect -> another value, where it is no number and no switch."""
 SET_ELSEWHERE = {"timers", "apply_rope_fusion", "moe_enable_deepep", "inference_fuse_tp_communication"}
 """Fields whose other values Megatron's config refuses here, and `timers`, which Megatron's schedules start and stop."""
 
@@ -354,10 +354,8 @@ def test_a_field_without_effect_changes_nothing_that_is_measured(tmp_path):
         kind, default = kinds.get(name[:3], "dense"), defaults[name]
         if name in SET_ELSEWHERE:
             continue
-        if name in WITHOUT:
-            value = WITHOUT[name]
-        else:
-            value = not default if isinstance(default, bool) else (default or 0) + 1
+        changed = {"bool": lambda held: not held, "str": str}.get(type(default).__name__, lambda held: (held or 0) + 1)
+        value = WITHOUT.get(name, changed(default))
         assert measured(kind, {name: value}, tmp_path / name) == before[kind], name
         tried += 1
     assert tried == len(rows_of(WITHOUT_EFFECT, "model")) - len(SET_ELSEWHERE)
