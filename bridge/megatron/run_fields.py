@@ -192,14 +192,9 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
 """Section -> reason -> fields that change no number of a run."""
 
 BETWEEN: tuple[tuple[str, float, float], ...] = (
-    ("hidden_dropout", 0, 1),
-    ("attention_dropout", 0, 1),
     ("rotary_percent", 0, 1),
-    ("layernorm_epsilon", 0, 1),
-    ("init_method_std", 0, math.inf),
     ("embedding_init_method_std", 0, math.inf),
     ("num_attention_heads", 1, math.inf),
-    ("rotary_base", 1, math.inf),
     ("mtp_loss_scaling_factor", 0, math.inf),
     ("moe_z_loss_coeff", 0, math.inf),
 )

@@ -103,9 +103,9 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
 @pytest.mark.parametrize(
     ("fields", "sentences"),
     [
-        ({"hidden_dropout": 2.0}, ["model.hidden_dropout: must be from 0 to 1, got 2.0. Correct it."]),
-        ({"layernorm_epsilon": math.nan}, ["model.layernorm_epsilon: must be from 0 to 1, got nan. Correct it."]),
-        ({"init_method_std": -0.1}, ["model.init_method_std: must be at least 0, got -0.1. Correct it."]),
+        ({"rotary_percent": 2.0}, ["model.rotary_percent: must be from 0 to 1, got 2.0. Correct it."]),
+        ({"rotary_percent": math.nan}, ["model.rotary_percent: must be from 0 to 1, got nan. Correct it."]),
+        ({"moe_z_loss_coeff": -0.1}, ["model.moe_z_loss_coeff: must be at least 0, got -0.1. Correct it."]),
         (
             {"num_moe_experts": 4, "moe_router_topk": 5},
             ["model.moe_router_topk: must be from 1 to the 4 experts, got 5. Correct it."],
