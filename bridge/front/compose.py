@@ -37,6 +37,7 @@ from bridge.front.problems import (
     OWNERS,
     PRECISION,
     RECIPES,
+    RUN_KEYS,
     SECTIONS,
     Layer,
     Origins,
@@ -276,7 +277,7 @@ def retraced(config: DictConfig, hydra: DictConfig) -> Composition:
 
 def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
     """Return overrides with ``SECTION=null`` as ``~SECTION``: Hydra takes no null for a group."""
-    nulls = {f"{key}=null": f"~{key}" for key in KEYS}
+    nulls = {f"{key}=null": f"~{key}" for key in KEYS if key not in RUN_KEYS}
     return [nulls.get(word, word) for word in overrides]
 
 

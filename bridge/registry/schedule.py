@@ -15,8 +15,9 @@ import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, RunConfigError, SyncCheckError, close_matches, did_you_mean
+from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.quant_recipe import quant_recipes
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.owner import Owner, same
 from bridge.sync.plan import plan
@@ -56,6 +57,7 @@ _FIELDS_OF_STORED_WEIGHTS = {
 }
 """Family -> the owners' fields that follow from weights stored in it."""
 
+_MODULES = ("model", "quant_recipe")
 _LISTED = 3
 _KEYS = ("until", "recipe")
 _WHERE = "precision_schedule"
@@ -147,6 +149,8 @@ class PrecisionSchedule:
         Returns:
             The phase that begins or is continued with this call, None where the last call left off in it.
         """
+        if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+            raise PrecisionTypeError.of("step", "must be the number of a step, from 1 on", step, "Count from 1.")
         phase = self.phase_at(step)
         if phase is self._entered:
             return None
@@ -158,6 +162,9 @@ class PrecisionSchedule:
     def __str__(self) -> str:
         return "; ".join(map(str, self.phases))
 
+    def __repr__(self) -> str:
+        return f"<PrecisionSchedule {self}>"
+
 
 def _checked(rows: Any) -> list[dict[str, Any]]:
     """Return the rows with their keys checked."""
@@ -165,7 +172,7 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
         remedy = "Write [{until: 0.9}, {recipe: bf16_mixed}]."
         raise RunConfigError.of(_WHERE, "must be a list of at least two phases", rows, remedy)
     for number, row in enumerate(rows, start=1):
-        path = f"{_WHERE}[{number}]"
+        path = f"{_WHERE}, phase {number}"
         if not hasattr(row, "keys"):
             raise RunConfigError.of(path, "must be a mapping", row, f"Write {{{_KEYS[0]}: 0.9}}.")
         known = _KEYS if number == 1 else (*_KEYS, *FIELD_DEFAULTS)
@@ -178,11 +185,11 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
         is_last = number == len(rows)
         if is_last == (row.get("until") is not None):
             rule = "the last phase lasts to the end of the run" if is_last else "needs until, the end of the phase"
-            raise RunConfigError.of(f"{path}.until", rule, row.get("until"), "Drop it." if is_last else "State it.")
+            raise RunConfigError.of(f"{path}, until", rule, row.get("until"), "Drop it." if is_last else "State it.")
         if number > 1 and row.get("recipe") is None:
-            raise RunConfigError.of(f"{path}.recipe", "a later phase needs a recipe", None, "Name one.")
+            raise RunConfigError.of(f"{path}, recipe", "a later phase needs a recipe", None, "Name one.")
         if is_auto(row.get("recipe")):
-            raise RunConfigError.of(f"{path}.recipe", "a phase needs the name of a recipe", "auto", "Name one.")
+            raise RunConfigError.of(f"{path}, recipe", "a phase needs the name of a recipe", "auto", "Name one.")
     return list(rows)
 
 
@@ -212,14 +219,17 @@ def planned_phases(
     built: dict[tuple[str, str], Any] = {}
     after = 0
     for number, row in enumerate(rows, start=1):
-        precision, path = _precision(row, own, number), f"{_WHERE}[{number}]"
+        precision, path = _precision(row, own, number), f"{_WHERE}, phase {number}"
         last = train_iters
         if number < len(rows):
-            last = _last_step(row["until"], f"{path}.until", after=after, train_iters=train_iters)
+            last = _last_step(row["until"], f"{path}, until", after=after, train_iters=train_iters)
         precision.finalize()
         planned = [one for one in plan(precision, owners, is_last=True) if one.verdict != "absent"]
         values = {(one.owner, one.attribute): one.new for one in planned}
         built = built or values
+        if not precision.scheme and not precision.is_stated("modules") and _is_high_in_high(built.get(_MODULES)):
+            values.pop(_MODULES, None)  # what it chooses acts under FP8 or FP4 alone
+        _refuse_what_no_config_holds(own, precision, {one.field for one in planned}, number=number)
         _refuse_what_is_fixed(built, values, precision, number=number, step=after)
         switched = {name: values["model", name] for name in SWITCHED if ("model", name) in values}
         phases.append(Phase(number=number, first=after + 1, last=last, precision=precision, values=switched))
@@ -230,14 +240,35 @@ def planned_phases(
 def _precision(row: Mapping[str, Any], own: MixedPrecisionConfig, number: int) -> MixedPrecisionConfig:
     """Return the precision of a phase: the run's own in the first, a recipe with the fields stated over it later."""
     name: Any = row.get("recipe")
-    path = f"{_WHERE}[{number}]"
+    path = f"{_WHERE}, phase {number}"
     if number == 1:
         if name is not None and get_mixed_precision_config(name) != own:
             rule = f"the first phase trains in the run's own mixed_precision, {own.label}"
             remedy = f"Leave it out, or train with mixed_precision={name}."
-            raise RunConfigError.of(f"{path}.recipe", rule, name, remedy)
+            raise RunConfigError.of(f"{path}, recipe", rule, name, remedy)
         return own
     return get_mixed_precision_config(name).state(path, **{key: row[key] for key in row if key not in _KEYS})
+
+
+def _is_high_in_high(quant_recipe: Any) -> bool:
+    """Return whether a per-module recipe chooses nothing in a phase without FP8 and FP4."""
+    effects = [
+        recipe.effect_of(matcher.config) for recipe in quant_recipes(quant_recipe) for matcher in recipe.matchers
+    ]
+    return not any(effect is not None and effect.family is not None and effect.in_high for effect in effects)
+
+
+def _refuse_what_no_config_holds(
+    own: MixedPrecisionConfig, precision: MixedPrecisionConfig, held: set[str | None], *, number: int
+) -> None:
+    """Refuse a phase with another value of a field that none of the configs given has: it could not be compared."""
+    for name, value in precision.stated_values.items():
+        if name not in held and not same(value, getattr(own, name)):
+            rule = (
+                f"states {name}={plain(value)} ({plain(getattr(own, name))} in phase 1), which no config given here has"
+            )
+            remedy = "Give model, optimizer and DDP config, or state the value of phase 1."
+            raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, precision.label, remedy)
 
 
 def _refuse_what_is_fixed(
@@ -270,13 +301,15 @@ def _refuse_what_is_fixed(
         findings.append(Finding(path=field, rule=rule, value=True, remedy=f"Keep BF16 weights with {field}=false"))
     if fixed:
         needed = [
-            f"{role}.{name}={plain(values[role, name])} ({plain(built.get((role, name)))} in phase 1)"
+            "other modules than phase 1"
+            if (role, name) == _MODULES
+            else f"{role}.{name}={plain(values[role, name])} ({plain(built.get((role, name)))} in phase 1)"
             for role, name in fixed
         ]
         more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
         rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
         remedy = "State the values of phase 1"
-        findings.append(Finding(path=f"{_WHERE}[{number}]", rule=rule, value=precision.label, remedy=remedy))
+        findings.append(Finding(path=f"{_WHERE}, phase {number}", rule=rule, value=precision.label, remedy=remedy))
     at_checkpoint = (
         f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
         f"checkpoint.save=FOLDER), then go on with mixed_precision={precision.recipe or 'RECIPE'} "

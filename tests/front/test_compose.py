@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from bridge.errors import RunConfigError, UnknownRecipeError
 from bridge.front import compose
 from bridge.front.compose import register
+from bridge.front.loader import load_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY
@@ -104,3 +105,8 @@ def test_a_config_source_brings_its_recipes_to_the_process_of_a_sweeps_job(tmp_p
     REGISTRY.remove("far")
     code = f"import pickle; print(pickle.load(open({str(path)!r}, 'rb')).is_config('mixed_precision/far'))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+@pytest.mark.parametrize("key", ["target", "precision_schedule"])
+def test_null_of_a_key_that_is_no_group_is_its_default(key: str) -> None:
+    assert load_run([f"{key}=null"]).sections[key] is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
-from bridge.errors import RunConfigError, SyncCheckError, UnknownRecipeError
+from bridge.errors import PrecisionTypeError, RunConfigError, SyncCheckError, UnknownRecipeError
 from bridge.megatron.gpt import GPTConfig
 from bridge.registry.schedule import PrecisionSchedule
 from bridge.training.config import DistributedDataParallelConfig, OptimizerConfig
@@ -71,7 +71,7 @@ def test_the_order_of_sync_and_schedule_does_not_matter():
     ("rows", "text"),
     [
         ([], "precision_schedule: must be a list of at least two phases, got []."),
-        ([{"until": 0.5}, 3], "precision_schedule[2]: must be a mapping, got 3."),
+        ([{"until": 0.5}, 3], "precision_schedule, phase 2: must be a mapping, got 3."),
         ([{"untl": 0.5}, {"recipe": "bf16_mixed"}], "got 'untl'. Did you mean 'until'?"),
         ([{"until": 0.5, "fp8": "e4m3"}, {"recipe": "bf16_mixed"}], "state mixed_precision.fp8."),
         ([{"until": 0.5}, {"recipe": "bf16_mixed", "fp8_recip": "mxfp8"}], "Did you mean 'fp8_recipe'"),
@@ -81,11 +81,17 @@ def test_the_order_of_sync_and_schedule_does_not_matter():
         ([{"until": 0.001}, {"recipe": "bf16_mixed"}], "got 0.001, which is step 0."),
         (
             [{"until": 20}, {"until": 10, "recipe": "mxfp8"}, {"recipe": "bf16_mixed"}],
-            "precision_schedule[2].until: must end after step 20",
+            "precision_schedule, phase 2, until: must end after step 20",
         ),
-        ([{}, {"recipe": "bf16_mixed"}], "precision_schedule[1].until: needs until, the end of the phase, got None."),
+        (
+            [{}, {"recipe": "bf16_mixed"}],
+            "phase 1, until: needs until, the end of the phase, got None.",
+        ),
         ([{"until": 20}, {"until": 30, "recipe": "bf16_mixed"}], "the last phase lasts to the end of the run, got 30."),
-        ([{"until": 20}, {"recipe": None}], "precision_schedule[2].recipe: a later phase needs a recipe, got None."),
+        (
+            [{"until": 20}, {"recipe": None}],
+            "phase 2, recipe: a later phase needs a recipe, got None.",
+        ),
         ([{"until": 20}, {"recipe": "auto"}], "a phase needs the name of a recipe, got 'auto'."),
         ([{"until": 20, "recipe": "mxfp8"}, {"recipe": "bf16_mixed"}], "the run's own mixed_precision"),
     ],
@@ -108,14 +114,14 @@ def test_an_unknown_recipe_of_a_phase_is_refused():
         (
             NVFP4,
             {"recipe": "bf16_mixed", "grad_reduce_in_fp32": False},
-            ("precision_schedule[2]", "ddp.grad_reduce_in_fp32=False (True in phase 1)"),
+            ("precision_schedule, phase 2", "ddp.grad_reduce_in_fp32=False (True in phase 1)"),
         ),
-        (NVFP4, {"recipe": "fp16_mixed"}, ("precision_schedule[2]", "model.fp16=True (False in phase 1)")),
-        ("bf16_mixed", {"recipe": "fp8_delayed"}, ("precision_schedule[2]", "model.fp8_param=True")),
+        (NVFP4, {"recipe": "fp16_mixed"}, ("precision_schedule, phase 2", "model.fp16=True (False in phase 1)")),
+        ("bf16_mixed", {"recipe": "fp8_delayed"}, ("precision_schedule, phase 2", "model.fp8_param=True")),
         (
             NVFP4,
             {"recipe": "fp8_current", "fp8_param_gather": False, "fp8_dot_product_attention": True},
-            ("precision_schedule[2]", "model.fp8_dot_product_attention=True"),
+            ("precision_schedule, phase 2", "model.fp8_dot_product_attention=True"),
         ),
     ],
 )
@@ -136,3 +142,33 @@ def test_a_config_of_python_is_a_recipe_too():
     schedule, model = schedule_of({"until": 10}, {"recipe": MixedPrecisionConfig(bf16=True, fp8="e4m3")})
     schedule.apply(50)
     assert (model.fp8, model.fp8_recipe) == ("e4m3", "tensorwise")
+
+
+ROW = [{"select": "*.linear_qkv", "precision": "bf16"}]
+
+
+def test_rows_of_modules_that_act_under_fp8_alone_stay_in_a_phase_without_it():
+    precision = get_mixed_precision_config("fp8_current").state(fp8_param_gather=False, modules=ROW)
+    schedule, model = schedule_of({"until": 10}, {"recipe": "bf16_mixed"}, precision=precision)
+    held = model.quant_recipe
+    schedule.apply(11)
+    assert (model.fp8, model.quant_recipe) == (None, held)
+
+
+def test_other_modules_in_a_later_phase_are_refused_in_one_sentence():
+    with pytest.raises(SyncCheckError, match="needs other modules than phase 1, fixed once the model is built"):
+        schedule_of({"until": 10}, {"recipe": "fp8_current", "fp8_param_gather": False, "modules": ROW})
+
+
+@pytest.mark.parametrize("stated", [{"grad_reduce_in_fp32": False}, {"exp_avg_dtype": "bf16"}, {"tf32": True}])
+def test_a_field_that_no_given_config_has_is_not_taken_in_silence(stated):
+    model = owners()["model"]
+    with pytest.raises(RunConfigError, match="which no config given here has"):
+        PrecisionSchedule([{"until": 10}, {"recipe": "bf16_mixed", **stated}], NVFP4, train_iters=100, model=model)
+
+
+@pytest.mark.parametrize("step", ["3", None, 0, -1, True, 1.5])
+def test_a_step_is_a_whole_number_from_one_on(step):
+    schedule, _ = schedule_of({"until": 10}, {"recipe": "bf16_mixed"})
+    with pytest.raises(PrecisionTypeError, match="step: must be the number of a step"):
+        schedule.apply(step)
