@@ -33,7 +33,7 @@ def _always(value: bool) -> Callable[..., bool]:
 
 
 def _is_there() -> bool:
-    return get_te_version() is not None
+    return str(get_te_version()) not in ("None", "0.0.0")  # 0.0.0 from megatron-core 0.19 on
 
 
 @contextmanager
