@@ -23,6 +23,7 @@ from bridge.front.decode import decode_fields
 from bridge.front.problems import KEYS, MADE_BY, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
 from bridge.plan.shape import impossible_sizes
 from bridge.precision.dtypes import torch_dtype
+from bridge.preflight import te_cpu
 from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
 from bridge.preflight.setup import read_section
 from bridge.registry.config import MixedPrecisionConfig
@@ -167,6 +168,7 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
     """
     if not isinstance(run, RunValues):
         run = run_of(run, missing=False)
+    _declare_te_cpu(run)
     from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
     from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
     from bridge.training.run import early_faults
@@ -193,6 +195,20 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
         run.problems.add(fault.path, fault.rule, fault.value, fault.remedy)
     run.problems.raise_any()
     return made
+
+
+def _declare_te_cpu(run: RunValues) -> None:
+    """Declare that this process runs Transformer Engine on its CPU, where the run asks for it.
+
+    Raises:
+        RunConfigError: The target names no GPU.
+        BackendUnavailableError: This process was declared for another GPU.
+    """
+    if run.run_keys.get("precision_backend") != te_cpu.BACKEND:
+        return
+    own = run.model.get("fp4_recipe") if run.model.get("fp4") else run.model.get("fp8_recipe")
+    scheme = run.precision.scheme if run.precision is not None else own
+    te_cpu.declare(run.run_keys.get("target"), scheme=scheme)
 
 
 def decoded_sections(

@@ -1,13 +1,16 @@
 """The only room that imports megatron.core or transformer_engine at run time.
 
 Importing it imports `megatron.core` once, without its warnings about optional packages (Apex, Transformer Engine, a
-CUDA tool chain). The module that would have used a missing package reports it where it matters.
+CUDA tool chain). The module that would have used a missing package reports it where it matters. In a process that was
+declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is imported first, over a stand-in.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
+
+from bridge.preflight.te_cpu import declared
 
 _QUIET = {
     "megatron": logging.WARNING,  # at INFO it prints whole configs
@@ -20,6 +23,12 @@ for _name, _level in _QUIET.items():
     _logger = logging.getLogger(_name)
     if _logger.level == logging.NOTSET:
         _logger.setLevel(_level)
+
+_capability = declared()
+if _capability is not None:
+    from bridge.megatron.te_cpu.install import install
+
+    install(_capability)
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -7,8 +7,9 @@ where this rank holds all of it. Nothing is drawn or changed: a measured step tr
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +21,13 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.model import global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
-from bridge.numerics import Observer, QuantisationError, quantisation_error, stored_operand
+from bridge.megatron.te_cpu import record as te_record
+from bridge.numerics import GemmOperand, Observer, QuantisationError, quantisation_error, stored_operand
 from bridge.plan.precision_plan import compact
 from bridge.precision.schemes import GEMMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from bridge.numerics import GemmOperand
 
 
 HIGH = frozenset({"bf16", "fp16", "fp32"})
@@ -81,21 +81,54 @@ class _Observer(Observer):
 
 @contextmanager
 def watch_gemms(model: Sequence[torch.nn.Module]) -> Iterator[set[GemmRecord]]:
-    """Note which GEMMs the emulated layers run, and which layers are not emulated, for the length of a block."""
+    """Note the GEMMs of emulated layers and of Transformer Engine's on a CPU, and the other layers, for a block."""
     seen: set[GemmRecord] = set()
+    noted: set[GemmRecord] = set()
+    modules: dict[torch.nn.Module, tuple[int, str]] = {}
     watched: list[Any] = []
     for module, where in global_layer_names(model).items():
         if isinstance(module, EmulatedLinear) and module.gemm_precision is not None:
             module.observer = _Observer(where, seen)
             watched.append(module)
         elif isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-            dtype = str(module.weight.dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+            dtype = _dtype_name(module.weight)
             seen.add(GemmRecord(layer=where[0], module=where[1], gemm="all", left=dtype, right=dtype, scheme="none"))
+        elif hasattr(module, "fp8_meta"):  # Transformer Engine's
+            modules[module] = where
     try:
-        yield seen
+        with te_record.watching(modules, partial(_note_te, noted)) if modules else nullcontext():
+            yield seen
+        seen |= _merged(noted)
     finally:
         for module in watched:
             module.observer = None
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+
+
+def _note_te(noted: set[GemmRecord], where: tuple[int, str] | None, gemm: str, left: Any, right: Any) -> None:
+    """Note a GEMM of one of Transformer Engine's modules in a transformer layer."""
+    if where is None:
+        return
+    if isinstance(left, GemmOperand):
+        formats, scheme = {"left": left.spec.format, "right": right.spec.format}, left.spec.scheme
+    else:
+        formats, scheme = {"left": _dtype_name(left), "right": _dtype_name(right)}, "none"
+    noted.add(GemmRecord(layer=where[0], module=where[1], gemm=gemm, scheme=scheme, **formats))
+
+
+def _merged(noted: set[GemmRecord]) -> set[GemmRecord]:
+    """Return the records with the three of a module in high precision as one, "all"."""
+    kinds: dict[GemmRecord, set[GemmRecord]] = {}
+    for record in noted:
+        kinds.setdefault(replace(record, gemm="all"), set()).add(record)
+    return {
+        record
+        for one, several in kinds.items()
+        for record in ({one} if one.scheme == "none" and len(several) == len(GEMMS) else several)
+    }
 
 
 def of_all_stages(seen: set[GemmRecord]) -> tuple[GemmRecord, ...]:

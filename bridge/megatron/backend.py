@@ -1,4 +1,4 @@
-"""Backend of a run's GEMMs: Transformer Engine where it works, the emulation without FP8 hardware, else Megatron."""
+"""Backend of a run's GEMMs: Transformer Engine, on a GPU or its Python on a CPU, the emulation, else Megatron."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from bridge.megatron.emulation.linear import gemm_precision, require_emulable, s
 from bridge.megatron.emulation.per_module import chooses_low
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.te.environment import Environment, environment_findings, set_lines
-from bridge.megatron.te.machine import missing_for_te
+from bridge.megatron.te.machine import Machine, missing_for_te
 from bridge.megatron.te.recipe import te_recipe
+from bridge.megatron.te_cpu.install import Installed, installed_te
 from bridge.precision.quant_recipe import quant_recipes
+from bridge.rules.versions import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-BACKENDS = ("auto", "te", "emulated")
+BACKENDS = ("auto", "te", "emulated", "te_cpu")
 """Values of `precision_backend`."""
 
 
@@ -33,7 +35,7 @@ class Backend:
     """Implementation of a run's linear layers."""
 
     name: str
-    """te, emulated, or local: Megatron's own layers in the weights' dtype."""
+    """te, emulated, te_cpu, or local: Megatron's own layers in the weights' dtype."""
     notes: tuple[str, ...] = ()
     """Sentences about the choice, for the log."""
 
@@ -54,14 +56,15 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     """Return the backend for a model on this machine.
 
     Args:
-        requested: One of `BACKENDS`; auto is Transformer Engine where it works, else the emulation.
+        requested: One of `BACKENDS`; auto is Transformer Engine where it works, else the emulation; te_cpu needs a
+            process that was declared for it (`bridge.preflight.te_cpu`), and such a process runs nothing else.
         config: A `TransformerConfig`.
         environment: Result of `read_environment`: the variables that change Transformer Engine's arithmetic.
 
     Raises:
         RunConfigError: There is no such backend, or every layer is to stay in BF16.
-        BackendUnavailableError: `te` was asked for and something is missing, or the emulation cannot do what the
-            config asks for.
+        BackendUnavailableError: `te` or `te_cpu` was asked for and something is missing, or the emulation cannot do
+            what the config asks for.
         PrecisionConfigError: A scaling scheme or format that does not exist, or a variable of the environment that
             contradicts the config.
     """
@@ -72,11 +75,13 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     environment = environment or Environment()
     if scheme is not None and not per_module:
         _require_some_layer(config)
+    if requested == "te_cpu" or installed_te() is not None:
+        return _te_on_cpu(requested, config, scheme, environment)
     missing = missing_for_te(scheme) if requested != "emulated" else []
     if requested == "te" and missing:
         raise BackendUnavailableError(
             f"precision_backend: Transformer Engine cannot run here, got 'te'. Missing: {'; '.join(missing)}. Use "
-            "auto or emulated, or run this where it works."
+            "auto or emulated, use te_cpu for its Python on this CPU, or run this where it works."
         )
     if requested != "emulated" and not missing:
         return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environment)))
@@ -91,6 +96,38 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
     unread = tuple(f"{name}={text}: the emulation does not read it." for name, text in environment.values.items())
     return Backend(name="emulated", notes=(note, *unread))
+
+
+def _te_on_cpu(requested: str, config: Any, scheme: str | None, environment: Environment) -> Backend:
+    """Return the backend of a process with Transformer Engine's Python on its CPU, or refuse one that does not fit."""
+    found = installed_te()
+    if requested != "te_cpu":
+        raise BackendUnavailableError(
+            f"precision_backend: this process was declared for te_cpu and keeps Transformer Engine to its end, got "
+            f"{requested!r}. Start the run in a process of its own."
+        )
+    if found is None:
+        raise BackendUnavailableError(
+            "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, got 'te_cpu'. "
+            "Start the run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
+        )
+    missing = _missing_for(scheme, found)
+    if missing:
+        raise BackendUnavailableError(
+            f"precision_backend: Transformer Engine would refuse {scheme} on the declared GPU, got 'te_cpu'. Missing: "
+            f"{'; '.join(missing)}. Name another GPU with target."
+        )
+    note = (
+        f"Layers: the Python of Transformer Engine {found.version} on this CPU, with the branches of compute "
+        f"capability {dotted(found.capability)}; its compiled part is modelled."
+    )
+    return Backend(name="te_cpu", notes=(note, *_te_notes(config, environment)))
+
+
+def _missing_for(scheme: str | None, found: Installed) -> list[str]:
+    """Return the requirements of a scheme that the declared GPU lacks."""
+    machine = Machine(device="the declared GPU", compute_capability=found.capability, transformer_engine=found.version)
+    return missing_for_te(scheme, machine)
 
 
 def _te_notes(config: Any, environment: Environment) -> list[str]:
@@ -129,9 +166,10 @@ _TE_CHECKPOINTS = (
 def running(backend: Backend) -> Iterator[None]:
     """Let Megatron run a backend for the length of a ``with`` block, from building the model to the last step."""
     with ExitStack() as stack:
+        if backend.name in ("emulated", "te_cpu"):
+            stack.enter_context(separate_gathers())
         if backend.name == "emulated":
             stack.enter_context(megatron_stores())
-            stack.enter_context(separate_gathers())
             for name in _TE_CHECKPOINTS:
                 try:
                     module = import_module(name)

@@ -95,6 +95,12 @@ _EXPERTS_ON_CPU = (
 """In place of the first row above, under expert parallelism."""
 _WITHOUT_TE = (("moe_grouped_gemm", False, "the kernel is Transformer Engine's; experts multiply one after the other"),)
 """Field, the one value that works without Transformer Engine's layers, and why."""
+_STORED_ON_CPU = (
+    "use_cpu_initialization",
+    False,
+    "Transformer Engine keeps a stored weight's first value for the master before Megatron's CPU initialisation is run",
+)
+"""In place of the first row above, where Transformer Engine's layers hold FP8 or FP4 weights on a CPU."""
 _WITHOUT_EXTENSIONS = (
     ("fused_weight_gradient_mlp_cuda", "gradient_accumulation_fusion"),
     ("scaled_masked_softmax_cuda", "masked_softmax_fusion"),
@@ -111,7 +117,7 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
     Args:
         config: A `GPTConfig`; left as it is.
         vocab_size: Tokens in the data's vocabulary.
-        backend: te, emulated or local: the implementation of the linear layers.
+        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
 
     Raises:
         RunConfigError: The data's vocabulary is larger than the config's, or a setting has no support here.
@@ -137,6 +143,8 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
             "Leave it at None to take the data's."
         )
     settings = [] if has_cuda() else list(_WITHOUT_CUDA)
+    if backend == "te_cpu" and stores_low_precision(config):
+        settings[0] = _STORED_ON_CPU
     settings += [
         (field, False, f"its kernel needs {module}, which is not installed here")
         for module, field in _WITHOUT_EXTENSIONS
@@ -150,6 +158,12 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
         setattr(config, field, value)
     named = "; ".join(f"model.{field}={value} ({reason})" for field, value, reason in changed)
     return config, [f"Changed for this machine: {named}."] if changed else []
+
+
+def stores_low_precision(config: Any) -> bool:
+    """Return whether a model config keeps the weights of its linear layers in FP8 or FP4."""
+    in_fp4 = getattr(config, "fp4", None) and getattr(config, "fp4_param", False)
+    return bool((config.fp8 and config.fp8_param) or in_fp4)
 
 
 def padded_vocab_size(config: Any) -> int:
@@ -167,13 +181,15 @@ def build_gpt(
         config: The result of `run_config`. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
         ddp: A `DistributedDataParallelConfig`.
         where: Device of the parameters.
-        backend: te, emulated or local: the implementation of the linear layers.
+        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
         phases: The model configs of a precision schedule, one a phase; none without a schedule.
 
     Returns:
         One `DistributedDataParallel` module per model chunk, as Megatron's schedules take them: several under
         interleaved pipeline parallelism, else one.
     """
+    if backend in ("te", "te_cpu"):
+        _require_te_storage(config, ddp)
     chunks = config.virtual_pipeline_model_parallel_size
     stages = [None] if chunks is None else list(range(chunks))
     models = [_build_chunk(config, ddp, where, backend=backend, vp_stage=stage, phases=phases) for stage in stages]
@@ -182,6 +198,20 @@ def build_gpt(
         DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0)
         for index, model in enumerate(models)
     ]
+
+
+def _require_te_storage(config: Any, ddp: Any) -> None:
+    """Refuse NVFP4 weights that Megatron's buffers cannot hold: they count a byte per element, the codes are packed.
+
+    Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1 has `fp4_param_gather` for them.
+    """
+    is_packed = getattr(config, "fp4", None) and getattr(config, "fp4_param", False)
+    if is_packed and ddp.use_distributed_optimizer and not hasattr(ddp, "fp4_param_gather"):
+        raise RunConfigError(
+            "model.fp4_param: this Megatron Core cannot keep Transformer Engine's NVFP4 weights in the buffers of the "
+            "distributed optimizer, got True. Set mixed_precision.fp4_param_gather=false, or "
+            "optimizer.use_distributed_optimizer=false."
+        )
 
 
 def _build_chunk(

@@ -31,6 +31,8 @@ from bridge.numerics.scaling import reciprocal, whole_nvfp4_scale, whole_scale
 from bridge.numerics.tiles import TilePass, TileResult
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bridge.numerics.spec import QuantSpec
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -86,6 +88,7 @@ def quantise(
     col: bool = True,
     scale: torch.Tensor | float | None = None,
     generator: torch.Generator | None = None,
+    reduce_amax: Callable[[float], float] | None = None,
 ) -> Quantised:
     """Quantise a tensor, row-wise and column-wise.
 
@@ -96,6 +99,7 @@ def quantise(
         col: make the column-wise copy.
         scale: the stored factor of delayed scaling, one FP32 number; None computes it from x.
         generator: where stochastic rounding draws its seed; None is torch's default generator.
+        reduce_amax: returns the maximum of an amax over the ranks that hold parts of the tensor; None: x is the whole.
 
     Returns:
         Codes and scales; the table above has the special values. An empty tensor has amax 0.
@@ -108,7 +112,7 @@ def quantise(
         raise PrecisionTypeError("scale: delayed scaling quantises with a stored scale. Pass scale=.")
     factor, amax = 1.0 if scale is None else float(scale), None
     if scale is None and spec.needs_amax:
-        amax = backend.amax(x_MK)
+        amax = _amax(x_MK, reduce_amax)
         factor = tensor_scale(amax, spec)
     found = _codes(x_MK, spec, False, factor, generator) if row or spec.copies_share_values else None
     if amax is None:
@@ -119,7 +123,7 @@ def quantise(
     elif not spec.copies_share_values:
         if spec.hadamard:
             x_MK = backend.hadamard(x_MK)
-            amax_t = backend.amax(x_MK)
+            amax_t = _amax(x_MK, reduce_amax)
             factor = tensor_scale(amax_t, spec)
         found = _codes(x_MK, spec, True, factor, generator)
     codes, scale_inv = _stored(first, spec, False, factor)
@@ -135,6 +139,12 @@ def quantise(
         scale_inv_t=scale_inv_t,
         amax_t=None if found is None else torch.tensor([amax_t], dtype=torch.float32, device=x.device),
     )
+
+
+def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None) -> float:
+    """Return the amax of a tensor, that of all its parts where it is spread over ranks."""
+    own = backend.amax(x_MK)
+    return own if reduce_amax is None else reduce_amax(own)
 
 
 def _codes(

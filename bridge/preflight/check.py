@@ -120,6 +120,8 @@ _ELSEWHERE = {"dataset": "data", "optimizer_config": "optimizer", "ddp_config": 
 """Section names of other systems -> ours."""
 
 
+LOW_PRECISION_BACKENDS = ("te", "emulated", "te_cpu")
+"""Values of `precision_backend` that say who multiplies in FP8 and FP4."""
 _OTHER = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence")
 """Settings of a run that are no sections."""
 
@@ -140,7 +142,7 @@ def check_run(
             arguments say nothing.
         target: What `parse_target` reads, "auto" for this machine, or None for what the run says itself.
         silenced: Id of a rule -> why it is silenced.
-        backend: te or emulated: what will run low-precision GEMMs.
+        backend: te, emulated or te_cpu: what will run low-precision GEMMs.
         origins: Path of a setting -> its source.
         choice: The choice that `auto` was resolved to, where the caller resolved it.
 
@@ -156,7 +158,7 @@ def check_run(
         **{role: sections[role] for role in ROLES},
         "target": place,
         "environment": os.environ if place.is_detected else None,
-        "backend": backend or (stated if stated in ("te", "emulated") else None),  # "auto" is decided where it runs
+        "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
         "origins": origins,
     }
     setup = Setup(precision, **known, choice=choice or made)

@@ -137,7 +137,7 @@ class Setup(RuleContext):
         target = self.target
         self.cuda, self.cudnn, self.capability = target.cuda, target.cudnn, target.capability
         self.has_gpu = target.gpu is not None and target.gpu.is_gpu
-        self.is_emulated = self.backend == "emulated" or (
+        self.is_emulated = self.backend in ("emulated", "te_cpu") or (
             self.backend is None and target.gpu is not None and not target.gpu.is_gpu
         )
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated

@@ -128,7 +128,8 @@ class ConfigContainer:
     mixed_precision: str | MixedPrecisionConfig | None = None
     """A recipe's name, a config (of Megatron Bridge's class, too), or None: the owners keep their own settings."""
     precision_backend: str = "auto"
-    """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine) or emulated (the same values, on any machine)."""
+    """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine), emulated (the same values, on any machine) or te_cpu
+    (Transformer Engine's Python on a CPU: slow, and proves the emulation)."""
     precision_schedule: list[Any] | PrecisionSchedule | None = None
     """Later phases of the run in another recipe, ``[{until: 0.9}, {recipe: bf16_mixed}]`` say; None: one precision."""
     target: str | None = None

@@ -22,6 +22,7 @@ from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.audit import GemmRecord, format_gemms, of_all_stages, watch_gemms
 from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.census import take_census, watch_activations
+from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.folder_lock import folder_lock
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.te.environment import read_environment
@@ -204,7 +205,9 @@ def _require_low_precision(run: Run, phase: Phase | None, gemms: Sequence[GemmRe
     """End a run that asks for low precision and whose first step, or that of a phase, multiplied nothing in it."""
     if phase is not None and phase.precision.scheme is None:
         return
-    if run.backend == "emulated" and all(record.scheme == "none" for record in gemms):
+    if run.backend == "te_cpu" and scheme_of(run.trainer.config) is None:  # Transformer Engine's layers in BF16
+        return
+    if run.backend in ("emulated", "te_cpu") and all(record.scheme == "none" for record in gemms):
         label = precision_label(run.config) if phase is None else phase.precision.label
         raise TrainingError(
             f"precision_backend: the first step of {label} ran no matmul in low precision, got "

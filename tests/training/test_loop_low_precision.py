@@ -144,7 +144,7 @@ def test_unknown_backend_gets_the_nearest(tmp_path):
     with pytest.raises(RunConfigError) as raised:
         pretrain(config, run_dir=tmp_path)
     assert str(raised.value) == (
-        "precision_backend: must be one of auto, te, emulated, got 'emulate'. Did you mean 'emulated'?"
+        "precision_backend: must be one of auto, te, emulated, te_cpu, got 'emulate'. Did you mean 'emulated'?"
     )
 
 

@@ -76,6 +76,6 @@ def test_asking_for_transformer_engine_where_it_cannot_run_is_one_sentence(tmp_p
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == (
         "  PB612 target.gpu: precision_backend=te cannot run there; missing: a CUDA device and transformer_engine, got "
-        "'no GPU'. Use a machine that has it; or use precision_backend=auto or emulated."
+        "'no GPU'. Use a machine that has it; or use precision_backend=auto, emulated or te_cpu."
     )
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

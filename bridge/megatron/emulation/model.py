@@ -79,6 +79,16 @@ def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
     return list(dict.fromkeys(layer.updates for layer in emulated_linears(model) if layer.updates is not None))
 
 
+def _requantise_as_after_a_step(part: Any) -> None:
+    """Let a distributed optimizer write its masters into Transformer Engine's weights, and gather those."""
+    if part.config.reuse_grad_buf_for_mxfp8_param_ag:
+        part._copy_main_params_to_param_buffer()
+    else:
+        part._copy_main_params_to_model_params()
+    for chunk in part.model_chunks:
+        chunk.start_param_sync(force_sync=True)
+
+
 @contextmanager
 def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Keep amaxes out of the delayed histories while weights are written to, for the length of a ``with`` block."""
@@ -101,7 +111,10 @@ def requantise_stored_weights(optimizer: Any) -> None:
             if hasattr(part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"):  # from 0.17.1, which keeps them apart
                 shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
             for weights, masters, starts in shards:
-                quantize_shards(weights, masters, starts, part.data_parallel_group)
+                if all(isinstance(weight, StoredWeight) for weight in weights):
+                    quantize_shards(weights, masters, starts, part.data_parallel_group)
+                else:
+                    _requantise_as_after_a_step(part)
             continue
         groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)
         for weights, masters in groups:

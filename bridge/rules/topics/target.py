@@ -177,7 +177,7 @@ RULES = (
         heading="PB612: Transformer Engine without a GPU",
         predicate=_missing_for_te,
         error="target.gpu: precision_backend=te cannot run there; missing: {missing}",
-        remedies=("use a machine that has it", "use precision_backend=auto or emulated"),
+        remedies=("use a machine that has it", "use precision_backend=auto, emulated or te_cpu"),
         verified="Transformer Engine 2.20",
         gate="is_low",
     ),

@@ -1,0 +1,60 @@
+"""The module `transformer_engine_torch`, made of the functions and enums in this folder.
+
+A function that is not here is a name that raises when it is called, with its own name in the message, and never when
+Transformer Engine imports it or asks for it.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NoReturn
+
+from bridge.errors import BackendUnavailableError
+from bridge.megatron.te_cpu import activations, attention, gemm, norms, storage, support
+from bridge.megatron.te_cpu.enums import ENUMS
+
+NAME = "transformer_engine_torch"
+_CLASSES = ("CommOverlapCore", "CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
+"""Classes that Transformer Engine names in annotations and in `isinstance`."""
+
+
+class Missing:
+    """A function without a CPU version."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse the call.
+
+        Raises:
+            BackendUnavailableError: Always.
+        """
+        del args, kwargs
+        raise BackendUnavailableError(
+            f"precision_backend=te_cpu: {self.__name__} of Transformer Engine's extension has no CPU version. Leave "
+            "the feature that calls it off, or run this where Transformer Engine works."
+        )
+
+
+def module_of_missing(name: str) -> types.ModuleType:
+    """Return a module all of whose names are `Missing`."""
+    made = types.ModuleType(name)
+
+    def missing(attribute: str) -> Missing:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return Missing(f"{name}.{attribute}")
+
+    made.__dict__["__getattr__"] = missing
+    return made
+
+
+def extension() -> types.ModuleType:
+    """Return the stand-in for Transformer Engine's compiled module."""
+    made = module_of_missing(NAME)
+    parts = (storage, gemm, norms, activations, attention, support)
+    functions = {name: function for part in parts for name, function in part.FUNCTIONS.items()}
+    classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
+    made.__dict__.update({**ENUMS, **classes, **functions})
+    return made

@@ -1,0 +1,180 @@
+"""GEMMs of the extension: `generic_gemm`, and the grouped one as a loop over it.
+
+Transformer Engine names the operands as cuBLAS does, in column-major order: `generic_gemm(A, transA, B, transB)` gives
+op(B) op(A) in row-major order. Its three layouts are the three GEMMs of a linear layer:
+
+    TN   fprop   A weight, row-wise       B input, row-wise
+    NN   dgrad   A weight, column-wise    B grad_output, row-wise
+    NT   wgrad   A input, column-wise     B grad_output, column-wise
+
+`bridge.numerics` multiplies two quantised operands, as in the emulation. Where the result is FP32, or a bias is added
+before the result is rounded, the product stays in FP32 until then.
+
+Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the epilogue adds the bias in FP32).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.megatron.te_cpu import record
+from bridge.megatron.te_cpu.activations import gelu_gradient, gelu_values
+from bridge.megatron.te_cpu.storage import is_quantized, operand_of, quantize, torch_dtype
+from bridge.numerics.gemm import multiply, output_factor
+from bridge.precision.schemes import GEMMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bridge.numerics import GemmOperand
+
+GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
+"""(transA, transB) -> the GEMM of a linear layer."""
+
+
+def generic_gemm(
+    A: Any,  # noqa: N803  cuBLAS's names, as in the extension
+    transA: bool,  # noqa: N803
+    B: Any,  # noqa: N803
+    transB: bool,  # noqa: N803
+    D: Any,  # noqa: N803
+    quantizer: Any,
+    output_dtype: Any,
+    bias: torch.Tensor | None,
+    bias_type: Any,
+    gelu: bool,
+    gelu_in: torch.Tensor | None,
+    grad: bool,
+    workspace: torch.Tensor | None,
+    workspace_size: int,
+    accumulate: bool,
+    use_split_accumulator: bool,
+    comm_overlap: Any = None,
+    comm_type: Any = None,
+    extra_output: Any = None,
+    bulk_overlap: bool = False,
+    alpha: float = 1.0,
+    beta: float | None = None,
+) -> list[Any]:
+    """Return result, gradient of the bias, input of the GELU and extra output, each None where there is none."""
+    del bias_type, workspace, workspace_size, use_split_accumulator, comm_type, bulk_overlap
+    if comm_overlap is not None:
+        raise NotImplementedError("generic_gemm: overlap with communication (userbuffers) has no CPU version")
+    gemm = GEMM_OF_LAYOUT[transA, transB]
+    dtype = _output_dtype(A, D, output_dtype)
+    has_bias = bias is not None and bias.numel() > 0
+    in_fp32 = dtype == torch.float32 or (has_bias and not grad) or gelu or accumulate or alpha != 1.0
+    out = _product(gemm, B, A, in_fp32=in_fp32)
+    if alpha != 1.0:
+        out = out * alpha
+    bias_gradient = gelu_input = None
+    if has_bias and grad:
+        source = B.dequantize() if is_quantized(B) else B
+        bias_gradient = source.reshape(-1, source.shape[-1]).float().sum(0).to(dtype)
+    elif bias is not None and has_bias:
+        out = out + bias.detach().float()
+    if gelu and not grad:
+        gelu_input = out.to(dtype)
+        out = gelu_values(out)
+    elif gelu and gelu_in is not None:
+        out = gelu_gradient(out, gelu_in.float().reshape(out.shape))
+    if not transB:
+        out = out.reshape(*_size(B)[:-1], out.shape[-1])
+    if accumulate:
+        out = out + (1.0 if beta is None else beta) * D.reshape(out.shape).float()
+    return [_delivered(out.to(dtype), D, quantizer), bias_gradient, gelu_input, extra_output]
+
+
+def _size(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
+
+
+def _output_dtype(weight: Any, destination: Any, stated: Any) -> torch.dtype:
+    if stated is not None:
+        return torch_dtype(stated)
+    dtype: torch.dtype = (weight if destination is None else destination).dtype
+    return dtype
+
+
+def _delivered(out: torch.Tensor, destination: Any, quantizer: Any) -> Any:
+    """Return the result: new or in the tensor given for it, quantised where asked."""
+    if destination is None:
+        return out if quantizer is None else quantize(out, quantizer)
+    if quantizer is not None:
+        return quantize(out.reshape(_size(destination)), quantizer, destination)
+    return destination.copy_(out.reshape(destination.shape))
+
+
+def _product(gemm: str, left: Any, right: Any, *, in_fp32: bool) -> torch.Tensor:
+    """Return a GEMM's product of two operands as Transformer Engine stores them; both are quantised, or neither."""
+    row = GEMMS[gemm]
+    if is_quantized(left) != is_quantized(right):
+        names = f"{type(left).__name__} and {type(right).__name__}"
+        raise RuntimeError(f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}")
+    if is_quantized(left):
+        first = operand_of(left, row.left, columnwise=row.left_columnwise)
+        second = operand_of(right, row.right, columnwise=row.right_columnwise)
+        record.note(gemm, first, second)
+        return _product_in_fp32(gemm, first, second) if in_fp32 else multiply(gemm, first, second)
+    record.note(gemm, left, right)
+    a, b = (tensor.detach().reshape(-1, tensor.shape[-1]) for tensor in (left, right))
+    if in_fp32:
+        a, b = a.float(), b.float()
+    return torch.mm(a.T if row.left_columnwise else a, b if row.right_columnwise else b.T)
+
+
+def _product_in_fp32(gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
+    row = GEMMS[gemm]
+    a, b = left.values.float(), right.values.float()
+    return torch.mm(a.T if row.left_columnwise else a, b if row.right_columnwise else b.T) * output_factor(left, right)
+
+
+def te_general_grouped_gemm(
+    A: list[Any],  # noqa: N803
+    transA: bool,  # noqa: N803
+    B: list[Any],  # noqa: N803
+    transB: bool,  # noqa: N803
+    D: Any,  # noqa: N803
+    D_type: Any,  # noqa: N803
+    m_splits: list[int],
+    bias: list[torch.Tensor] | None,
+    bias_type: Any,
+    single_output: bool,
+    pre_gelu_out: Any,
+    grad: bool,
+    workspace: Any,
+    workspace_size: int,
+    accumulate: bool,
+    use_split_accumulator: bool,
+    math_sm_count: int = 0,
+) -> list[torch.Tensor] | None:
+    """Multiply each pair of a group; an expert without tokens leaves zeros, or with `accumulate` the sum as it is."""
+    del D_type, pre_gelu_out, workspace, workspace_size, math_sm_count
+    outs = D
+    if single_output:
+        outs = list(torch.split(D if isinstance(D, torch.Tensor) else D[0], m_splits))
+    for index, (left, right) in enumerate(zip(A, B, strict=True)):
+        out = outs[index]
+        if out.numel() == 0:
+            continue
+        if 0 in _size(left) or 0 in _size(right):
+            if not accumulate:
+                out.zero_()
+            continue
+        own = bias[index] if bias else None
+        found = generic_gemm(
+            left, transA, right, transB, out, None, None, own, bias_type, False, None, grad, None, 0, accumulate,
+            use_split_accumulator,
+        )  # fmt: skip
+        if found[1] is not None and bias is not None:
+            bias[index].copy_(found[1])
+    return bias
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "generic_gemm": generic_gemm,
+    "te_general_grouped_gemm": te_general_grouped_gemm,
+}
+"""Functions of the extension by name."""

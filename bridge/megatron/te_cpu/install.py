@@ -1,0 +1,132 @@
+"""Import of Transformer Engine without CUDA: the stand-in first, then Transformer Engine, then Megatron, then patches.
+
+Megatron decides at import whether there is a Transformer Engine, so `install` runs before the first import of
+`megatron.core`, and the process keeps Transformer Engine to its end.
+
+The order, and the failure of any other:
+
+1. `NVTE_PROJECT_BUILDING=1`: else transformer_engine/common/__init__.py:499 loads CUDA's libraries.
+2. `transformer_engine_torch` and stubs of the files that import Triton and ONNX Script into `sys.modules`.
+3. `transformer_engine.common` alone, under an empty parent, and `load_framework_extension` replaced in it, which would
+   load a shared object.
+4. `transformer_engine.pytorch`, the real one.
+5. `megatron.core`, which imports it. Then the patches.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import types
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from bridge.errors import BackendUnavailableError
+from bridge.megatron.te_cpu.extension import NAME, extension, module_of_missing
+from bridge.megatron.te_cpu.find import find_te
+from bridge.megatron.te_cpu.patches import patches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ENVIRONMENT = {
+    "NVTE_PROJECT_BUILDING": "1",  # no CUDA libraries
+    "NVTE_TORCH_COMPILE": "0",  # torch.compile has nothing to gain from functions of Python
+    "NVTE_MASKED_SOFTMAX_FUSION": "0",  # the fused softmax is a CUDA kernel
+    "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1",  # delayed scaling's state in a checkpoint of this project's own
+}
+"""Variable -> the value that a CPU needs."""
+_TRITON = "transformer_engine.pytorch.triton"
+_STUBS = (
+    _TRITON,
+    *(f"{_TRITON}.{name}" for name in ("mhc", "permutation", "cross_entropy", "pad", "grouped_dbias_dscales")),
+    "transformer_engine.pytorch.onnx_extensions",
+)
+"""Modules that import Triton or ONNX Script. `triton` itself stays what it is: torch asks for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Installed:
+    """Transformer Engine as it was imported here."""
+
+    version: str
+    capability: tuple[int, int]
+    """Compute capability of the declared GPU."""
+
+
+_installed: list[Installed] = []
+
+
+def installed_te() -> Installed | None:
+    """Return what was installed in this process, None where nothing was."""
+    return _installed[0] if _installed else None
+
+
+def install(capability: tuple[int, int]) -> Installed:
+    """Import Transformer Engine's Python over the stand-in, and Megatron with it.
+
+    Args:
+        capability: Compute capability of the GPU that is declared; it decides Transformer Engine's branches.
+
+    Raises:
+        BackendUnavailableError: Its files are not there, or Megatron Core was imported already.
+    """
+    if "megatron.core" in sys.modules:
+        raise BackendUnavailableError(
+            "precision_backend=te_cpu: needs a process in which Megatron Core was not imported before, because "
+            "Megatron decides at import whether there is Transformer Engine. Start the run by itself, or call "
+            "bridge.preflight.te_cpu.declare() before anything else."
+        )
+    folder, version = find_te()
+    if folder is not None:
+        sys.path.append(str(folder))
+    os.environ.update(_ENVIRONMENT)
+    sys.modules[NAME] = extension()
+    for name in _STUBS:
+        sys.modules[name] = _stub(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _import_te()
+        rows = patches(capability)
+        for row in rows:
+            row.apply()
+    found = Installed(version=version, capability=capability)
+    _installed.append(found)
+    return found
+
+
+def _stub(name: str) -> types.ModuleType:
+    made = module_of_missing(name)
+    if name == _TRITON:
+        made.__path__ = []
+    if name.endswith(".pad"):
+        made.__dict__["pad_columnwise_scale_inv"] = _padded_scales
+    return made
+
+
+def _padded_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return gathered NVFP4 scales padded as a GEMM reads them (pytorch/triton/pad.py)."""
+    return torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4, 0, -scales.shape[0] % 128))
+
+
+def _import_te() -> None:
+    """Import `transformer_engine.common` alone, replace its loader, then import the package and Megatron."""
+    spec = importlib.util.find_spec("transformer_engine")
+    if spec is None or spec.submodule_search_locations is None:
+        raise BackendUnavailableError("precision_backend=te_cpu: transformer_engine was found and cannot be imported.")
+    parent = types.ModuleType("transformer_engine")
+    parent.__path__ = list(spec.submodule_search_locations)
+    sys.modules["transformer_engine"] = parent
+    common = importlib.import_module("transformer_engine.common")
+    loader: Callable[[str], None] = lambda _framework: None  # noqa: E731
+    common.__dict__["load_framework_extension"] = loader
+    del sys.modules["transformer_engine"]
+    package = importlib.import_module("transformer_engine")
+    package.__dict__["common"] = common
+    importlib.import_module("transformer_engine.pytorch")
+    importlib.import_module("megatron.core")

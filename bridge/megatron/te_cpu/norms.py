@@ -1,0 +1,143 @@
+"""LayerNorm and RMSNorm, computed in FP32; the result is rounded once, or quantised.
+
+Under delayed scaling the kernel quantises the FP32 result (`FUSED`). Every other scheme rounds it to the layer's dtype
+first, as a norm and a quantisation one after the other do.
+
+The arithmetic is torch's own, operator by operator, so that Megatron's torch norms give the same bits. The extension's
+backward pass is given the reciprocal deviation of the forward pass and not its eps, so the gradient of RMSNorm is
+written out:
+
+    n = x r      y = n g      dn = dy g      dx = dn r - n r^2 mean(dn x)      dg = sum over rows of dy n
+
+Source: pytorch/csrc/extensions/normalization.cpp; torch 2.13 native/layer_norm.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.megatron.te_cpu.storage import create_empty_quantized_tensor, kind_of, quantize, torch_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FUSED = {"Float8Quantizer"}
+"""Quantizers whose kernel takes the norm's result before it is rounded."""
+
+_layer_norm = torch.ops.aten.native_layer_norm
+_layer_norm_backward = torch.ops.aten.native_layer_norm_backward
+
+
+def _gamma(weight: torch.Tensor, zero_centered: bool) -> torch.Tensor:
+    return weight.detach() + 1 if zero_centered else weight.detach()
+
+
+def _rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the normalised tensor in FP32, and the reciprocal root of each row's mean square."""
+    wide = x.float()
+    deviation = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return wide * deviation * gamma, deviation
+
+
+def _delivered(y: torch.Tensor, dtype: torch.dtype, out: Any, quantizer: Any) -> Any:
+    """Return the result in a dtype, or quantised; in the tensor given for it where there is one."""
+    if quantizer is None:
+        return y.to(dtype) if out is None else out.copy_(y)
+    if kind_of(quantizer) not in FUSED:
+        return quantize(y.to(dtype), quantizer, out)
+    if out is None:  # its nominal dtype is the layer's, not that of the FP32 result
+        out = create_empty_quantized_tensor(quantizer, y.shape, dtype)
+    return quantize(y, quantizer, out)
+
+
+def rmsnorm_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: Any,
+    quantizer: Any,
+    dtype: Any,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
+    del sm_margin
+    y, deviation = _rms_norm(x.detach(), _gamma(weight, zero_centered_gamma), eps)
+    return [_delivered(y, torch_dtype(dtype), out, quantizer), None, deviation.reshape(-1)]
+
+
+def rmsnorm_bwd(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    deviation: torch.Tensor,
+    weight: torch.Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[torch.Tensor]:
+    """Return the gradients of input and weight."""
+    del sm_margin
+    width = x.shape[-1]
+    dy = dy.reshape(-1, width).float()
+    wide = x.detach().reshape(-1, width).float()
+    r = deviation.reshape(-1, 1)
+    dn = dy * _gamma(weight, zero_centered_gamma)
+    dr = (dn * wide).sum(-1, keepdim=True)
+    dsquare = (-0.5 * dr * r.pow(3)) / width
+    dx = dn * r + dsquare * (2.0 * wide)
+    dgamma = (dy * (wide * r)).sum(0)
+    return [dx.reshape(x.shape).to(x.dtype), dgamma.to(weight.dtype)]
+
+
+def layernorm_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    out: Any,
+    quantizer: Any,
+    dtype: Any,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]:
+    """Return the normalised tensor, the mean and the reciprocal deviation of each row."""
+    del sm_margin
+    x, gamma, bias = x.detach(), _gamma(weight, zero_centered_gamma), bias.detach()
+    if quantizer is not None and kind_of(quantizer) in FUSED:
+        x, gamma, bias = x.float(), gamma.float(), bias.float()
+    y, mean, deviation = _layer_norm(x, [x.shape[-1]], gamma, bias, eps)
+    return [_delivered(y, torch_dtype(dtype), out, quantizer), mean.reshape(-1), deviation.reshape(-1)]
+
+
+def layernorm_bwd(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    weight: torch.Tensor,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[torch.Tensor]:
+    """Return the gradients of input, weight and bias."""
+    del sm_margin
+    gamma = _gamma(weight, zero_centered_gamma)
+    rows = (*x.shape[:-1], 1)
+    wide = mean.dtype  # of the forward pass: FP32 where that was fused with the quantisation
+    found = _layer_norm_backward(
+        dy.reshape(x.shape).to(wide),
+        x.detach().to(wide),
+        [x.shape[-1]],
+        mean.reshape(rows),
+        deviation.reshape(rows),
+        gamma.to(wide),
+        torch.zeros_like(gamma, dtype=wide),
+        [True, True, True],
+    )
+    return [gradient.to(x.dtype) for gradient in found]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (layernorm_fwd, layernorm_bwd, rmsnorm_fwd, rmsnorm_bwd)
+}
+"""Functions of the extension by name."""

@@ -1,0 +1,376 @@
+"""Quantised tensors: Transformer Engine's quantizers and storages on one side, `bridge.numerics` on the other.
+
+    quantizer -> QuantSpec              spec_of
+    tensor, quantizer -> storage        quantize
+    storage -> Quantised                held
+    storage -> operand of a GEMM        operand_of
+
+A storage is Transformer Engine's own object; which buffers it has and of what shape is asked of its quantizer
+(`inner_tensor_specs`, made for torch.compile). `Float8Quantizer` has no such method, and gets the buffers here.
+
+Shapes: M rows (all leading axes together), K columns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.errors import BackendUnavailableError
+from bridge.megatron.te_cpu.enums import DType
+from bridge.numerics import Quantised, QuantSpec, padded_scales, quantise, stored_operand
+from bridge.precision.formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bridge.numerics import GemmOperand
+
+TORCH_DTYPES = {
+    DType.kByte: torch.uint8,
+    DType.kInt32: torch.int32,
+    DType.kFloat32: torch.float32,
+    DType.kFloat16: torch.float16,
+    DType.kBFloat16: torch.bfloat16,
+}
+FORMAT_NAMES = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2", DType.kFloat4E2M1: "e2m1"}
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Return the torch dtype of an extension's dtype, or a torch dtype as it is."""
+    return dtype if isinstance(dtype, torch.dtype) else TORCH_DTYPES[DType(int(dtype))]
+
+
+def largest(dtype: Any) -> float:
+    """Return the largest value of an extension's FP8 dtype."""
+    return FORMATS[FORMAT_NAMES[DType(int(dtype))]].max
+
+
+def kind_of(quantizer: Any) -> str:
+    """Return the name of a quantizer's class."""
+    return type(quantizer).__name__
+
+
+def is_quantized(tensor: Any) -> bool:
+    """Return whether a tensor is one of the extension's storages."""
+    return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
+
+
+def spec_of(quantizer: Any) -> QuantSpec:
+    """Return a quantizer's request in the terms of `bridge.numerics`.
+
+    Raises:
+        BackendUnavailableError: A quantizer, or a variant of one, that `bridge.numerics` does not have.
+    """
+    kind = kind_of(quantizer)
+    make = _SPECS.get(kind)
+    if make is None:
+        raise BackendUnavailableError(f"te_cpu: quantises with {', '.join(_SPECS)}, got {kind}. Use another recipe.")
+    row, column, details = make(quantizer)
+    scheme = _SCHEMES[kind]
+    return QuantSpec(scheme=scheme, format=FORMAT_NAMES[DType(int(quantizer.dtype))], row=row, column=column, **details)
+
+
+_SCHEMES = {
+    "Float8Quantizer": "delayed",
+    "Float8CurrentScalingQuantizer": "tensorwise",
+    "Float8BlockQuantizer": "blockwise",
+    "MXFP8Quantizer": "mxfp8",
+    "NVFP4Quantizer": "nvfp4",
+}
+"""Class of a quantizer -> Megatron's name of the scheme."""
+_Tiles = tuple[tuple[int, int], tuple[int, int], dict[str, Any]]
+
+
+def _tiles(size: int, *, is_square: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    return ((size, size), (size, size)) if is_square else ((1, size), (size, 1))
+
+
+def _scale_rule(quantizer: Any) -> dict[str, Any]:
+    return {"power_of_two_scale": quantizer.force_pow_2_scales, "eps": quantizer.amax_epsilon}
+
+
+def _blockwise(quantizer: Any) -> _Tiles:
+    return (*_tiles(128, is_square=quantizer.block_scaling_dim == 2), _scale_rule(quantizer))
+
+
+def _mxfp8(quantizer: Any) -> _Tiles:
+    is_square = bool(getattr(quantizer, "with_2d_quantization", False))
+    return (*_tiles(32, is_square=is_square), {"power_of_two_scale": True})
+
+
+def _nvfp4(quantizer: Any) -> _Tiles:
+    for variant in ("row_scaled_nvfp4", "nvfp4_use_4over6"):
+        if getattr(quantizer, variant, False):
+            raise BackendUnavailableError(f"te_cpu: has no NVFP4 with {variant}. Leave it off.")
+    details = {"hadamard": quantizer.with_rht, "stochastic": quantizer.stochastic_rounding}
+    return (*_tiles(16, is_square=quantizer.with_2d_quantization), details)
+
+
+_WHOLE = (0, 0)
+_SPECS: dict[str, Callable[[Any], _Tiles]] = {
+    "Float8Quantizer": lambda _quantizer: (_WHOLE, _WHOLE, {}),
+    "Float8CurrentScalingQuantizer": lambda quantizer: (_WHOLE, _WHOLE, _scale_rule(quantizer)),
+    "Float8BlockQuantizer": _blockwise,
+    "MXFP8Quantizer": _mxfp8,
+    "NVFP4Quantizer": _nvfp4,
+}
+"""Class of a quantizer -> tiles of the row-wise and the column-wise copy, and further fields of the spec."""
+
+
+def _multiplies_any_layout() -> bool:
+    """Return whether FP8 GEMMs of the declared GPU read row-wise data for every operand, so that no copy is transposed.
+
+    Source: pytorch/utils.py:is_non_tn_fp8_gemm_supported; csrc/quantizer.cpp.
+    """
+    capability = torch.cuda.get_device_capability()
+    return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
+
+
+def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return attribute -> shape and dtype of the buffers that a quantised tensor of this shape has."""
+    if kind_of(quantizer) != "Float8Quantizer":
+        buffers: dict[str, tuple[tuple[int, ...], torch.dtype]] = quantizer.inner_tensor_specs(shape)
+        return buffers
+    any_layout = _multiplies_any_layout()
+    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    if quantizer.rowwise_usage or any_layout:
+        found["_data"] = (shape, torch.uint8)
+    if quantizer.columnwise_usage and not any_layout:
+        found["_transpose"] = ((shape[-1], *shape[:-1]), torch.uint8)
+    return {**found, "_scale_inv": ((1,), torch.float32)}
+
+
+def create_empty_quantized_tensor(
+    quantizer: Any, shape: Any, dtype: torch.dtype, device: Any = None, pin_memory: bool = False
+) -> Any:
+    """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
+    del device, pin_memory  # always the CPU
+    shape = tuple(shape)
+    inner = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
+    if kind_of(quantizer) == "Float8Quantizer":
+        tensors = importlib.import_module("transformer_engine.pytorch.tensor.float8_tensor")
+        meta = {
+            "cls": tensors.Float8TensorStorage if quantizer.internal else tensors.Float8Tensor,
+            "nontensor_kwargs": {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, "fake_dtype": dtype},
+            "is_tensor": not quantizer.internal,
+            "requires_grad": False,
+        }
+    else:
+        meta = quantizer.create_metadata(shape, dtype=dtype)
+    strides = torch.empty(shape, device="meta").stride()
+    made = meta["cls"].__tensor_unflatten__(inner, meta, shape, strides)
+    if hasattr(made, "_with_gemm_swizzled_scales"):
+        made._with_gemm_swizzled_scales = False  # the GEMMs here read scales as they are
+    return made
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
+
+
+def _reduction(quantizer: Any) -> Callable[[float], float] | None:
+    """Return the maximum of an amax over the quantizer's group; None where it has none."""
+    if not getattr(quantizer, "with_amax_reduction", False):
+        return None
+    group = quantizer._canonicalized_amax_reduction_group()
+
+    def reduced(amax: float) -> float:
+        value = torch.tensor([amax], dtype=torch.float32)
+        torch.distributed.all_reduce(value, torch.distributed.ReduceOp.MAX, group=group)
+        return value.item()
+
+    return reduced
+
+
+def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
+    """Return the contents of each buffer of the quantised tensor, by Transformer Engine's attribute."""
+    spec, row, col = spec_of(quantizer), quantizer.rowwise_usage, quantizer.columnwise_usage
+    reduce_amax = _reduction(quantizer)
+    if spec.whole_tensor:
+        if _multiplies_any_layout():
+            row, col = True, False
+        scale = quantizer.scale if spec.scheme == "delayed" else None
+        found = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=reduce_amax)
+        if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
+            quantizer.amax.copy_(torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape)))
+        scale_inv = found.scale_inv if row else found.scale_inv_t
+        return {"_data": found.codes, "_transpose": found.codes_t, "_scale_inv": scale_inv}
+    found = quantise(x, spec, row=row, col=col, reduce_amax=reduce_amax)
+    return {
+        "_rowwise_data": found.codes,
+        "_rowwise_scale_inv": padded_scales(found) if row else None,
+        "_columnwise_data": found.codes_t,
+        "_columnwise_scale_inv": padded_scales(found, columnwise=True) if col else None,
+        "_amax_rowwise": found.amax,
+        "_amax_columnwise": found.amax_t,
+    }
+
+
+def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
+    """Quantise a tensor into a storage of Transformer Engine's; the given one where there is one.
+
+    Args:
+        tensor: FP32, BF16 or FP16.
+        quantizer: One of Transformer Engine's.
+        output: A quantised tensor whose buffers are filled anew; None makes one.
+        noop: Nothing is written where its first element is not zero.
+    """
+    if noop is not None and noop.numel() and noop.reshape(-1)[0].item() != 0.0:
+        return output
+    x = tensor.detach()
+    if kind_of(quantizer) == "NVFP4Quantizer" and quantizer.with_rht and x.dtype != torch.bfloat16:
+        raise RuntimeError("RHT is only supported for bfloat16 input")  # csrc/quantizer.cpp
+    out = output
+    if out is None:
+        out = create_empty_quantized_tensor(quantizer, x.shape, x.dtype)
+    contents, buffers = _quantised(x, quantizer), _buffers(quantizer, _shape(out))
+    for name, _ in type(out)._INNER_TENSORS:
+        _fill(out, name, contents.get(name), buffers.get(name))
+    if hasattr(out, "_transpose_invalid"):
+        out._transpose_invalid = out._transpose is None
+    if hasattr(out, "_fp8_dtype"):
+        out._fp8_dtype = quantizer.dtype
+    return out
+
+
+def _fill(out: Any, name: str, value: torch.Tensor | None, buffer: tuple[tuple[int, ...], torch.dtype] | None) -> None:
+    """Write one buffer: in the memory that is there, which may be a part of a DDP buffer; None where there is none."""
+    if buffer is None:
+        setattr(out, name, None)
+        return
+    shape, dtype = buffer
+    if value is None or value.numel() != math.prod(shape):
+        given = None if value is None else tuple(value.shape)
+        raise RuntimeError(f"{type(out).__name__}.{name}: must have shape {shape}, got {given}")
+    value = value.reshape(shape)
+    value = value if value.dtype == dtype else value.view(dtype)
+    held = getattr(out, name, None)
+    if held is not None and held.shape == value.shape:
+        held.copy_(value)
+    else:
+        setattr(out, name, value.clone())
+
+
+def held(tensor: Any, quantizer: Any = None) -> Quantised:
+    """Return the codes and scales that a storage of Transformer Engine's holds.
+
+    Args:
+        tensor: The storage; its buffers are shared.
+        quantizer: Its quantizer; None takes the storage's own.
+    """
+    spec = spec_of(tensor._quantizer if quantizer is None else quantizer)
+    shape = torch.Size(_shape(tensor))
+    rows, columns = shape[:-1].numel(), shape[-1]
+    common: dict[str, Any] = {"spec": spec, "shape": shape, "dtype": torch.bfloat16}
+    nothing = torch.zeros(1, dtype=torch.float32)
+    if spec.whole_tensor:
+        data = tensor._data
+        transposed = None if tensor._transpose is None or tensor._transpose_invalid else tensor._transpose
+        return Quantised(
+            **common,
+            codes=None if data is None else data.reshape(rows, columns),
+            scale_inv=tensor._scale_inv,
+            amax=nothing,
+            codes_t=None if transposed is None else transposed.reshape(columns, rows),
+            scale_inv_t=tensor._scale_inv,
+        )
+    row, col = tensor._rowwise_data, tensor._columnwise_data
+    amax, amax_t = getattr(tensor, "_amax_rowwise", None), getattr(tensor, "_amax_columnwise", None)
+    return Quantised(
+        **common,
+        codes=None if row is None else row.reshape(rows, -1),
+        scale_inv=None if row is None else _compact(tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False),
+        amax=nothing if amax is None else amax,
+        codes_t=None if col is None else col.reshape(col.shape[0], -1) if spec.scheme != "mxfp8" else _matrix(col),
+        scale_inv_t=None
+        if col is None
+        else _compact(tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True),
+        amax_t=amax_t,
+    )
+
+
+def _matrix(codes: torch.Tensor) -> torch.Tensor:
+    return codes.reshape(-1, codes.shape[-1])
+
+
+def _compact(scales: torch.Tensor, spec: QuantSpec, rows: int, columns: int, *, columnwise: bool) -> torch.Tensor:
+    """Return scales without Transformer Engine's padding, in the layout of `Quantised`."""
+    tile = spec.tile(columnwise)
+    if spec.scheme == "blockwise":
+        counts = (-(-rows // tile[0]), -(-columns // tile[1]))
+        if tile[0] != tile[1]:  # stored with the tiles first: (K/128, M) row-wise, (M/128, K) column-wise
+            first, last = counts if columnwise else counts[::-1]
+            return scales[:first, :last].T
+        first, last = counts[::-1] if columnwise else counts
+        return scales[:first, :last]
+    if spec.scheme == "mxfp8":
+        return scales[: -(-rows // 32), :columns] if columnwise else scales[:rows, : -(-columns // 32)]
+    if columnwise:  # NVFP4: of the transposed tensor
+        return scales[:columns, : -(-rows // 16)]
+    return scales[:rows, : -(-columns // 16)]
+
+
+def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
+    """Return one copy of a storage as the operand of a GEMM.
+
+    Raises:
+        PrecisionTypeError: This copy is not held.
+    """
+    stored = held(tensor)
+    if stored.spec.whole_tensor and stored.codes is None and not columnwise:
+        raise RuntimeError(f"GEMM: needs the row-wise data of {type(tensor).__name__}, which holds the transpose alone")
+    if stored.spec.whole_tensor and columnwise and stored.codes_t is None and not _multiplies_any_layout():
+        raise RuntimeError(f"GEMM: needs the transpose of {type(tensor).__name__}, which is not held or out of date")
+    return stored_operand(stored, role, columnwise=columnwise)
+
+
+def dequantize(tensor: Any, dtype: Any) -> torch.Tensor:
+    """Return the values of a storage, of its row-wise copy where it is held."""
+    stored = held(tensor)
+    return stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None).reshape(_shape(tensor))
+
+
+def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
+    """Return the gradient of a bias, and the gradient of the output quantised."""
+    summed = tensor.reshape(-1, tensor.shape[-1]).float().sum(0).to(tensor.dtype)
+    return [summed, tensor if quantizer is None else quantize(tensor, quantizer)]
+
+
+def split_quantize(
+    tensor: torch.Tensor, sections: list[int], quantizers: list[Any], disable_bulk_allocation: bool = False
+) -> list[Any]:
+    """Return the parts of a tensor, each quantised by its own quantizer."""
+    del disable_bulk_allocation
+    return [quantize(part, one) for part, one in zip(torch.split(tensor, sections), quantizers, strict=True)]
+
+
+def multi_tensor_quantize(tensors: list[torch.Tensor], quantizers: list[Any]) -> list[Any]:
+    """Return tensors quantised, each by its own quantizer."""
+    return [quantize(tensor, one) for tensor, one in zip(tensors, quantizers, strict=True)]
+
+
+def fp8_transpose(codes: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return codes transposed: the last axis first, the others in their order."""
+    del dtype
+    matrix = _matrix(codes)
+    transposed = matrix.T.contiguous().reshape(codes.shape[-1], *codes.shape[:-1])
+    return transposed if out is None else out.copy_(transposed)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        quantize,
+        dequantize,
+        bgrad_quantize,
+        split_quantize,
+        multi_tensor_quantize,
+        fp8_transpose,
+        create_empty_quantized_tensor,
+    )
+}
+"""Functions of the extension by name."""

@@ -1,0 +1,299 @@
+# ruff: noqa: ARG001  (the arguments are the extension's)
+"""Smaller functions of the extension: delayed updates, casts of shards, the optimizer, MoE padding, properties.
+
+Casts of shards serve the distributed optimizer with stored weights: each rank holds a flat part of a weight's master,
+finds that part's amaxes, and casts it with the scales of the whole.
+
+Source: pytorch/csrc/extensions/ (recipe.cpp, partial_cast.cpp, multi_tensor/, padding.cpp, transpose.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+
+from bridge.megatron.te_cpu.enums import DType
+from bridge.megatron.te_cpu.storage import FORMAT_NAMES, largest
+from bridge.numerics import update_scaling_factors
+from bridge.numerics.grid import encode, round_to_grid
+from bridge.numerics.scaling import divide, e8m0_from_amax, scale_from_amax
+from bridge.precision.formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensors = list[list[torch.Tensor]]
+
+
+def fused_amax_and_scale_update_after_reduction(
+    amax_reduction_buffer: torch.Tensor,
+    amax_histories: list[torch.Tensor],
+    scales: list[torch.Tensor],
+    amax_compute_algo: str,
+    fp8_dtype: Any,
+    margin: float,
+) -> None:
+    """Roll the histories of delayed scaling and renew its scales, from amaxes reduced over the ranks."""
+    begin = 0
+    for history, scale in zip(amax_histories, scales, strict=True):
+        end = begin + scale.numel()
+        aim = torch.full_like(scale, largest(fp8_dtype) * 2.0**-margin)
+        reduced = amax_reduction_buffer[begin:end]
+        update_scaling_factors(history, scale, aim, algo=amax_compute_algo, reduced_amax=reduced)
+        begin = end
+
+
+def compute_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
+    """Write the largest magnitude of a tensor."""
+    found = x.detach().abs().amax() if x.numel() else torch.zeros(())
+    amax.copy_(found.reshape(amax.shape))
+
+
+def _placed(part: torch.Tensor, rows: int, columns: int, start: int) -> torch.Tensor:
+    """Return magnitudes of a flat part at its place in a matrix of zeros."""
+    whole = torch.zeros(rows * columns, dtype=torch.float32)
+    whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
+    return whole.view(rows, columns)
+
+
+def _tile_amax(matrix: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return the largest value of each tile; ragged edges make smaller tiles."""
+    rows, columns = matrix.shape
+    padded = F.pad(matrix, (0, -columns % width, 0, -rows % height))
+    return padded.view(padded.shape[0] // height, height, -1, width).amax((1, 3))
+
+
+def _part_of(scales: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, part: slice) -> torch.Tensor:
+    """Return the scale of each element of a flat part, from one per tile."""
+    spread = scales.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
+    return spread[:rows, :columns].reshape(-1)[part]
+
+
+def _cast(values: torch.Tensor, out: torch.Tensor, format_name: str) -> None:
+    """Write the codes of scaled values, saturated."""
+    element = FORMATS[format_name]
+    out.view(-1).copy_(encode(round_to_grid(values, element), element).reshape(-1))
+
+
+def fp8_block_scaling_compute_partial_amax(
+    part: torch.Tensor, amax: torch.Tensor, rows: int, columns: int, start_offset: int, block_len: int
+) -> None:
+    """Write the amax of each square tile, of the elements in a flat part of a matrix."""
+    found = _tile_amax(_placed(part, rows, columns, start_offset), block_len, block_len)
+    amax.zero_()
+    amax[: found.shape[0], : found.shape[1]].copy_(found)
+
+
+def fp8_block_scaling_partial_cast(
+    part: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor,
+    rows: int,
+    columns: int,
+    start_offset: int,
+    block_len: int,
+    out_dtype: Any,
+) -> None:
+    """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
+    place = slice(start_offset, start_offset + part.numel())
+    factors = _part_of(scale, (block_len, block_len), rows, columns, place)
+    _cast(part.detach().float().reshape(-1) * factors, out, FORMAT_NAMES[DType(int(out_dtype))])
+
+
+def mxfp8_scaling_compute_partial_amax(
+    part: torch.Tensor,
+    amax_rowwise: torch.Tensor,
+    amax_colwise: torch.Tensor,
+    rows: int,
+    columns: int,
+    start_offset: int,
+) -> None:
+    """Write the amax of each 1x32 and each 32x1 tile, of the elements in a flat part of a matrix."""
+    placed = _placed(part, rows, columns, start_offset)
+    for amax, tile in ((amax_rowwise, (1, 32)), (amax_colwise, (32, 1))):
+        found = _tile_amax(placed, *tile)
+        amax.zero_()
+        amax[: found.shape[0], : found.shape[1]].copy_(found)
+
+
+def multi_tensor_compute_scale_inv_e8m0(_chunk: int, _noop: Any, tensors: Tensors) -> None:
+    """Write the exponents of MXFP8's scales from amaxes."""
+    for amax, scale_inv in zip(*tensors, strict=True):
+        scale_inv.copy_(e8m0_from_amax(amax.float(), FORMATS["e4m3"].max).to(torch.uint8).reshape(scale_inv.shape))
+
+
+def mxfp8_scaling_partial_cast(
+    part: torch.Tensor,
+    out_rowwise: torch.Tensor,
+    out_colwise: torch.Tensor,
+    scale_inv_rowwise: torch.Tensor,
+    scale_inv_colwise: torch.Tensor,
+    rows: int,
+    columns: int,
+    start_offset: int,
+) -> None:
+    """Write both copies' codes of a flat part of a matrix, with exponents of the whole."""
+    place = slice(start_offset, start_offset + part.numel())
+    source = part.detach().float().reshape(-1)
+    copies = ((out_rowwise, scale_inv_rowwise, (1, 32)), (out_colwise, scale_inv_colwise, (32, 1)))
+    for out, exponents, tile in copies:
+        factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
+        _cast(source * _part_of(factors, tile, rows, columns, place), out, "e4m3")
+
+
+def multi_tensor_compute_scale_and_scale_inv(
+    _chunk: int, _noop: Any, tensors: Tensors, max_fp8: float, force_pow_2_scales: bool, epsilon: float
+) -> None:
+    """Write factors and their reciprocals from amaxes."""
+    for amax, scale, scale_inv in zip(*tensors, strict=True):
+        factor = scale_from_amax(amax, max_fp8, power_of_two=force_pow_2_scales, eps=epsilon)
+        scale.copy_(factor)
+        scale_inv.copy_(divide(1.0, factor).reshape(scale_inv.shape))
+
+
+def multi_tensor_scale(_chunk: int, _noop: Any, tensors: Tensors, scale: float) -> None:
+    """Write tensors times a factor."""
+    for source, out in zip(*tensors, strict=True):
+        out.copy_(source * scale)
+
+
+def multi_tensor_l2norm(
+    _chunk: int, _noop: Any, tensors: Tensors, per_tensor: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm over all tensors, and that of each."""
+    norms = torch.stack([tensor.float().norm() for tensor in tensors[0]])
+    return norms.norm().reshape(1), norms if per_tensor else torch.empty(0)
+
+
+def multi_tensor_adam(
+    _chunk: int,
+    _noop: Any,
+    tensors: Tensors,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    step: int,
+    mode: int,
+    bias_correction: int,
+    weight_decay: float,
+) -> None:
+    """Take a step of Adam (mode 0: decay in the gradient; mode 1: AdamW), in place.
+
+    The tensors are gradients, parameters, first and second moments; a fifth list has masters, stepped instead.
+
+    Source: common/multi_tensor/adam.cu.
+    """
+    masters = tensors[4] if len(tensors) > 4 else [None] * len(tensors[1])
+    first, second = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
+    rows = zip(*tensors[:4], masters, strict=True)
+    for given, parameter, mean, variance, master in rows:
+        stepped = parameter.detach() if master is None else master
+        weight, gradient = stepped.float(), given.float()
+        if mode == 0:
+            gradient = gradient + weight_decay * weight
+        mean.copy_(beta1 * mean.float() + (1 - beta1) * gradient)
+        variance.copy_(beta2 * variance.float() + (1 - beta2) * gradient * gradient)
+        update = (mean.float() / first) / ((variance.float() / second).sqrt() + epsilon)
+        if mode == 1:
+            update = update + weight_decay * weight
+        weight = weight - lr * update
+        stepped.copy_(weight)
+        if master is not None:
+            parameter.detach().copy_(weight)
+
+
+def fused_multi_row_padding(source: torch.Tensor, out: torch.Tensor, rows: list[int], padded_rows: list[int]) -> None:
+    """Copy each expert's rows to the start of its padded part, and zeros into the rest."""
+    out.zero_()
+    parts = zip(torch.split(source, rows), torch.split(out, padded_rows), strict=True)
+    for part, place in parts:
+        place[: len(part)].copy_(part)
+
+
+def fused_multi_row_unpadding(source: torch.Tensor, out: torch.Tensor, padded_rows: list[int], rows: list[int]) -> None:
+    """Copy each expert's rows back from the start of its padded part."""
+    parts = zip(torch.split(source, padded_rows), torch.split(out, rows), strict=True)
+    for part, place in parts:
+        place.copy_(part[: len(place)])
+
+
+def swap_first_dims(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a tensor with its first two axes exchanged."""
+    swapped = x.transpose(0, 1).contiguous()
+    return swapped if out is None else out.copy_(swapped)
+
+
+def splits_to_offsets(first_dims: torch.Tensor, logical_last_dim: int) -> torch.Tensor:
+    """Return where each part of a group begins, and where the last one ends."""
+    return torch.cat([first_dims.new_zeros(1), torch.cumsum(first_dims * logical_last_dim, 0)])
+
+
+def swizzle_scales_for_gemm_(tensor: Any) -> None:
+    """Leave scales as they are: the GEMMs here read them unswizzled."""
+
+
+def get_cublasLt_version() -> int:  # noqa: N802  the extension's name
+    """Return a version of cuBLASLt that has every feature that Transformer Engine asks for."""
+    return 130000
+
+
+def get_cudnn_version() -> int:
+    """Return a version of cuDNN that has every feature that Transformer Engine asks for."""
+    return 91200
+
+
+def get_num_cublas_streams() -> int:
+    """Return the number of streams of a grouped GEMM."""
+    return 1
+
+
+def get_stream_priority_range(device_id: int = -1) -> tuple[int, int]:
+    """Return the priorities of streams."""
+    return (0, -1)
+
+
+def device_supports_multicast(device_id: int = -1) -> bool:
+    """Return False: there is no NVLink."""
+    return False
+
+
+def ubuf_built_with_mpi() -> bool:
+    """Return False: there is no MPI."""
+    return False
+
+
+def nvte_built_with_cublasmp() -> bool:
+    """Return False: there is no cuBLASMp."""
+    return False
+
+
+_ALL = (
+    fused_amax_and_scale_update_after_reduction,
+    compute_amax,
+    fp8_block_scaling_compute_partial_amax,
+    fp8_block_scaling_partial_cast,
+    mxfp8_scaling_compute_partial_amax,
+    mxfp8_scaling_partial_cast,
+    multi_tensor_compute_scale_inv_e8m0,
+    multi_tensor_compute_scale_and_scale_inv,
+    multi_tensor_scale,
+    multi_tensor_l2norm,
+    multi_tensor_adam,
+    fused_multi_row_padding,
+    fused_multi_row_unpadding,
+    swap_first_dims,
+    splits_to_offsets,
+    swizzle_scales_for_gemm_,
+    get_cublasLt_version,
+    get_cudnn_version,
+    get_num_cublas_streams,
+    get_stream_priority_range,
+    device_supports_multicast,
+    ubuf_built_with_mpi,
+    nvte_built_with_cublasmp,
+)
+FUNCTIONS: dict[str, Callable[..., Any]] = {function.__name__: function for function in _ALL}
+"""Functions of the extension by name."""

@@ -1,0 +1,55 @@
+"""Declaration that this process runs Transformer Engine's Python on its CPU (`precision_backend=te_cpu`).
+
+Megatron decides at import whether there is Transformer Engine. So the declaration comes first, and the first import of
+`bridge.megatron` acts on it.
+
+    from bridge.preflight.te_cpu import declare
+
+    declare("b200")                 # then everything else
+"""
+
+from __future__ import annotations
+
+from bridge.errors import BackendUnavailableError, RunConfigError
+from bridge.preflight.target import parse_target
+from bridge.rules.versions import dotted
+
+BACKEND = "te_cpu"
+"""The value of `precision_backend`."""
+_DEFAULTS = {"mxfp8": (10, 0), "nvfp4": (10, 0)}
+_declared: list[tuple[int, int]] = []
+
+
+def declared() -> tuple[int, int] | None:
+    """Return the compute capability of the declared GPU, None where this process is an ordinary one."""
+    return _declared[0] if _declared else None
+
+
+def declare(target: str | None = None, *, scheme: str | None = None) -> tuple[int, int]:
+    """Declare that this process runs Transformer Engine on its CPU; return the compute capability of the GPU.
+
+    Args:
+        target: The GPU whose branches Transformer Engine takes, ``h100`` or ``b200x8`` say; None: the oldest that runs
+            the scheme.
+        scheme: Megatron's name of the scaling scheme, for the GPU that is taken without a target.
+
+    Raises:
+        RunConfigError: A target without a GPU's compute capability.
+        BackendUnavailableError: Another GPU was declared in this process.
+    """
+    capability = _DEFAULTS.get(str(scheme), (9, 0))
+    if target is not None:
+        gpu = parse_target(target).capability
+        if gpu is None:
+            remedy = "Name an NVIDIA GPU, h100 or b200 say."
+            raise RunConfigError.of("target", "must name a GPU for precision_backend=te_cpu", target, remedy)
+        capability = gpu
+    before = declared()
+    if before is not None and before != capability:
+        raise BackendUnavailableError(
+            f"precision_backend=te_cpu: a process has one GPU, and compute capability {dotted(before)} was declared "
+            f"before {dotted(capability)}. Start a process for each."
+        )
+    if before is None:
+        _declared.append(capability)
+    return capability

@@ -1,0 +1,99 @@
+"""Operands of every GEMM of a tiny run, written to a file: ``python -m tests.megatron.te_cpu_operands PLAN.json``.
+
+A plan has the backend (te_cpu or emulated), the scaling scheme, the file to write, and arguments of `tiny`. The
+learning rate is 0, so the weights stay as they are, and a step of one backend can be compared with that of another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bridge.preflight.te_cpu import declare
+
+STEPS = 3
+
+
+def main(plan: dict) -> None:
+    """Train a few steps and save the operands."""
+    if plan["backend"] == "te_cpu":
+        if plan.get("to_nearest"):
+            os.environ["NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"] = "1"
+        declare(plan.get("target"), scheme=plan["scheme"])
+    import torch
+
+    import bridge.megatron.emulation.linear as emulated
+    from bridge.megatron.backend import choose_backend, running
+    from bridge.megatron.process import training_process
+    from bridge.training.run import build_run
+    from tests.training.loop_tiny import tiny
+
+    if plan.get("unfused"):
+        from bridge.megatron.te_cpu import norms
+
+        norms.FUSED.clear()
+    if plan.get("to_nearest"):
+        own = emulated.gemm_precision
+        emulated.gemm_precision = lambda config: dataclasses.replace(own(config), disable_stochastic_rounding=True)
+    arguments = plan.get("arguments", {})
+    shape = {"hidden_size": 128, "ffn_hidden_size": 256, **arguments.pop("model", {})}
+    still = {"lr": 0.0, "min_lr": 0.0, **arguments.pop("optimizer", {})}
+    train = {"train_iters": STEPS, "micro_batch_size": 2, "global_batch_size": 4, **arguments.pop("train", {})}
+    config = tiny(low=plan["scheme"], model=shape, optimizer=still, train=train, **arguments)
+    config.precision_backend = plan["backend"]
+    backend = choose_backend(plan["backend"], config.model)
+    operands: list[dict] = []
+    losses: list[float] = []
+    with training_process(config.model, seed=config.train.seed) as process, running(backend):
+        run = build_run(config, process, backend=backend)
+        source = run.batches_of(run.splits.train, start=0)
+        for step in range(STEPS):
+            with watched(plan["backend"], run.trainer.model, step, operands):
+                losses.append(run.trainer.step(source).loss)
+    rank = os.environ.get("RANK", "0")
+    torch.save({"operands": operands, "losses": losses}, f"{plan['out']}-{rank}.pt")
+
+
+@contextmanager
+def watched(backend: str, model: list, step: int, operands: list[dict]):
+    """Keep the operands of each GEMM of a block."""
+    from bridge.megatron.audit import global_layer_names
+    from bridge.megatron.emulation.linear import EmulatedLinear
+    from bridge.megatron.te_cpu import record
+    from bridge.numerics import Observer
+
+    def keep(where: tuple[int, str], gemm: str, left, right) -> None:
+        sides = {"left": left, "right": right}
+        kept = {
+            name: {"values": side.values.clone(), "factor": side.factor, "spec": str(side.spec)}
+            for name, side in sides.items()
+        }
+        operands.append({"step": step, "layer": where[0], "module": where[1], "gemm": gemm, **kept})
+
+    class Keeper(Observer):
+        def __init__(self, where: tuple[int, str]) -> None:
+            self.where = where
+
+        def multiplied(self, gemm: str, left, right) -> None:
+            keep(self.where, gemm, left, right)
+
+    names = global_layer_names(model)
+    with ExitStack() as stack:
+        if backend == "te_cpu":
+            modules = {module: where for module, where in names.items() if hasattr(module, "fp8_meta")}
+            stack.enter_context(record.watching(modules, keep))
+        else:
+            for module, where in names.items():
+                if isinstance(module, EmulatedLinear):
+                    module.observer = Keeper(where)
+                    stack.callback(setattr, module, "observer", None)
+        yield
+
+
+if __name__ == "__main__":
+    for one in json.loads(Path(sys.argv[1]).read_text()):
+        main(one)
