@@ -21,7 +21,7 @@ import torch
 
 from bridge.megatron.te_cpu import record
 from bridge.megatron.te_cpu.activations import gelu_gradient, gelu_values
-from bridge.megatron.te_cpu.storage import is_quantized, operand_of, quantize, torch_dtype
+from bridge.megatron.te_cpu.storage import is_quantized, operand_of, quantize, shape_of, torch_dtype
 from bridge.numerics.gemm import multiply, output_factor
 from bridge.precision.schemes import GEMMS
 
@@ -81,14 +81,10 @@ def generic_gemm(
     elif gelu and gelu_in is not None:
         out = gelu_gradient(out, gelu_in.float().reshape(out.shape))
     if not transB:
-        out = out.reshape(*_size(B)[:-1], out.shape[-1])
+        out = out.reshape(*shape_of(B)[:-1], out.shape[-1])
     if accumulate:
         out = out + (1.0 if beta is None else beta) * D.reshape(out.shape).float()
     return [_delivered(out.to(dtype), D, quantizer), bias_gradient, gelu_input, extra_output]
-
-
-def _size(tensor: Any) -> tuple[int, ...]:
-    return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
 
 
 def _output_dtype(weight: Any, destination: Any, stated: Any) -> torch.dtype:
@@ -103,7 +99,7 @@ def _delivered(out: torch.Tensor, destination: Any, quantizer: Any) -> Any:
     if destination is None:
         return out if quantizer is None else quantize(out, quantizer)
     if quantizer is not None:
-        return quantize(out.reshape(_size(destination)), quantizer, destination)
+        return quantize(out.reshape(shape_of(destination)), quantizer, destination)
     return destination.copy_(out.reshape(destination.shape))
 
 
@@ -159,7 +155,7 @@ def te_general_grouped_gemm(
         out = outs[index]
         if out.numel() == 0:
             continue
-        if 0 in _size(left) or 0 in _size(right):
+        if 0 in shape_of(left) or 0 in shape_of(right):
             if not accumulate:
                 out.zero_()
             continue

@@ -24,8 +24,6 @@ from bridge.megatron.te_cpu.storage import dequantize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Replace = "Callable[[Any], Any]"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:

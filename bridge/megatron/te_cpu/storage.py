@@ -168,7 +168,8 @@ def create_empty_quantized_tensor(
     return made
 
 
-def _shape(tensor: Any) -> tuple[int, ...]:
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor or of a storage."""
     return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
 
 
@@ -227,7 +228,7 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     out = output
     if out is None:
         out = create_empty_quantized_tensor(quantizer, x.shape, x.dtype)
-    contents, buffers = _quantised(x, quantizer), _buffers(quantizer, _shape(out))
+    contents, buffers = _quantised(x, quantizer), _buffers(quantizer, shape_of(out))
     for name, _ in type(out)._INNER_TENSORS:
         _fill(out, name, contents.get(name), buffers.get(name))
     if hasattr(out, "_transpose_invalid"):
@@ -263,7 +264,7 @@ def held(tensor: Any, quantizer: Any = None) -> Quantised:
         quantizer: Its quantizer; None takes the storage's own.
     """
     spec = spec_of(tensor._quantizer if quantizer is None else quantizer)
-    shape = torch.Size(_shape(tensor))
+    shape = torch.Size(shape_of(tensor))
     rows, columns = shape[:-1].numel(), shape[-1]
     common: dict[str, Any] = {"spec": spec, "shape": shape, "dtype": torch.bfloat16}
     nothing = torch.zeros(1, dtype=torch.float32)
@@ -331,7 +332,7 @@ def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
 def dequantize(tensor: Any, dtype: Any) -> torch.Tensor:
     """Return the values of a storage, of its row-wise copy where it is held."""
     stored = held(tensor)
-    return stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None).reshape(_shape(tensor))
+    return stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None).reshape(shape_of(tensor))
 
 
 def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
