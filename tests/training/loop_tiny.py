@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from megatron.core.optimizer import OptimizerConfig
 from bridge import MixedPrecisionConfig
 from bridge.errors import BridgeError
 from bridge.megatron.gpt import GPTConfig
+from bridge.megatron.step import Trainer
 from bridge.training.config import (
     CheckpointConfig,
     ConfigContainer,
@@ -129,10 +131,29 @@ def in_two_processes(plans: dict[str, dict], folder: Path) -> Path:
     return folder
 
 
+def poison(step: int) -> None:
+    """Put a NaN into one gradient of this rank in a step, before the gradients are reduced."""
+    run_micro_batches = Trainer.forward_backward
+    taken = itertools.count(1)
+
+    def forward_backward(self, batches):
+        if next(taken) == step:
+            parameter = next(iter(self.model[0].parameters()))
+            handle = parameter.register_hook(lambda gradient: gradient.fill_(float("nan")))
+            try:
+                return run_micro_batches(self, batches)
+            finally:
+                handle.remove()
+        return run_micro_batches(self, batches)
+
+    Trainer.forward_backward = forward_backward
+
+
 def main(plan: Path) -> None:
     """Make the runs that a JSON file lists: name -> arguments of `tiny`. Each rank writes its census, or its error.
 
-    `by_rank` holds further arguments of single ranks, `environment` and `path` what they add to those of the process.
+    `by_rank` holds further arguments of single ranks: `environment` and `path` are added to those of the process, and
+    `poison` is a step whose gradients get a NaN there.
     """
     rank = os.environ.get("RANK", "0")
     for name, given in json.loads(plan.read_text()).items():
@@ -140,6 +161,9 @@ def main(plan: Path) -> None:
         arguments = {key: value for key, value in given.items() if key != "by_rank"}
         arguments |= given.get("by_rank", {}).get(rank, {})
         environment, path = arguments.pop("environment", {}), arguments.pop("path", [])
+        arguments |= {key: str(plan.parent / arguments[key]) for key in ("save", "load") if key in arguments}
+        if "poison" in arguments:
+            poison(arguments.pop("poison"))
         if "by_rank" in given:
             run_dir.mkdir(exist_ok=True)
             os.environ.update(environment)
@@ -155,8 +179,7 @@ def main(plan: Path) -> None:
                     del os.environ[variable]
                 del sys.path[: len(path)]
             continue
-        places = {key: str(plan.parent / value) for key, value in arguments.items() if key in ("save", "load")}
-        config = tiny(**{**arguments, **places})
+        config = tiny(**arguments)
         if config.mixed_precision is not None:
             runtime_config_update(config)
         summary = pretrain(config, run_dir=run_dir)
