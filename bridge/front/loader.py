@@ -121,7 +121,7 @@ def load_run(
     if config_file is not None:
         path = Path(config_file)
         shipped = shipped_folder().parent / path
-        read = read_config_file(shipped if not path.exists() and shipped.is_file() else path, overrides)
+        read = read_config_file(shipped if not _is_there(path) and _is_there(shipped) else path, overrides)
         run = _run(read.whole, read.choice, read.recipe, read.origins, name=str(config_file))
     else:
         search = Search(str(config_folder(config_path)), config_name, config_dir)
@@ -229,11 +229,19 @@ def config_folder(given: Path | str | None = None) -> Path:
     """
     if given is None:
         return Path("conf").resolve() if Path("conf/config.yaml").is_file() else shipped_folder()
-    if Path(given).is_dir():
+    if _is_there(Path(given)) and Path(given).is_dir():
         return Path(given).resolve()
     matches = close_matches(str(given), [path.name for path in Path().iterdir() if path.is_dir()])
     hint = did_you_mean(matches) or "Give the folder that holds config.yaml, or a file with --config."
     raise RunConfigError.of("--config-path", "there is no such folder", str(given), hint, matches)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a path exists; one that is too long does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def shipped_folder() -> Path:

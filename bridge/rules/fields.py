@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
-from bridge.rules.versions import VersionRange
+from bridge.rules.versions import Version, VersionRange, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,6 +76,13 @@ def _versions(releases: list[str], known: list[str]) -> VersionRange:
     limits = [f">={numbers[first]}"] if first else []
     limits += [f"<{numbers[last + 1]}"] if last + 1 < len(known) else []
     return VersionRange(product="mcore", versions=SpecifierSet(",".join(limits)))
+
+
+def releases() -> tuple[Version, Version]:
+    """Return the first and the last release of Megatron Core that the fields, and the tests, are of."""
+    content = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
+    numbers = [parse_version(name) for name in content["releases"] if not name.startswith("main")]
+    return min(numbers), max(numbers)
 
 
 def _rows() -> dict[str, dict[str, OwnerField]]:

@@ -7,6 +7,7 @@ Ctrl-C or the scheduler's signal ends a run between two steps.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -29,6 +30,8 @@ from bridge.megatron.te.environment import read_environment
 from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
+from bridge.rules.fields import releases
+from bridge.rules.versions import installed
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
@@ -49,8 +52,11 @@ if TYPE_CHECKING:
     import torch
 
     from bridge.megatron.step import StepResult
+    from bridge.rules.versions import Version
     from bridge.training.config import ConfigContainer
 
+
+log = logging.getLogger("bridge.training")
 
 MAX_STUCK_STEPS = 10
 """Steps in a row that may be skipped where no lower loss scale is left; then the run ends."""
@@ -77,6 +83,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     schedule = config.precision_schedule
     models = schedule.models() if isinstance(schedule, PrecisionSchedule) else [config.model]
     backend = choose_backend_of_phases(config.precision_backend, models, read_environment(os.environ))
+    warn_of_untested(installed("mcore"))
     tf32 = getattr(config.mixed_precision, "tf32", None)
     applied = apply_tf32(tf32)
     settings = fingerprint(config, os.environ)
@@ -129,6 +136,15 @@ def _train_and_report(run: Run, run_dir: Path) -> None:
         for note in run.notes:
             screen.note(note)
         _train(run, metrics, screen, stack.enter_context(stop_on_signal()))
+
+
+def warn_of_untested(version: Version | None) -> None:
+    """Log a warning for a megatron-core that is older or newer than the releases of the tests."""
+    first, last = releases()
+    if version is not None and not first <= version <= last:
+        log.warning(
+            "megatron-core: the tested releases are %s to %s, got %s. Compare a short run.", first, last, version
+        )
 
 
 def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:

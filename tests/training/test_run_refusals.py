@@ -7,7 +7,9 @@ from megatron.core.optimizer import OptimizerConfig
 
 from bridge.errors import RunConfigError, SyncCheckError
 from bridge.megatron.gpt import GPTConfig
+from bridge.rules.versions import parse_version
 from bridge.training.config import ConfigContainer, LoggingConfig, TrainConfig, runtime_config_update
+from bridge.training.loop import warn_of_untested
 from bridge.training.run import require_sane_values
 
 
@@ -75,3 +77,12 @@ def test_without_a_recipe_model_and_optimizer_have_to_agree() -> None:
         "  model.bf16: must equal optimizer.bf16, which is False, got True. "
         "Give both the same value, or choose a recipe."
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "is_tested"), [("0.16.1", True), ("0.19.2", True), ("0.20.0", False), ("0.15.0", False)]
+)
+def test_a_megatron_core_outside_what_was_tested_is_warned_of(version, is_tested, caplog) -> None:
+    warn_of_untested(parse_version(version))
+    expected = f"megatron-core: the tested releases are 0.16.1 to 0.19.2, got {version}. Compare a short run."
+    assert caplog.messages == ([] if is_tested else [expected])

@@ -87,8 +87,12 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
         PayloadError: There is no such folder.
     """
     root = Path(folder)
-    if not root.is_dir():
-        raise PayloadError(f"{folder}: must be a folder. Give the project's.")
+    try:
+        is_folder = root.is_dir()
+    except OSError:  # longer than any path
+        is_folder = False
+    if not is_folder:
+        raise PayloadError(f"{folder!s:.200}: must be a folder. Give the project's.")
     reader = _Reader()
     files = Files(root=root)
     for file, name in files:

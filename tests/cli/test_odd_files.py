@@ -1,0 +1,60 @@
+"""Files that no command may hang on, read without end, or end in a traceback over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+
+
+def bomb() -> str:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [
+        f"{after}: &{after} [{', '.join(9 * [f'*{name}'])}]" for name, after in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    return "\n".join(lines)
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "bomb": bomb,
+    "large": lambda: "model: {}\n" + "# x\n" * 13_000_000,
+    "deep": lambda: f"model: {'[' * 5000}{']' * 5000}",
+    "recursive": lambda: "model: &a {x: *a}",
+    "digits": lambda: f"train: {{seed: {'9' * 6000}}}",
+}
+RULES = {
+    "bomb": "must not hold more than 200000 values, aliases written out",
+    "large": "a configuration must not be larger than 512 KiB",
+    "deep": "nesting must not be deeper than 64",
+    "recursive": "the alias *a must follow its anchor",
+    "digits": "a number must have fewer digits",
+    "pipe": "must be a regular file, got a named pipe",
+    "x" * 5000: "File name too long",
+}
+
+
+@pytest.mark.parametrize("words", [("check", "--config"), ("plan", "--config"), ("convert",)], ids=" ".join)
+@pytest.mark.parametrize("name", RULES, ids=lambda name: name[:9])
+def test_a_file_that_is_no_configuration_is_one_sentence(words: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    if name == "pipe":
+        os.mkfifo(tmp_path / name)
+    elif name in FILES:
+        (tmp_path / f"{name}.yaml").write_text(FILES[name]())
+    given = f"{name}.yaml" if name in FILES else name
+    began = time.monotonic()
+    done = warm.run([str(warm.COMMAND), *words, given], cwd=tmp_path)
+    assert done.returncode == 2
+    assert RULES[name] in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.cpu_seconds < 10
+    assert time.monotonic() - began < 60
+
+
+def test_a_folder_with_a_path_too_long_is_one_sentence(tmp_path: Path) -> None:
+    done = warm.run([str(warm.COMMAND), "sources", "x" * 5000], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"{'x' * 200}: must be a folder. Give the project's.\n")
