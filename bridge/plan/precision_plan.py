@@ -31,6 +31,7 @@ from bridge.plan.fields import absent_fields, without
 from bridge.plan.module_paths import ModulePaths, effects_of, recipe_of
 from bridge.plan.modules import modules_of
 from bridge.plan.rows import PlanRow, module_rows
+from bridge.plan.selection import module_selection, rows_without_module
 from bridge.plan.settings import Settings
 from bridge.plan.shape import ModelShape
 from bridge.rules.stages import Parallel
@@ -110,11 +111,13 @@ class PrecisionPlan:
     shape: ModelShape
     parallel: Parallel
     layers: tuple[PlanLayer, ...]
+    without_module: tuple[str, ...] = ()
+    """Rows of `modules` that take no linear layer, and rows that name layers without taking any, as sentences."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Settings that were asked for and have no effect, as sentences."""
-        return self.settings.notes
+        return (*self.settings.notes, *self.without_module)
 
     def low_precision_layers(self) -> tuple[int, ...]:
         """Return the numbers of the layers with at least one GEMM in FP8 or FP4."""
@@ -259,13 +262,14 @@ def precision_plan(
     settings = Settings.of(precision, model, optimizer, ddp, mcore=mcore)
     if shape.is_hybrid:
         settings = settings.of_hybrid(mcore)
-    return PrecisionPlan(
+    plan = PrecisionPlan(
         label=precision.label if precision is not None else f"{settings.mode}, as the configs say",
         settings=settings,
         shape=shape,
         parallel=layout,
         layers=tuple(_layers(shape, layout, settings, ModulePaths.of(model))),
     )
+    return replace(plan, without_module=rows_without_module(module_selection(plan, precision, model)))
 
 
 def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: ModulePaths) -> Iterator[PlanLayer]:

@@ -68,6 +68,8 @@ class Selected:
     """Modules that it selects and that read no per-module recipe."""
     nearest: tuple[str, ...] = ()
     """Names of modules that look like the pattern, where it selects none."""
+    missed: tuple[int, ...] = ()
+    """Layers that it names, as it states them, and in which it selects no module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +80,8 @@ class Entry:
     pattern: str
     precision: str
     takes: Callable[[Taken], bool]
+    layers: tuple[int, ...] = ()
+    """Numbers of the layers that it names, as they are stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,8 @@ class ModuleSelection:
     """They are of a foreign recipe, whose names are those within a chunk."""
     left: tuple[Taken, ...]
     """Linear layers that nothing selects."""
+    num_layers: int
+    """Layers of the whole model."""
     layers_elsewhere: tuple[tuple[str, int, tuple[int, ...], tuple[int, ...]], ...] = ()
     """Foreign matchers that mean other layers in another pipeline: name, its stages, layers here, layers there."""
 
@@ -125,15 +131,31 @@ def module_selection(plan: PrecisionPlan, precision: PrecisionConfig | None, mod
                 pattern=str(row),
                 precision=_spelled(row.precision),
                 takes=_matching_any(row.patterns(plan.shape.num_layers)),
+                layers=row.layer_numbers,
             )
             for number, row in enumerate(rows)
         ]
-        return _selection(entries, _modules(plan, plan.parallel, paths), is_foreign=False)
+        return _selection(entries, _modules(plan, plan.parallel, paths), plan.shape.num_layers, is_foreign=False)
     recipes = plan.settings.recipes
     if not recipes:
         return None
-    found = _selection(_entries(recipes), _modules(plan, plan.parallel, paths), is_foreign=True)
+    modules = _modules(plan, plan.parallel, paths)
+    found = _selection(_entries(recipes), modules, plan.shape.num_layers, is_foreign=True)
     return replace(found, layers_elsewhere=tuple(_elsewhere(plan, paths, recipes, found)))
+
+
+def rows_without_module(selection: ModuleSelection | None) -> tuple[str, ...]:
+    """Return one sentence for each row of `modules` that takes no linear layer, or none in a layer that it names."""
+    if selection is None or selection.is_foreign:
+        return ()
+    notes = []
+    for row in selection.rows:
+        if row in selection.empty:
+            notes.append(f"Row {row.name} of modules ({row.pattern}) takes no linear layer of this model.")
+        elif row.missed:
+            layers = ", ".join(map(str, row.missed))
+            notes.append(f"Row {row.name} of modules ({row.pattern}) takes nothing in layer {layers}.")
+    return tuple(notes)
 
 
 def linear_modules(plan: PrecisionPlan, model: Any) -> tuple[Taken, ...]:
@@ -194,14 +216,19 @@ def _modules(plan: PrecisionPlan, parallel: Parallel, paths: ModulePaths) -> lis
     return found
 
 
-def _selection(entries: Sequence[Entry], modules: Sequence[Taken], *, is_foreign: bool) -> ModuleSelection:
+def _selection(
+    entries: Sequence[Entry], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool
+) -> ModuleSelection:
     taken: dict[str, list[Taken]] = {entry.name: [] for entry in entries}
     shadowed: dict[str, list[Taken]] = {entry.name: [] for entry in entries}
     unread: dict[str, list[Taken]] = {entry.name: [] for entry in entries}
     by: dict[str, dict[str, None]] = {entry.name: {} for entry in entries}
+    reached: dict[str, set[int | None]] = {entry.name: set() for entry in entries}
     left = []
     for module in modules:
         found = [entry.name for entry in entries if entry.takes(module)]
+        for name in found:
+            reached[name].add(module.number)
         if module.kind in UNREAD:
             for name in found:
                 unread[name].append(module)
@@ -223,10 +250,15 @@ def _selection(entries: Sequence[Entry], modules: Sequence[Taken], *, is_foreign
             by=tuple(by[entry.name]),
             unread=tuple(unread[entry.name]),
             nearest=() if taken[entry.name] or shadowed[entry.name] else _nearest(entry.pattern, modules),
+            missed=tuple(
+                number
+                for number in entry.layers
+                if (number + num_layers if number < 0 else number) not in reached[entry.name]
+            ),
         )
         for entry in entries
     )
-    return ModuleSelection(rows=rows, is_foreign=is_foreign, left=tuple(left))
+    return ModuleSelection(rows=rows, is_foreign=is_foreign, left=tuple(left), num_layers=num_layers)
 
 
 def _nearest(pattern: str, modules: Sequence[Taken]) -> tuple[str, ...]:
@@ -257,7 +289,7 @@ def _elsewhere(
         embedding_counts=False,
         loss_counts=False,
     )
-    there = _selection(_entries(recipes), _modules(plan, layout, paths), is_foreign=True)
+    there = _selection(_entries(recipes), _modules(plan, layout, paths), plan.shape.num_layers, is_foreign=True)
     found = []
     for mine, other in zip(here.rows, there.rows, strict=True):
         layers = _layers(mine), _layers(other)

@@ -48,6 +48,7 @@ PRECISION_KEYS = ("precision", "fp8", "fp8_recipe", "fp4_recipe", *FACTORIES, *S
 ROW_KEYS = ("select", *PRECISION_KEYS, "evaluation")
 
 _LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
+_FROM_THE_END = re.compile(r"layers\.-\d")
 _NUMBER_HERE = re.compile(r"(?:^|[.*?\]])(?:\d|\?|\[)")
 """A digit, ``?`` or ``[`` where a whole part of a name may begin: it may stand for the number of a layer."""
 
@@ -105,6 +106,10 @@ class ModuleRow:
     def names_layers(self) -> bool:
         """Whether the row is about layers of certain numbers."""
         return bool(self.layer_numbers)
+
+    def layers_beyond(self, num_layers: int) -> tuple[int, ...]:
+        """Return the numbers, as they are stated, of layers that a model of so many layers does not have."""
+        return tuple(number for number in self.layer_numbers if not -num_layers <= number < num_layers)
 
     def patterns(self, num_layers: int) -> tuple[str, ...]:
         """Return the globs that select the row's modules by their names in the whole model.
@@ -221,10 +226,15 @@ def _refuse_unknown(given: Mapping[Any, Any], known: Sequence[str], rule: str) -
 def _plain_select(given: object) -> str | dict[str, Any]:
     if isinstance(given, str):
         return _plain_glob(given)
+    if isinstance(given, list | tuple):
+        rule = "`select` is one glob, or {layers: [0, -1], module: linear_fc2}"
+        raise WrongValueError(rule, list(given), "Write a row for each.")
     if not isinstance(given, Mapping):
         raise WrongValueError("`select` must be a glob, or {layers: [0, -1], module: linear_fc2}", given, "Correct it.")
     _refuse_unknown(given, ("layers", "module"), "`select` has no such key")
     module = given.get("module")
+    if isinstance(module, list | tuple):
+        raise WrongValueError("`select.module` is one name", list(module), "Write a row for each.")
     if not isinstance(module, str) or not module or "layers." in module:
         raise WrongValueError("`select.module` must be the end of a module's name", module, "Use linear_fc2, say.")
     layers = given.get("layers")
@@ -246,6 +256,9 @@ def _plain_glob(glob: str) -> str:
     """Return a glob in which a number of a layer can only be ``layers.N.``."""
     if not glob:
         raise WrongValueError("`select` must not be empty", glob, 'Use "*" for every module.')
+    if _FROM_THE_END.search(glob):
+        rule = "a glob counts layers from 0 alone"
+        raise WrongValueError(rule, glob, "Use {layers: [-1], module: NAME} to count from the end.")
     named = [match for match in _LAYER.finditer(glob) if not glob.startswith("mtp.")]
     before = glob[: named[0].start()] if named else ""
     if len(named) > 1 or before not in ("", "*", "*.", "decoder.", "*decoder.", "*.decoder."):

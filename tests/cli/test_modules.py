@@ -80,3 +80,18 @@ def test_without_rows_the_linear_layers_are_listed(capsys: pytest.CaptureFixture
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["modules", RECIPE, "--file", str(tmp_path / "none.yaml")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_layer_in_which_a_row_takes_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    row = "mixed_precision.modules=[{select:{layers:[0,99],module:linear_fc2},precision:bf16}]"
+    assert main(["modules", RECIPE, row, "mixed_precision.fp8_param_gather=false"]) == 2
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "row 0 takes nothing in layer 99: the model's layers are 0 to 5" in printed
+    assert main(["modules", RECIPE, row.replace("0,99", "99"), "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert "PB292" in [one["id"] for one in found["findings"]]
+    assert "PB281" not in [one["id"] for one in found["findings"]]
+    hybrid = ["model.num_layers=4", "model.hybrid_layer_pattern='M*M-'", "model.is_hybrid_model=true"]
+    assert main(["modules", RECIPE, row.replace("0,99", "0,3"), *hybrid]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "row 0 takes nothing in layer 0: there is no such module there" in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -27,6 +28,7 @@ from bridge.plan.memory import memory_report
 from bridge.plan.module_paths import ModulePaths
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.plan.selection import module_selection
+from bridge.precision.module_names import LINEAR_NAMES
 from bridge.precision.module_recipe import chunk_recipes
 from bridge.precision.modules import module_rows
 from tests.plan.built_names import LAYOUTS, MODELS, SHAPE
@@ -211,3 +213,26 @@ def test_memory_and_alignment_follow_each_module() -> None:
     (misfit,) = align_report(plans["mixed"]).misfits  # 144 is a multiple of 16, which current scaling takes, not of 32
     assert (misfit.module, misfit.dimension, misfit.multiple) == ("linear_fc2", "K", 32)
     assert align_report(plans["mixed"]).scheme == "mxfp8"
+
+
+def test_the_plan_and_memory_name_rows_that_take_nothing() -> None:
+    model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128}
+    precision = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed")
+    precision.modules = [
+        {"select": "*.liner_qkv", "precision": "bf16"},
+        {"select": {"layers": [0, 99], "module": "linear_fc2"}, "precision": "bf16"},
+    ]
+    plan = precision_plan(precision, model)
+    notes = (
+        "Row 0 of modules (*.liner_qkv) takes no linear layer of this model.",
+        "Row 1 of modules (layers 0, 99: linear_fc2) takes nothing in layer 99.",
+    )
+    assert plan.notes[-2:] == notes == memory_report(plan).notes[-2:]
+
+
+def test_every_linear_layer_of_a_real_model_has_a_name_that_a_sync_knows(built: Any) -> None:
+    numbers = re.compile(r"\b(layers|local_experts)\.\d+")
+    for chunks in built.values():
+        for chunk in chunks:
+            names = {numbers.sub(r"\1.0", name) for name in chunk["names"] if name != "output_layer"}
+            assert names <= set(LINEAR_NAMES)

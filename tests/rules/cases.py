@@ -440,6 +440,10 @@ CASES = {
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", precision="mxfp8"), H100),
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", precision="blockwise"), H100),
     ),
+    "PB292": (
+        full(with_row(CURRENT, select={"layers": [0, 99], "module": "linear_fc2"}, precision="bf16"), H100),
+        full(with_row(CURRENT, select={"layers": [0, -1], "module": "linear_fc2"}, precision="bf16"), H100),
+    ),
     "PB301": (full(CURRENT, H200, optimizer={}, ddp={}), full(CURRENT, H200)),
     "PB302": (full(NVFP4, B200, optimizer={}, ddp={}), full(NVFP4, B200)),
     "PB303": (

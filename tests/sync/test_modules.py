@@ -95,3 +95,33 @@ def test_a_model_without_layers_yet_takes_rows_without_numbers_alone(megatron_ow
         "mixed_precision.modules: a row names layers by number, and the model's number of layers is not known, got 0. "
         "State model.num_layers before the recipe is written."
     )
+
+
+@pytest.mark.parametrize("select", ["*.liner_qkv", {"module": "fc3"}, "decoder.layers.0.mpl.*", "mtp.layers.0.eh_prj"])
+def test_a_row_that_takes_no_linear_layer_is_found_and_refused_where_the_run_begins_next(
+    select: Any, megatron_owners: Any
+) -> None:
+    rows = [{"select": select, "precision": "bf16"}]
+    assert [one.id for one in synchronize(recipe(rows), **megatron_owners(num_layers=4)).findings] == ["PB281"]
+    owners = megatron_owners(num_layers=4)
+    with pytest.raises(SyncCheckError, match="row 0 takes no linear layer of this model"):
+        synchronize(recipe(rows), **owners, strict=True)
+    assert owners["model"].quant_recipe is None
+
+
+@pytest.mark.parametrize("select", ["vision_model.*.fc", "*mlp*", "*.local_experts.3.linear_fc1", "mtp.layers.2.*"])
+def test_a_row_that_may_take_a_module_is_not_judged_by_its_name(select: str, megatron_owners: Any) -> None:
+    report = synchronize(recipe([{"select": select, "precision": "bf16"}]), **megatron_owners(num_layers=4))
+    assert "PB281" not in [one.id for one in report.findings]
+
+
+def test_a_layer_that_the_model_does_not_have_is_refused(megatron_owners: Any) -> None:
+    owners = megatron_owners(num_layers=4)
+    rows = [{"select": {"layers": [0, 99, -5], "module": "linear_qkv"}, "precision": "bf16"}]
+    with pytest.raises(SyncCheckError) as caught:
+        synchronize(recipe(rows), **owners)
+    assert str(caught.value).endswith(
+        "row 0 takes nothing in layers 99, -5: the model's layers are 0 to 3, got 'layers 0, 99, -5: linear_qkv'. "
+        "Correct these numbers."
+    )
+    assert owners["model"].quant_recipe is None

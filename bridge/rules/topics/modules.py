@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import did_you_mean
+from bridge.errors import close_matches, listed
+from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
 from bridge.precision.module_recipe import stage_recipes
 from bridge.precision.modules import module_rows
 from bridge.precision.quant_recipe import EVALUATION, TRAINING, QuantRecipe, quant_recipes
 from bridge.precision.schemes import SCHEMES
+from bridge.rules.fields import whole_number
 from bridge.rules.rule import Rule, mcore, owners_rule, target_rule
 from bridge.rules.versions import dotted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bridge.precision.quant_recipe import ModuleEffect
     from bridge.rules.context import RuleContext
 
@@ -32,13 +36,71 @@ def _place(s: RuleContext) -> dict[str, Any]:
 
 
 def _empty(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows and matchers that take no linear layer; rows of layers beyond the model are PB292's."""
+    if not s.is_whole:
+        return _misspelt(s)
     found = []
     for row in s.selection.empty if s.selection is not None else ():
+        if row.missed and all(_is_beyond(number, s.selection.num_layers) for number in row.missed):
+            continue
         only = ", ".join(dict.fromkeys(one.module for one in row.unread))
-        what = f"takes {only} alone, which read no per-module recipe" if only else "takes no module of this model"
-        hint = did_you_mean(row.nearest) or "drop it, or see the modules that `precision-bridge modules` lists"
+        reason = f": it takes {only} alone, which read no per-module recipe" if only else ""
         severity = {"severity": "warning"} if s.selection.is_foreign else {}  # a file may serve several models
-        found.append({**_place(s), **severity, "name": row.name, "value": row.pattern, "what": what, "hint": hint})
+        place = _place(s)
+        words = {"row": f"{place['noun']} {row.name}", "reason": reason, "near": _near(row.nearest)}
+        found.append({**place, **severity, **words, "value": row.pattern})
+    return found
+
+
+def _misspelt(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows that take no linear layer of any Megatron model, for a sync, which has no plan."""
+    found = []
+    for number, row in enumerate(module_rows(s.stated.get("modules"))):
+        if takes_a_linear_layer(row):
+            continue
+        last = (row.select or row.module).rpartition(".")[2].strip("*")
+        names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
+        words = {"row": f"row {number}", "reason": "", "near": _near(close_matches(last, names))}
+        found.append({**_place(s), **words, "value": str(row)})
+    return found
+
+
+def _near(names: Sequence[str]) -> str:
+    return f" (did you mean {listed(names)}?)" if names else ""
+
+
+def _is_beyond(number: int, num_layers: int) -> bool:
+    return not -num_layers <= number < num_layers
+
+
+def _missed(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows that name layers in which they take nothing."""
+    if not s.is_whole:
+        return _beyond_the_model(s, whole_number(s.model.num_layers) or 0)
+    if s.selection is None or s.selection.is_foreign:
+        return []
+    found = _beyond_the_model(s, s.selection.num_layers)
+    for row in s.selection.rows:
+        missed = [number for number in row.missed if not _is_beyond(number, s.selection.num_layers)]
+        if missed and row not in s.selection.empty:
+            words = {"row": f"row {row.name}", "layers": _numbers(tuple(missed)), "value": row.pattern}
+            reason, remedy = "there is no such module there", "drop these numbers"
+            found.append({**_place(s), **words, "reason": reason, "remedy": remedy, "severity": "warning"})
+    return found
+
+
+def _beyond_the_model(s: RuleContext, num_layers: int) -> list[dict[str, Any]]:
+    """Return the rows that name layers which the model does not have; none where its layers are not known."""
+    is_hybrid = s.model.is_hybrid_model or s.model.hybrid_override_pattern or s.model.hybrid_layer_pattern
+    if num_layers < 1 or (is_hybrid and not s.is_whole):  # a pattern counts a hybrid model's layers
+        return []
+    found = []
+    for number, row in enumerate(module_rows(s.stated.get("modules"))):
+        beyond = row.layers_beyond(num_layers)
+        if beyond:
+            words = {"row": f"row {number}", "layers": _numbers(beyond), "value": str(row)}
+            reason = f"the model's layers are 0 to {num_layers - 1}"
+            found.append({**_place(s), **words, "reason": reason, "remedy": "correct these numbers"})
     return found
 
 
@@ -204,11 +266,12 @@ def _payloads(s: RuleContext) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 RULES = (
-    Rule(
+    owners_rule(
         heading="PB281: a choice per module that takes nothing",
+        sync="strict",
         predicate=_empty,
-        error="model.quant_recipe: {noun} {name} {what}",
-        remedies=("{hint}",),
+        error="model.quant_recipe: {row} takes no linear layer of this model{reason}",
+        remedies=("use a name that `precision-bridge modules` lists{near}", "drop it"),
         verified=MATCHING,
         explanation="Transformer Engine's linear layers read a per-module recipe. Embeddings, norms, the router and "
         "the output layer do not, and compute in the dtype of the run.",
@@ -306,5 +369,14 @@ RULES = (
         "{has}",
         remedies=("choose another scheme for them", "use other GPUs"),
         verified="Transformer Engine 2.20 pytorch/quantization.py",
+    ),
+    owners_rule(
+        heading="PB292: a layer in which a choice per module takes nothing",
+        sync="refused",
+        predicate=_missed,
+        error="model.quant_recipe: {row} takes nothing in {layers}: {reason}",
+        remedies=("{remedy}",),
+        verified=MATCHING,
+        gate="precision",
     ),
 )
