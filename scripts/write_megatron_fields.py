@@ -99,6 +99,8 @@ def _kind(annotation: ast.expr) -> str:
 
 def _default(value: ast.expr | None) -> Any:
     """Return a default as plain data; None for what is computed or required."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "float":  # float("inf")
+        return float(ast.literal_eval(value.args[0]))
     if isinstance(value, ast.Call):
         given = {keyword.arg: keyword.value for keyword in value.keywords}
         return _default(given.get("default"))

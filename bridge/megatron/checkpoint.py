@@ -34,7 +34,7 @@ from bridge.megatron.emulation.model import delayed_updates, requantise_stored_w
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.megatron.manifest import contents, damage, folder_of, is_finished, iterations, write_manifest
-from bridge.megatron.optimizer import parts, unshare_steps
+from bridge.megatron.optimizer import inner_optimizers, parts, unshare_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -369,6 +369,7 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int) -> Position:
     inner = loaded["optimizer"].get("optimizer", loaded["optimizer"])
     if inner.get("state"):  # Megatron leaves Adam's step out where it is zero (optimizer.py:836, ``if step:``)
         inner["state"].setdefault("common_step", torch.tensor(0.0))
+    _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
     trainer.optimizer.load_state_dict(loaded["optimizer"])
     unshare_steps(trainer.optimizer)
     requantise_stored_weights(trainer.optimizer)
@@ -404,6 +405,19 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
     if missing:
         logger.info("The checkpoint has no delayed scales: they begin at 1, as in a fresh run.")
     return missing
+
+
+def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+    """Give parameter groups that follow this run's schedule the checkpoint's, which the run goes on with.
+
+    megatron-core 0.19 pairs the groups of optimizer and checkpoint by their rates too (optimizer.py,
+    ``param_group_identifier_keys``) and refuses others; 0.16.1 takes over the checkpoint's.
+    """
+    for inner in inner_optimizers(trainer.optimizer):
+        for group in inner.param_groups:
+            for name in ("max_lr", "min_lr"):
+                if group.get(name) == getattr(trainer.scheduler, name):
+                    group[name] = stored[name]
 
 
 def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> None:

@@ -190,7 +190,7 @@ def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:
     elements = buffer.numel if settings.distributed else own
     if is_low and settings.scheme == "mxfp8":
         elements = own  # gathered through the gradient buffer, they lie in none of their own
-    elif settings.distributed and settings.reuses_gradients:
+    elif settings.distributed and settings.unused_weight_buffer:
         elements += own  # Megatron allocates the buffer and leaves the weights where they were
     return round(elements * element_bytes(storage))
 

@@ -34,6 +34,12 @@ LATE_ATTENTION = {"mxfp8": "0.18", "nvfp4": "0.17"}
 HYBRID_FP4 = "0.17"
 """First megatron-core whose hybrid blocks enter the FP4 context."""
 
+MAPPED_WEIGHTS = "0.17"
+"""First megatron-core that maps BF16 weights into their buffer where MXFP8 weights are gathered through the gradients'.
+
+Source: distributed/param_and_grad_buffer.py, where 0.17.0 asks for ``not is_mxfp8tensor(param)`` and 0.16.1 does not.
+"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
@@ -61,8 +67,8 @@ class Settings:
     """The model's blocks enter the low-precision context; those of a hybrid model know FP4 from 0.17 on."""
     low_parameters: bool = False
     """Weights are stored in the scheme's format."""
-    reuses_gradients: bool = False
-    """MXFP8 weights are gathered through the gradient buffer."""
+    unused_weight_buffer: bool = False
+    """The other weights of an MXFP8 model stay outside the buffer that Megatron allocates for them."""
     grad_reduce: str = "fp32"
     reduce_in_fp32: bool = False
     """Gradients are sent in their dtype and summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
@@ -162,7 +168,10 @@ class Settings:
             multi_head_attention="fp8_multi_head_attention" in reads and bool(model["fp8_multi_head_attention"]),
             output_layer=scheme == "mxfp8" and bool(model["fp8_output_proj"]),
             low_parameters=family is not None and bool(model[f"{family}_param"]),
-            reuses_gradients=scheme == "mxfp8" and not fsdp and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
+            unused_weight_buffer=scheme == "mxfp8"
+            and not fsdp
+            and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"])
+            and at_least(mcore, MAPPED_WEIGHTS) is False,
             grad_reduce="fp32" if ddp["grad_reduce_in_fp32"] else mode,
             reduce_in_fp32=bool(ddp["reduce_scatter_with_fp32_accumulation"]),
             fp32_residual=bool(model["fp32_residual_connection"]),

@@ -5,6 +5,8 @@ Mamba layers need mamba_ssm, which has no CPU build: their modules are compared 
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -16,6 +18,7 @@ from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinea
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -111,6 +114,12 @@ def local_stack():
     )
 
 
+def layers_argument(pattern):
+    """The argument of Megatron's stack that says which layers it has: a pattern, or a list in newer releases."""
+    takes_list = "layer_type_list" in inspect.signature(MambaStack).parameters
+    return {"layer_type_list": list(pattern)} if takes_list else {"hybrid_override_pattern": pattern}
+
+
 def sizes_of(modules):
     """Name -> shapes of the parameters that the plan expects."""
     found = {}
@@ -137,7 +146,7 @@ def test_the_layers_of_a_hybrid_have_the_modules_of_megatrons_stack(changes):
         stack = MambaStack(
             config,
             local_stack(),
-            hybrid_override_pattern=pattern,
+            **layers_argument(pattern),
             post_layer_norm=False,
             pg_collection=ProcessGroupCollection.use_mpu_process_groups(),
         )
@@ -175,7 +184,7 @@ def test_experts_at_a_latent_width_have_the_sizes_of_megatrons_experts(megatron_
     given = {name: value for name, value in model.items() if name != "hybrid_layer_pattern"}
     config = megatron_owners(num_layers=5, **given)["model"]
     config.use_cpu_initialization = True
-    submodules = get_mlp_module_spec(use_te=False, num_experts=4).submodules.experts.submodules
+    submodules = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     with training_process(config, seed=1, threads=1):
         groups = ProcessGroupCollection.use_mpu_process_groups()
         experts = SequentialMLP(4, config, submodules, pg_collection=groups)

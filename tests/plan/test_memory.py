@@ -17,6 +17,7 @@ from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.stages import Parallel
+from bridge.rules.versions import Version, installed
 from tests import warm
 from tests.plan.memory_live import built, saved_bytes
 from tests.plan.test_shape import LLAMA_3_70B
@@ -82,7 +83,9 @@ def predicted(recipe: str, layout: str, rank: int):
     config = REGISTRY.get(precision) if isinstance(precision, str) else MixedPrecisionConfig.from_dict(precision)
     model = {**given["model"], "vocab_size": 256}
     parallel = Parallel.of(model, world_size=2)
-    plan = precision_plan(config, model, parallel, optimizer=given["optimizer"], ddp=given["ddp"])
+    plan = precision_plan(
+        config, model, parallel, optimizer=given["optimizer"], ddp=given["ddp"], mcore=installed("mcore")
+    )
     data_rank = rank if parallel.data > 1 else 0
     report = memory_report(plan, ddp=given["ddp"], data_rank=data_rank)
     return report.ranks[rank if parallel.pipeline > 1 else 0]
@@ -106,6 +109,21 @@ def test_parameters_gradients_masters_and_state_are_those_of_the_live_objects(na
         found = live[f"{name}-{rank}"]
         assert {kind: rank_memory.bytes_of[kind] for kind in EXACT} == {kind: found[kind] for kind in EXACT}
         assert rank_memory.parameters == found["parameters"]
+
+
+def test_the_unused_buffer_of_an_mxfp8_model_is_counted_before_megatron_core_0_17():
+    given = {**SHAPE, "normalization": "RMSNorm", "add_bias_linear": False, "vocab_size": 256}
+
+    def weights(release):
+        precision, sharded = REGISTRY.get("bf16_with_mxfp8_mixed"), {"use_distributed_optimizer": True}
+        plan = precision_plan(precision, given, optimizer=sharded, ddp=sharded, mcore=Version(release))
+        (place,) = plan.parallel.places(4)
+        in_bf16 = sum(one.numel for one in chunk_parameters(plan, place) if not one.is_stored_low)
+        return memory_report(plan).ranks[0].bytes_of["weights"], 2 * in_bf16
+
+    (before, in_bf16), (after, _) = weights("0.16.1"), weights("0.17.0")
+    assert before - after == in_bf16
+    assert weights("0.19.2")[0] == after
 
 
 # -- against Megatron's modules, without parallelism ------------------------------------------------------------------

@@ -27,6 +27,7 @@ from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, synchronize
 from bridge.rules.stages import Parallel
+from bridge.rules.versions import Version
 from tests.contention import allowed
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID
 
@@ -267,9 +268,9 @@ OPEN = MixedPrecisionConfig(bf16=True, fp8="e4m3")
             {"fp8_recipe": "mxfp8", "fp8_param": True},
             {"reuse_grad_buf_for_mxfp8_param_ag": True},
             {},
-            {"reuses_gradients": True},
+            {"unused_weight_buffer": True},
         ),
-        ("mxfp8", {}, {}, {"use_megatron_fsdp": True}, {"reuses_gradients": False, "distributed": True}),
+        ("mxfp8", {}, {}, {"use_megatron_fsdp": True}, {"unused_weight_buffer": False, "distributed": True}),
         (
             "bf16_mixed",
             {},
@@ -282,7 +283,7 @@ OPEN = MixedPrecisionConfig(bf16=True, fp8="e4m3")
 )
 def test_what_one_owner_has_of_its_own_is_planned_as_it_is_synchronised(precision, model, optimizer, ddp, wanted):
     config = REGISTRY.get(precision) if isinstance(precision, str) else precision
-    settings = Settings.of(config, {**SIX, **model}, optimizer, ddp)
+    settings = Settings.of(config, {**SIX, **model}, optimizer, ddp, mcore=Version("0.16.1"))
     assert {name: getattr(settings, name) for name in wanted} == wanted
 
 
