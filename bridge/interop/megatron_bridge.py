@@ -6,6 +6,9 @@ The peer's class has the same fields and defaults as ours, so that nothing is lo
 - `first_last_layers_bf16=True` alone keeps 0 and 0 layers in BF16: it switches nothing on.
 - Dtypes come in two spellings: `{_target_: torch.bfloat16, _call_: false}` in saved runs, strings in overrides.
 - A recipe of a NeMo name such as `16-mixed` is not registered there.
+
+The YAML of our own recipes and a run's own `config.yaml` are read here too. `modules` and `_recipe_`, which the peer's
+class does not have, tell them apart; all fields are ours there, and none of the peer's defaults decides.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError
+from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
 from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
@@ -51,6 +54,9 @@ OWNERS = ("model", "optimizer", "ddp")
 EVERYBODYS = frozenset({"bf16", "fp16"})
 """Fields that alone say nothing of whose they are: transformers and Axolotl have them with another meaning."""
 RENAMED = {"enable_autocast": "autocast_enabled"}
+MADE_BY, MODULES = "_recipe_", "modules"
+"""Keys of our own configurations alone: the recipe that the fields are from, and the rows of single modules."""
+INSTANTIATION = ("_target_", "_call_", "_convert_", "_partial_", "_recursive_")
 NO_AUTOCAST = f"{TITLE} copies fields of the same name, and Megatron's is enable_autocast"
 """Why `autocast_enabled` has no effect there. Source: Megatron Bridge 0.6.2 training/mixed_precision.py."""
 
@@ -101,13 +107,15 @@ def _fields(
     values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None, *, opens_autocast: bool = False
 ) -> ImportReport:
     """Import a mapping of fields; with `_target_` it is a constructor call, without it is assigned key by key."""
+    if MADE_BY in values or MODULES in values:
+        return _own_fields(values, prefix, builder, base)
     constructed = "_target_" in values
     if constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
         rule = "must name MixedPrecisionConfig"
         raise PayloadError(f"{prefix}_target_: {rule}, got {values['_target_']!r:.80}. Nothing was instantiated.")
     for key, value in values.items():
         name = str(key)
-        if name in ("_target_", "_call_", "_convert_", "_partial_", "_recursive_"):
+        if name in INSTANTIATION:
             continue
         if name not in OWN:
             detail = "not a field of MixedPrecisionConfig; Megatron Bridge skips it with a log line"
@@ -133,6 +141,26 @@ def _fields(
             lambda field: prefix + field, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why_layers=why
         )
     return _finished(builder)
+
+
+def _own_fields(
+    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None
+) -> ImportReport:
+    """Import a mapping of our own fields, each of which counts as stated."""
+    named = values.get(MADE_BY)
+    for key, value in values.items():
+        name = str(key)
+        if name == MADE_BY:
+            builder.map(prefix + name)
+        elif name not in FIELD_DEFAULTS:
+            hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "Correct the name, or drop it."
+            builder.report(prefix + name, value, "dead knob", "not a field of MixedPrecisionConfig", hint)
+        else:
+            builder.map(prefix + name, **{name: named_dtype(value, prefix + name) if name in DTYPES else value})
+    if not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
+        builder.leave_mode(base or "the config that these fields override")
+    semantics = semantics_of(MixedPrecisionConfig.from_dict(builder.fields))
+    return builder.finish(semantics=semantics, recipe=str(named) if named in REGISTRY else None)
 
 
 def _finished(builder: ImportBuilder) -> ImportReport:
@@ -319,7 +347,9 @@ def recognise(document: Document) -> Recognised | None:
     sections = [top[owner] for owner in OWNERS if isinstance(top.get(owner), Mapping)]
     if any(str(section.get("_target_", "")).startswith(("megatron.", "bridge.")) for section in sections):
         return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
-    known = [name for name in OWN if name in top]
+    if isinstance(inner, Mapping) and (MODULES in inner or MADE_BY in inner):
+        return Recognised(0.9, "has `mixed_precision` with fields of our own recipes")
+    known = [name for name in (*OWN, MODULES) if name in top]
     if not set(known) <= EVERYBODYS and len(known) > 1 and len(known) * 2 >= len(top):
         certainty = 0.6 if len(known) == len(top) else 0.4  # among other keys `bf16` and `fp8` are other systems' too
         return Recognised(certainty, f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class")

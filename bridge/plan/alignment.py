@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
 """Tokens per expert of a grouped GEMM, 16 elsewhere (Transformer Engine 2.20 pytorch/quantization.py)."""
+PER_TENSOR = ("tensorwise", "delayed")
 SMALL = {
     "tensor": "at most 1024 inputs and 4096 outputs",
     "block": "at most 2048 inputs, at most 1024 outputs, or at most 4096 inputs and 2048 outputs",
@@ -61,6 +62,8 @@ class GemmShape:
     inputs: int
     low: bool
     """Computes in FP8 or FP4."""
+    scheme: str | None = None
+    """The scaling scheme that it computes in: the run's, or that of a row of `modules`; None: high precision."""
     small: bool = False
     """By the rule of thumb, too small to gain from it."""
     expert: bool = False
@@ -106,9 +109,16 @@ class AlignmentReport:
 
     label: str
     scheme: str | None
+    """The scheme of the run, or of the modules that take the most tokens at a time: the padding follows it."""
     pad: PadMultiple
     gemms: tuple[GemmShape, ...]
     misfits: tuple[Misfit, ...]
+
+    @property
+    def small_rules(self) -> tuple[str, ...]:
+        """The rules of thumb by which GEMMs of this model are small, one for each kind of scaling among them."""
+        kinds = dict.fromkeys("tensor" if gemm.scheme in PER_TENSOR else "block" for gemm in self.small)
+        return tuple(SMALL[kind] for kind in kinds)
 
     @property
     def small(self) -> tuple[GemmShape, ...]:
@@ -244,13 +254,14 @@ def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, sch
         outputs=outputs,
         inputs=inputs,
         low=scheme is not None,
+        scheme=scheme,
         small=scheme is not None and _is_small(scheme, outputs, inputs),
         expert=module.is_expert,
     )
 
 
 def _is_small(scheme: str, outputs: int, inputs: int) -> bool:
-    if scheme in ("tensorwise", "delayed"):
+    if scheme in PER_TENSOR:
         return inputs <= 1024 and outputs <= 4096
     return inputs <= 2048 or outputs <= 1024 or (inputs <= 4096 and outputs <= 2048)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.precision.dtypes import torch_dtype
-from bridge.pytorch.loop import checked, require_config
+from bridge.pytorch.loop import checked, for_plain_torch
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -30,9 +30,9 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
         A `Float8LinearConfig` (tensorwise) or `MXFP8TrainingOpConfig` (MXFP8).
 
     Raises:
-        BackendUnavailableError: torchao is not installed, or has no such scheme.
+        BackendUnavailableError: torchao is not installed, or has no such scheme, or the recipe has rows of `modules`.
     """
-    require_config(config)
+    for_plain_torch(config)
     if config.fp8 is None and config.fp4 is None:
         return None
     settings = float8_settings(checked(config))
@@ -65,8 +65,9 @@ def emulate_linears(
     Raises:
         PrecisionTypeError: `skip` names what is no linear layer of the model, or the model has none to replace: it is
             itself an `nn.Linear`, or was converted before.
+        BackendUnavailableError: The recipe has rows of `modules`.
     """
-    require_config(config)
+    for_plain_torch(config)
     if config.fp8 is None and config.fp4 is None:
         return []
     import torch

@@ -168,7 +168,7 @@ def align_table(report: AlignmentReport) -> RenderableType:
         if not gemm.low and (gemm.module, gemm.outputs, gemm.inputs) in low:
             continue  # the same layer where it stays in high precision
         tokens = f"{'~' * gemm.expert}{gemm.tokens:.0f}" if gemm.tokens else "-"
-        runs = report.scheme or "" if gemm.low else "high precision"
+        runs = gemm.scheme or "high precision"
         verdict = Text("yes" if gemm.low else "", style="green")
         if (gemm.layers, gemm.module) in wrong:
             verdict = Text("no", style="red")
@@ -179,8 +179,8 @@ def align_table(report: AlignmentReport) -> RenderableType:
     parts = [table(GEMM_COLUMNS, rows, title=title, keys=2)]
     parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
     if report.small:
-        rule = SMALL["tensor" if report.scheme in ("tensorwise", "delayed") else "block"]
-        parts.append(Text(f"  small: {rule}; a rule of thumb ({SMALL_SOURCE})."))
+        rules = "; ".join(report.small_rules)
+        parts.append(Text(f"  small: {rules}; a rule of thumb ({SMALL_SOURCE})."))
     if report.pad.per_expert > 1 and any(gemm.expert for gemm in report.gemms):
         multiple = report.pad.per_expert
         parts.append(Text(f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."))

@@ -162,6 +162,8 @@ DERIVED = (
     "pipeline_dtype",
 )
 """Attributes that Megatron computes once in `__post_init__`, stale after a plain assignment."""
+OVERRULED_BY = {"attention_softmax_in_fp32": "Drop it, or set apply_query_key_layer_scaling=False."}
+"""Attribute of `DERIVED` -> the remedy where a stated value of it does not stay."""
 
 
 class Trial:
@@ -192,6 +194,7 @@ def try_on_copies(owners: list[Owner], rows: list[SyncRow], *, is_last: bool = F
         if owner.is_megatron:
             twin, finding = _validated_copy(owner, wanted, is_last=is_last)
             derived = _difference(owner, twin, wanted)
+            trial.findings += _overruled(trial.rows, owner, derived)
             trial.rows = _with_derived(trial.rows, owner, derived)
             values.update(derived)
             if finding is not None:
@@ -296,6 +299,22 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
         if name not in known
     )
     return changed
+
+
+def _overruled(rows: Sequence[SyncRow], owner: Owner, derived: Mapping[str, Any]) -> list[Finding]:
+    """Return a warning for each stated value that Megatron replaces by one of its own."""
+    return [
+        Finding(
+            path=f"{owner.role}.{row.attribute}",
+            rule=f"Megatron's own __post_init__ sets it to {plain(derived[row.attribute])!r}",
+            value=plain(row.new),
+            where=row.by,
+            remedy=OVERRULED_BY.get(row.attribute, "Drop it, or change the setting that it follows from."),
+            severity="warning",
+        )
+        for row in rows
+        if row.owner == owner.role and row.attribute in derived and row.why == "stated" and row.verdict != "absent"
+    ]
 
 
 _GATES = by_gate(rule for rule in RULES if rule.sync is not None)

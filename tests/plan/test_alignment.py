@@ -13,6 +13,8 @@ from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
+from bridge.report.plan_table import align_table
+from bridge.report.table import plain_text
 from bridge.rules.stages import Parallel
 from tests.plan.test_shape import DEEPSEEK_V3, LLAMA_3_70B
 
@@ -157,3 +159,24 @@ def test_tokens_of_experts_are_those_of_an_even_load():
     assert math.isclose(experts.tokens, 8192)
     assert found.pad.per_expert == 16
     assert {gemm.module for gemm in found.small} >= {"linear_kv_up_proj", "experts.linear_fc2"}
+
+
+def test_each_module_is_held_against_its_own_scheme():
+    config = REGISTRY.get("bf16_with_mxfp8_mixed")
+    config.state(modules=[{"select": "*.linear_fc1", "precision": "tensorwise"}])
+    plan = precision_plan(config, {**FITTING, "ffn_hidden_size": 1008})
+    found = align_report(plan)
+    schemes = {gemm.module: gemm.scheme for gemm in found.gemms}
+    assert schemes == {
+        "linear_qkv": "mxfp8",
+        "linear_proj": "mxfp8",
+        "linear_fc1": "tensorwise",
+        "linear_fc2": "mxfp8",
+        "output_layer": None,
+    }
+    assert {misfit.module for misfit in found.misfits} == {"linear_fc2"}
+    assert len(found.small_rules) == 2
+    lines = plain_text(align_table(found)).splitlines()
+    printed = {line.split()[1]: line.split()[-3:] for line in lines if line.startswith("  1-2 ")}
+    assert [name for name, cells in printed.items() if "tensorwise" in cells] == ["linear_fc1"]
+    assert [name for name, cells in printed.items() if "no" in cells] == ["linear_fc2"]

@@ -279,3 +279,26 @@ def test_tf32_is_set_for_convolutions_too(tf32: bool, monkeypatch: pytest.Monkey
         assert torch.backends.cudnn.allow_tf32 is tf32
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda config: pytorch.emulate_linears(nn.Sequential(nn.Linear(32, 32)), config),
+        pytorch.float8_linear_config_for,
+        pytorch.autocast_for,
+        pytorch.grad_scaler_for,
+        pytorch.fsdp_policy_for,
+        pytorch.apply_tf32,
+    ],
+)
+@pytest.mark.parametrize("name", ["bf16_mixed", "bf16_with_fp8_current_scaling_mixed"])
+def test_rows_of_modules_are_refused(function: Any, name: str) -> None:
+    config = REGISTRY.get(name)
+    config.state(modules=[{"select": "*.linear_qkv", "precision": "bf16"}])
+    with pytest.raises(BackendUnavailableError) as raised:
+        function(config)
+    assert str(raised.value) == (
+        "mixed_precision.modules: plain PyTorch has no module with a name of Megatron's to select, got 1 row. "
+        "Drop them, or train the recipe with scripts/train.py."
+    )

@@ -363,6 +363,23 @@ def test_what_megatron_derives_is_right_after_the_sync(megatron_owners, monkeypa
     assert owners["optimizer"].use_precision_aware_optimizer_no_fp8_or_ds_fp8 is False
 
 
+def test_a_stated_value_that_megatron_replaces_is_a_finding(megatron_owners) -> None:
+    owners = megatron_owners()
+    owners["model"].apply_query_key_layer_scaling = True
+    config = get_mixed_precision_config("fp16_mixed").state(attention_softmax_in_fp32=False)
+    report = synchronize(config, **owners)
+    assert owners["model"].attention_softmax_in_fp32 is True
+    assert [(found.severity, str(found)) for found in report.findings] == [
+        (
+            "warning",
+            "model.attention_softmax_in_fp32: Megatron's own __post_init__ sets it to True, got False. "
+            "Drop it, or set apply_query_key_layer_scaling=False.",
+        )
+    ]
+    owners["model"].apply_query_key_layer_scaling = False
+    assert not synchronize(config, **owners).findings
+
+
 def test_an_owner_that_megatron_refused_before_is_a_warning(megatron_owners) -> None:
     owners = megatron_owners()
     owners["optimizer"].use_precision_aware_optimizer = True  # needs Transformer Engine
