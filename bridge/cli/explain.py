@@ -6,13 +6,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_command, print_json
+from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.field_docs import field_docs, field_types
 from bridge.precision.groups import GROUPS, by_subject
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.routes import OWNERS, ROUTES, Route, routes_of
@@ -45,6 +45,7 @@ def add_parsers(commands: Any) -> None:
         help="field, by its own name or Megatron's, or a rule's id; without it, all fields are listed",
     )
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
+    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
 
 
 def _explain(chosen: argparse.Namespace) -> None:
@@ -62,7 +63,7 @@ def _explain(chosen: argparse.Namespace) -> None:
         found = rule_dict(_rule(chosen.field))
         text = _rule_text(found)
     else:
-        found = explanation(chosen.field, chosen.name)
+        found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
         text = _field_text(found)
     if chosen.json:
         print_json(found)
@@ -70,12 +71,13 @@ def _explain(chosen: argparse.Namespace) -> None:
         print(text)
 
 
-def explanation(field: str, recipe: str | None = None) -> dict[str, Any]:
+def explanation(field: str, recipe: str | None = None, *, config_dir: str | None = None) -> dict[str, Any]:
     """Return everything known about a field as plain data.
 
     Args:
         field: A field of `MixedPrecisionConfig`, or the name Megatron has for it (``enable_autocast``).
         recipe: Also say what it is in this recipe.
+        config_dir: A folder that may have the recipe as YAML.
 
     Raises:
         UnknownFieldError: No such field; the nearest are named.
@@ -92,9 +94,10 @@ def explanation(field: str, recipe: str | None = None) -> dict[str, Any]:
         "read_by_schemes": sorted({scheme.name for scheme in SCHEMES if name in scheme.settings}),
     }
     if recipe is not None:
-        config = REGISTRY.get(recipe)
+        named = NamedRecipe.of(recipe, config_dir)
+        config = named.config
         found["in_recipe"] = {
-            "recipe": config.recipe,
+            "recipe": config.recipe or named.name,
             "value": config.to_dict(full=True)[name],
             "stated": config.is_stated(name),
             "by": config.source_of(name),
@@ -110,7 +113,8 @@ def _field_name(field: str) -> str:
         return wanted
     if wanted in renamed:
         return renamed[wanted]
-    matches = close_matches(wanted, [*names, *renamed])
+    known = list(dict.fromkeys([*names, *renamed]))
+    matches = close_matches(wanted, known) or [name for name in known if len(wanted) > 2 and wanted in name][:3]
     remedy = did_you_mean(matches) or "`precision-bridge explain` lists them."
     raise UnknownFieldError(f"Unknown field {field!r}. {remedy}", matches)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,25 +25,24 @@ def add_parsers(commands: Any) -> None:
 
 def _memory(chosen: argparse.Namespace) -> None:
     """Print the memory of a rank of each pipeline stage, and the activations under each kind of recomputation."""
-    run = planned_run(chosen)
-    activations = _activations(run)
-    if chosen.fit:
-        from bridge.plan.fit import fit
+    from bridge.plan.fit import fit, memory_to_fit
 
-        options = fit(run)
-    else:
-        options = None
+    run = planned_run(chosen)
+    if chosen.fit:
+        memory_to_fit(run)
+    activations = _activations(run)
     if chosen.json:
         content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
-        print_json({**content, "fit": options.to_dict()} if options is not None else content)
+        print_json({**content, "fit": fit(run).to_dict()} if chosen.fit else content)
         return
     from bridge.report.plan_table import fit_table, memory_table
     from bridge.report.table import show  # rich is heavy
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
-    if options is not None:
-        show(fit_table(options))
+    if chosen.fit:
+        sys.stdout.flush()  # the search takes a while
+        show(fit_table(fit(run)))
 
 
 def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:

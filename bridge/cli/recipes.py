@@ -82,7 +82,7 @@ def _comment(path: Path) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Named:
+class NamedRecipe:
     """A recipe by its name: a registered one, or a YAML file of the group `mixed_precision` in a team's folder."""
 
     name: str
@@ -94,7 +94,8 @@ class _Named:
     aliases: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, config_dir: str | None) -> _Named:
+    def of(cls, name: str, config_dir: str | None) -> NamedRecipe:
+        """Return the recipe of a name; UnknownRecipeError where neither the registry nor the folder has it."""
         if config_dir is not None and name not in REGISTRY:
             from bridge.front.loader import load_run, shipped_folder  # Hydra is heavy
 
@@ -114,7 +115,7 @@ class _Named:
 
 def _show(chosen: argparse.Namespace) -> None:
     """Print the fields of a recipe by subject, and its faults if it has any."""
-    named = _Named.of(chosen.name, chosen.config_dir)
+    named = NamedRecipe.of(chosen.name, chosen.config_dir)
     config = named.config
     faults = [str(fault) for fault in config.faults()]
     if chosen.json:
@@ -162,7 +163,7 @@ def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str
 
 def _diff(chosen: argparse.Namespace) -> None:
     """Print one line per field in which two recipes differ: values, and whether each side states them."""
-    one, two = (_Named.of(name, chosen.config_dir).config for name in (chosen.a, chosen.b))
+    one, two = (NamedRecipe.of(name, chosen.config_dir).config for name in (chosen.a, chosen.b))
     first, second = one.to_dict(full=True), two.to_dict(full=True)
     rows = [
         {

@@ -143,9 +143,7 @@ def _fields(
     return _finished(builder)
 
 
-def _own_fields(
-    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None
-) -> ImportReport:
+def _own_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None) -> ImportReport:
     """Import a mapping of our own fields, each of which counts as stated."""
     named = values.get(MADE_BY)
     for key, value in values.items():
@@ -194,6 +192,8 @@ def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple
                 yield where, name, named_dtype(value, where) if name in DTYPES else value
             elif ELSEWHERE.get(name) == owner:
                 _elsewhere(where, name, value, builder)
+            elif name == "quant_recipe" and MODULES in builder.fields:
+                builder.map(where)  # a sync wrote it from the rows
             elif name == "quant_recipe" and isinstance(value, Mapping):
                 _quant_recipe(where, value, builder)
             elif isinstance(value, Mapping) and "_target_" in value:

@@ -8,6 +8,10 @@ bytes; a smaller micro-batch makes smaller GEMMs; selective recomputation runs t
 of a parallel size adds messages or idle stages; full recomputation runs every forward pass again, a third more work.
 The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel replicas. Where no
 layout of these GPUs fits, the options are for one replica on more of them, the fewest first.
+
+Left out without a plan of their own are layouts on which the weights and gradients alone are too large, and tensor
+parallelism for blockwise scaling, whose gathering under sequence parallelism was reported to fail (rule PB401). A model
+of very many layers is planned for its cheapest layouts alone.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ MOST_CONTEXT_DOUBLINGS = 2
 LARGEST_TENSOR = 8
 """GPUs of a node, which tensor parallelism rarely leaves."""
 LARGEST_MICRO_BATCH = 128
+MOST_PLANNED_LAYERS = 50_000
+"""Layers of all layouts together that are planned before the search ends."""
 
 SMALLER_BATCH, SELECTIVE, DOUBLING, FULL = 1, 1, 2, 4
 """Prices of halving the micro-batch, of recomputing the attention core, of a doubled size, of recomputing all."""
@@ -87,6 +93,10 @@ class FitReport:
     options: tuple[FitOption, ...]
     declared_ranks: int | None = None
     """GPUs of the run, where the options need more than these; None: they fit on the GPUs that the run has."""
+    global_batch_size: int | None = None
+    """The samples of a step, which replicas and micro-batches divide; None: micro-batches are powers of two."""
+    untried: int = 0
+    """Layouts that were left when the search ended."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -101,39 +111,76 @@ def fit(run: PlannedRun) -> FitReport:
     Raises:
         RunConfigError: The memory of the GPU is not known, or the run itself cannot be planned.
     """
-    memory = run.memory_bytes
-    if memory is None:
-        raise RunConfigError(
-            "--fit: needs the memory of a GPU, and weights that FSDP does not shard, got no such run. Add --target "
-            "h100x8, say."
-        )
+    memory = memory_to_fit(run)
     usable = int(memory * USABLE)
-    found = _search(run, usable)
+    found, untried = _search(run, usable)
     declared = None
     if not found and run.target.count is not None:
         declared = run.target.count
-        found = _search(replace(run, target=replace(run.target, count=None)), usable)
+        found, untried = _search(replace(run, target=replace(run.target, count=None)), usable)
     found.sort(key=lambda option: (option.ranks if declared else 0, option.price, len(option.changes)))
     kept: list[FitOption] = []
     for option in found:
         if not any(_adds_to(option, cheaper, same_values=declared is not None) for cheaper in kept):
             kept.append(option)
+    whole = _global_batch_size(run)
     return FitReport(
-        memory_bytes=memory, usable_bytes=usable, options=tuple(kept[:MOST_OPTIONS]), declared_ranks=declared
+        memory_bytes=memory,
+        usable_bytes=usable,
+        options=tuple(kept[:MOST_OPTIONS]),
+        declared_ranks=declared,
+        global_batch_size=whole if whole >= run.parallel.data else None,
+        untried=untried,
     )
 
 
-def _search(run: PlannedRun, usable: int) -> list[FitOption]:
-    """Return the options of every layout, without layouts that add to a cheaper option."""
+def memory_to_fit(run: PlannedRun) -> int:
+    """Return the memory of one GPU that the run is to fit into.
+
+    Raises:
+        RunConfigError: It is not known, or the run shards weights, which is not counted.
+    """
+    sharded = run.sharded_by
+    if sharded is not None:
+        rule = "weights that are sharded are not counted"
+        raise RunConfigError(f"--fit: {rule}, got {sharded}=True. Drop --fit, or that setting.")
+    memory = run.memory_bytes
+    if memory is None:
+        rule = "needs the memory of a GPU"
+        raise RunConfigError(f"--fit: {rule}, got a target without one. Add --target h100x8, say.")
+    return memory
+
+
+def _search(run: PlannedRun, usable: int) -> tuple[list[FitOption], int]:
+    """Return the options of every layout, without layouts that add to a cheaper option, and how many were not tried."""
     shape = run.plan.shape  # a run that cannot be planned is an error, a layout that cannot be planned is left out
+    ranks = run.memory.ranks
+    mean = sum(rank.bytes_of["weights"] + rank.bytes_of["gradients"] for rank in ranks) / len(ranks)
+    layouts = [one for one in _layouts(run) if mean / _shards(run, one[1]) <= usable]
+    most = max(1, MOST_PLANNED_LAYERS // shape.num_layers)
     found: list[FitOption] = []
-    for price, layout in sorted(_layouts(run), key=lambda priced: priced[0]):
+    planned = untried = 0
+    for price, layout in sorted(layouts, key=lambda priced: priced[0]):
         if any(_names(option) <= {*layout} for option in found):
             continue
         candidate = run.changed(layout)
-        if _can_be_split(candidate, shape):
-            found += _options(candidate, layout, price, usable)
-    return found
+        if not _can_be_split(candidate, shape):
+            continue
+        if planned == most:
+            untried += 1
+            continue
+        planned += 1
+        found += _options(candidate, layout, price, usable)
+    return found, untried
+
+
+def _shards(run: PlannedRun, layout: Changes) -> float:
+    """Return in how many parts a layout cuts the weights of a rank at most."""
+    return math.prod(
+        layout[SIZES[size]] / getattr(run.parallel, size)
+        for size in ("tensor", "pipeline", "expert")
+        if SIZES[size] in layout
+    )
 
 
 def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
@@ -174,6 +221,9 @@ def _most_doublings(run: PlannedRun, size: str) -> int:
         return MOST_DOUBLINGS if run.plan.shape.experts is not None else 0
     if size == "context":
         return MOST_CONTEXT_DOUBLINGS if run.workload.seq_length else 0
+    gathers = run.parallel.tensor > 1 and run.parallel.sequence_parallel
+    if "blockwise" in run.plan.schemes() and not gathers:
+        return 0
     return max(0, int(math.log2(LARGEST_TENSOR / run.parallel.tensor)))
 
 
@@ -224,11 +274,15 @@ def _options(run: PlannedRun, layout: Changes, price: int, usable: int) -> Itera
 
 def _micro_batches(run: PlannedRun) -> list[int]:
     """Return the micro-batches to try: those that divide the samples of a replica, or powers of two."""
-    whole = whole_number(run.section("train").get("global_batch_size", 0)) or 0
-    share = whole // run.parallel.data
+    share = _global_batch_size(run) // run.parallel.data
     if not share:
         return [2**power for power in range(LARGEST_MICRO_BATCH.bit_length())]
     return [size for size in range(1, min(share, LARGEST_MICRO_BATCH) + 1) if share % size == 0]
+
+
+def _global_batch_size(run: PlannedRun) -> int:
+    """Return the samples of a step; 0 where the run does not state them."""
+    return whole_number(run.section("train").get("global_batch_size", 0)) or 0
 
 
 def _needed(run: PlannedRun, micro_batch_size: int) -> int:

@@ -81,8 +81,13 @@ class PlannedRun:
     @property
     def memory_bytes(self) -> int | None:
         """Memory of one GPU; None where it is not known, or where more is sharded than is counted."""
-        gpu, is_sharded = self.target.gpu, any(self.section("ddp").get(name) for name in SHARDED)
-        return gpu.memory_gib * GIB if gpu is not None and gpu.memory_gib and not is_sharded else None
+        gpu = self.target.gpu
+        return gpu.memory_gib * GIB if gpu is not None and gpu.memory_gib and self.sharded_by is None else None
+
+    @property
+    def sharded_by(self) -> str | None:
+        """The setting under which weights are sharded too, as section.field; None: there is none."""
+        return next((f"ddp.{name}" for name in SHARDED if self.section("ddp").get(name)), None)
 
     @property
     def uncounted(self) -> tuple[str, ...]:

@@ -72,9 +72,8 @@ def fsdp_policy_for(config: MixedPrecisionConfig, *, version: int = 2) -> MixedP
 
     if version not in (1, 2):
         raise PrecisionTypeError(f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard.")
-    dtypes: dict[str, Any] = {
-        name: torch_dtype(value) for name, value in policy_dtypes(checked(for_plain_torch(config))).items() if value is not None
-    }
+    policy = policy_dtypes(checked(for_plain_torch(config)))
+    dtypes: dict[str, Any] = {name: torch_dtype(value) for name, value in policy.items() if value is not None}
     return MixedPrecisionPolicy(**dtypes) if version == 2 else MixedPrecision(**dtypes)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from bridge.plan.alignment import SMALL, SMALL_SOURCE
+from bridge.plan.alignment import SMALL_SOURCE
 from bridge.plan.memory import KINDS
 from bridge.plan.precision_plan import COLUMNS, LOW, compact
 from bridge.plan.rows import PlanRow
@@ -244,8 +244,10 @@ def _fits(rank: RankMemory, gpu: str, memory_bytes: int) -> Text:
 
 def fit_table(report: FitReport) -> RenderableType:
     """Return the changes with which a run fits as something rich can print."""
+    ended = f"  {report.untried} layouts were not tried: the search over a model of so many layers ends early."
+    notes = [Text(ended, style="yellow")] if report.untried else []
     if not report.options:
-        return Text("  No layout that was tried fits.", style="red")
+        return Group(Text("  No layout that was tried fits.", style="red"), *notes)
     columns: list[Column | str] = [
         Column(heading="change", wraps=True),
         *(Column(heading=name, number=True) for name in ("GPUs", "fullest rank", "largest micro-batch")),
@@ -259,7 +261,12 @@ def fit_table(report: FitReport) -> RenderableType:
     if report.declared_ranks is not None:
         declared = f"{report.declared_ranks} GPU{'s' * (report.declared_ranks > 1)}"
         parts.append(Text(f"  No layout of {declared} that was tried fits.", style="yellow"))
-    return Group(*parts, Text(f"  {usable}; the rest is for what is not counted."))
+    if report.global_batch_size is None:
+        sizes = "Micro-batches are tried in powers of two."
+    else:
+        samples = f"the samples that a replica has of the global batch of {report.global_batch_size}"
+        sizes = f"A micro-batch divides {samples}."
+    return Group(*parts, Text(f"  {usable}; the rest is for what is not counted."), Text(f"  {sizes}"), *notes)
 
 
 def _changes(option: FitOption) -> str:

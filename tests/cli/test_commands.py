@@ -137,6 +137,10 @@ def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
             "Unknown field 'fp8_marign'. Did you mean 'fp8_margin', 'fp8_param' or 'fp8_recipe'?\n",
         ),
         (
+            ("explain", "softmax"),
+            "Unknown field 'softmax'. Did you mean 'attention_softmax_in_fp32'?\n",
+        ),
+        (
             ("show", "bf16_mixd"),
             "Unknown mixed-precision recipe 'bf16_mixd'. Did you mean 'bf16_mixed', 'fp16_mixed' or "
             "'bf16_with_fp8_mixed'? `precision-bridge recipes` lists all 18.\n",
@@ -165,6 +169,13 @@ def test_the_commands_do_not_import_what_is_heavy(arguments: tuple[str, ...], ab
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[] 0\n"
+
+
+def test_explain_finds_a_recipe_of_a_teams_folder(tmp_path: Path) -> None:
+    (tmp_path / "mixed_precision").mkdir()
+    (tmp_path / "mixed_precision" / "mine.yaml").write_text("bf16: true\ngrad_reduce_in_fp32: false\n")
+    text = run("explain", "grad_reduce_in_fp32", "mine", "--config-dir", str(tmp_path)).stdout
+    assert "  In mine: False, stated by " in text
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:

@@ -14,6 +14,9 @@ from megatron.core.quantization.quant_config import MatchContext, RecipeConfig
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.errors import PayloadError
 from bridge.interop import megatron_bridge
+from bridge.interop.contract import as_yaml
+from bridge.interop.conversion import Run, convert, runs_of
+from bridge.interop.document import Document
 from bridge.interop.megatron_lm import exporter
 from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of, write
 from bridge.plan.precision_plan import precision_plan
@@ -128,3 +131,49 @@ def test_rows_that_name_layers_are_reported_by_both() -> None:
         (entry,) = [one for one in exported.unmapped if one.field == "modules"]
         assert entry.reason == "unsupported"
         assert "quant_recipe" not in str(exported.payload)
+
+
+def _run_of(text: str, name: str) -> Run:
+    (one,) = runs_of(Document.of_text(text, name))
+    return one
+
+
+def test_convert_keeps_the_rows_of_our_own_yaml() -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
+    one = _run_of(precision.to_yaml(), "mine.yaml")
+    assert one.imported.config.to_dict() == precision.to_dict()
+    assert one.imported.unmapped == ()
+    assert "--te-precision-config-file" in convert(one, "megatron-lm").payload
+    assert "quant_recipe" in convert(one, "megatron-bridge").payload["model"]
+
+
+def test_convert_keeps_rows_and_recipe_of_a_run() -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = [{"select": {"layers": [0], "module": "linear_qkv"}, "precision": "bf16"}]
+    run = {
+        "mixed_precision": {"_recipe_": precision.recipe} | precision.to_dict(),
+        "model": {"num_layers": 4, "quant_recipe": "ModuleRecipe"},
+    }
+    one = _run_of(as_yaml(run), "config.yaml")
+    assert one.imported.config.to_dict() == precision.to_dict()
+    assert one.imported.recipe == precision.recipe
+    assert not [entry for entry in one.imported.unmapped if entry.reason == "dead knob"]
+
+
+def test_convert_reads_the_file_as_rows_and_leaves_the_mode_open() -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
+    one = _run_of(write(file_of(precision)), "te.yaml")
+    assert one.system.name == "megatron-lm"
+    assert one.imported.config.to_dict() == {"modules": precision.modules}
+    assert one.imported.decided_by == "the command line that names this file"
+
+
+def test_convert_reports_a_file_that_has_no_rows() -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = [{"select": "*.linear_qkv", "precision": "bf16"}]
+    text = write(file_of(precision)).replace("*.linear_qkv", "decoder.layers.0.*")
+    one = _run_of(text, "te.yaml")
+    assert one.imported.config.to_dict() == {}
+    assert [entry.field for entry in one.imported.unmapped] == ["matchers", "mode"]

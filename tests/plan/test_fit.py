@@ -45,8 +45,7 @@ def test_without_the_memory_of_a_gpu_nothing_is_said_and_fit_asks_for_it(target)
     with pytest.raises(RunConfigError) as raised:
         fit(run)
     assert str(raised.value) == (
-        "--fit: needs the memory of a GPU, and weights that FSDP does not shard, got no such run. Add --target h100x8, "
-        "say."
+        "--fit: needs the memory of a GPU, got a target without one. Add --target h100x8, say."
     )
 
 
@@ -58,6 +57,29 @@ def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_state_is_name
         "optimizer.optimizer_cpu_offload",
     )
     assert run.changed({"ddp.use_megatron_fsdp": True}).overflow is None
+
+
+def test_fit_names_the_setting_that_shards_weights():
+    with pytest.raises(RunConfigError) as raised:
+        fit(planned("h100x8", SMALL).changed({"ddp.use_megatron_fsdp": True}))
+    assert str(raised.value) == (
+        "--fit: weights that are sharded are not counted, got ddp.use_megatron_fsdp=True. Drop --fit, or that setting."
+    )
+
+
+def test_no_tensor_parallelism_is_proposed_for_blockwise_scaling():
+    wanted = "model.tensor_model_parallel_size"
+    tensorwise = planned("h100x64")
+    blockwise = replace(tensorwise, precision=REGISTRY.get("bf16_with_fp8_subchannel_scaling_mixed"))
+    proposed = [{name for option in fit(run).options for name, _ in option.changes} for run in (tensorwise, blockwise)]
+    assert wanted in proposed[0]
+    assert proposed[1]
+    assert wanted not in proposed[1]
+
+
+def test_the_search_over_very_many_layers_ends_and_says_so():
+    report = fit(planned("h100x2048", SMALL, num_layers=9_600))
+    assert report.untried > 0
 
 
 def test_every_option_fits_by_the_memory_report_itself():

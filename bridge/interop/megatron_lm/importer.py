@@ -8,8 +8,9 @@ under `--bf16` but not under `--fp16`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop import megatron_deepspeed
@@ -18,6 +19,7 @@ from bridge.interop.contract import ContextKey, ImportReport, Recognised, System
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import effects as megatron_effects
+from bridge.interop.megatron_lm import te_precision_file
 from bridge.interop.megatron_lm.arguments import Arguments, Written, argument_groups, runs_of, runs_printed
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT
 from bridge.interop.megatron_lm.exporter import TITLE, export
@@ -104,6 +106,8 @@ def import_all(payload: object, *, te_version: str = "2.8", variables: object = 
     """Return what every run of a payload asks for; arguments as `import_`."""
     from bridge.interop.document import Document
 
+    if isinstance(payload, Mapping) and is_per_module(payload):
+        return (_per_module(payload),)
     if isinstance(payload, Document) and START.search(payload.text):
         runs = [_imported(run, modern=_is_modern(te_version)) for run in runs_printed(printed_arguments(payload.text))]
         if not runs:
@@ -118,7 +122,9 @@ def import_all(payload: object, *, te_version: str = "2.8", variables: object = 
 
 
 def read(document: Document) -> object:
-    """Return a launch script as the document itself, an argument file as its mapping."""
+    """Return a launch script as the document itself, an argument file or a per-module recipe as its mapping."""
+    if is_per_module(document.mapping):
+        return te_precision_file.parse(document.text, document.path)
     return document if document.kind in ("shell", "text", "env") else document.content
 
 
@@ -131,6 +137,27 @@ def write(payload: list[str]) -> str:
         else:
             lines[-1] += f" {word}"
     return "\n".join(["MIXED_PRECISION_ARGS=(", *lines, ")"]) + "\n"
+
+
+def is_per_module(content: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is the content of a file for `--te-precision-config-file`."""
+    return all(isinstance(content.get(key), Mapping) for key in ("configs", "matchers"))
+
+
+def _per_module(content: Mapping[str, Any]) -> ImportReport:
+    """Import a per-module recipe as rows of `modules`, where there are rows that mean the same."""
+    builder = ImportBuilder(TITLE)
+    found = (te_precision_file.rows_of(content, is_low=is_low) for is_low in (True, False))
+    rows = next((rows for rows in found if rows is not None), None)
+    if rows is not None:
+        builder.map("matchers", modules=rows)
+        builder.map("configs")
+    else:
+        detail = "its numbers of layers count within a pipeline stage, or its payloads have no row that means the same"
+        remedy = "Read it with `precision-bridge modules --file`, for the run that it belongs to."
+        builder.report("matchers", list(content["matchers"]), "unsupported", detail, remedy)
+    builder.leave_mode("the command line that names this file", default="bf16")
+    return builder.finish("unstated")
 
 
 def _imported(run: Arguments, *, modern: bool) -> ImportReport:
@@ -300,6 +327,8 @@ def _of_text(document: Document) -> tuple[float, str]:
 def _of_mapping(document: Document) -> tuple[float, str]:
     """Return the certainty, 0 for none, and the evidence of an argument file."""
     top = document.mapping
+    if is_per_module(top):
+        return 0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do"
     if document.has("language_model", "model_parallel"):
         return 0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
     groups = argument_groups(top)
