@@ -176,11 +176,11 @@ def _search(run: PlannedRun, usable: int) -> tuple[list[FitOption], int]:
 
 def _shards(run: PlannedRun, layout: Changes) -> float:
     """Return in how many parts a layout cuts the weights of a rank at most."""
-    return math.prod(
-        layout[SIZES[size]] / getattr(run.parallel, size)
-        for size in ("tensor", "pipeline", "expert")
-        if SIZES[size] in layout
-    )
+    parts = 1.0
+    for size in ("tensor", "pipeline", "expert"):
+        if SIZES[size] in layout:
+            parts *= layout[SIZES[size]] / getattr(run.parallel, size)
+    return parts
 
 
 def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
