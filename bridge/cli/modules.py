@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, write_file
 from bridge.errors import RunConfigError
 from bridge.precision.module_recipe import stage_recipes
+from bridge.precision.modules import module_rows
 from bridge.rules.topics import modules as module_rules
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument(
         "--file",
         metavar="FILE",
-        help="a file for --te-precision-config-file, as it stands, instead of the recipe's modules",
+        help="a file for --te-precision-config-file, as it stands, in a run without rows of modules",
     )
     parser.add_argument("--write", metavar="FILE", help="write that file for this run, one per stage where they differ")
 
@@ -69,6 +70,7 @@ def _modules(chosen: argparse.Namespace) -> int:
 
     run = read_run(chosen)
     if chosen.file:
+        _refuse_rows(run)
         run = _with_file(run, chosen.file)
     plan = plan_of(run)
     found = module_selection(plan, run.precision, run.model)
@@ -90,20 +92,28 @@ def _modules(chosen: argparse.Namespace) -> int:
         from bridge.report.table import show  # rich is heavy
 
         scheme = plan.settings.scheme or plan.settings.mode
-        show(module_table(found, findings, layout=_layout(plan), run=f"{scheme} (the run)"))
+        show(module_table(found, findings, layout=_layout(plan), run=scheme, mode=plan.settings.mode))
     return 2 if any(finding.severity == "error" for finding in findings) else 0
 
 
+def _refuse_rows(run: RunValues) -> None:
+    """Refuse a file together with rows of `modules`.
+
+    Raises:
+        RunConfigError: The run has rows.
+    """
+    rows = module_rows(run.precision.reading("modules")) if run.precision is not None else ()
+    if rows:
+        rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
+        raise RunConfigError.of("--file", rule, [str(row) for row in rows], remedy)
+
+
 def _with_file(run: RunValues, path: str) -> RunValues:
-    """Return the run with a file's recipe as it stands, and without rows of its own."""
+    """Return the run with a file's recipe as it stands."""
     from bridge.interop.megatron_lm.te_precision_file import read
 
     model = {**run.model, "quant_recipe": read(path)}
-    precision = run.precision
-    if precision is not None:
-        precision = type(precision).from_dict(precision.to_dict())
-        precision.modules = None
-    return replace(run, precision=precision, sections={**run.sections, "model": model})
+    return replace(run, sections={**run.sections, "model": model})
 
 
 def _layout(plan: PrecisionPlan) -> str:

@@ -95,6 +95,9 @@ def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
         return value
     if isinstance(value, Mapping) and hasattr(annotation, "from_config_dict"):
         return _recipe(value, annotation)
+    if isinstance(value, str) and hasattr(annotation, "from_config_dict"):
+        rule = "is the content of a file of configs and matchers, not its path"
+        raise WrongValueError(rule, value, "Write the content.")
     rule = f"holds {_spelled(annotation)}, which a configuration cannot describe"
     raise _NotDataError(rule, value, "Set it in Python.")
 

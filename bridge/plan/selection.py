@@ -47,6 +47,8 @@ class Taken:
     """Its name within its model chunk."""
     chunk: int
     """Its chunk's place in the order of execution."""
+    scheme: str | None = None
+    """The scaling scheme of its GEMMs in the plan; None: none of them is in FP8 or FP4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +200,9 @@ def _modules(plan: PrecisionPlan, parallel: Parallel, paths: ModulePaths) -> lis
     }
     mtp = next((chunk for chunk, place in enumerate(places) if place.mtp), len(places) - 1)
     found: list[Taken] = []
-    for label, kind in ((layer.label, layer.kind) for layer in plan.layers):
+    for layer in plan.layers:
+        label, kind = layer.label, layer.kind
+        schemes = {module.name: module.scheme for module in layer.modules}
         number = int(label) - 1 if label.isdecimal() else None
         chunk, local = chunk_of[number] if number is not None else (0 if label == "embedding" else mtp, 0)
         found.extend(
@@ -210,6 +214,7 @@ def _modules(plan: PrecisionPlan, parallel: Parallel, paths: ModulePaths) -> lis
                 path=paths.path(label, number or 0, module.name),
                 local=paths.path(label, local, module.name),
                 chunk=chunk,
+                scheme=schemes.get(module.name),
             )
             for module in modules_of(plan.shape, label, kind)
         )

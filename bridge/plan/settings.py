@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import RunConfigError
 from bridge.plan.fields import absent_fields, without
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
@@ -185,7 +186,7 @@ class Settings:
             remainders=owns and bool(optimizer["store_param_remainders"]) and mode == "bf16" and master == "fp32",
             optimizer=str(optimizer["optimizer"]),
             amax_history=(whole_number(model["fp8_amax_history_len"]) or 0) if scheme == "delayed" else 0,
-            recipes=quant_recipes(model["quant_recipe"]),
+            recipes=quant_recipes(_no_path(model["quant_recipe"])),
             notes=(
                 *_absent_notes(absent, mcore),
                 *_notes(precision, own["model"], scheme, reads, start + end),
@@ -250,6 +251,18 @@ def _notes(
         unread = [name for name in ATTENTION if asked(name) and name not in reads]
         notes += [f"{name}=True has no effect under {scheme} scaling." for name in unread]
     return tuple(notes)
+
+
+def _no_path(recipe: Any) -> Any:
+    """Return a per-module recipe.
+
+    Raises:
+        RunConfigError: It is the path of a file.
+    """
+    if isinstance(recipe, str) and recipe:
+        rule, remedy = "is the content of a file of configs and matchers, not its path", "Write the content."
+        raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)
+    return recipe
 
 
 def _dtype(value: Any) -> str:

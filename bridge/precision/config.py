@@ -32,6 +32,8 @@ PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one of them has it off."""
 
+ROWS_IN_A_LABEL = 4
+"""Rows of `modules` that a label lists."""
 _MOMENTS = ("fp32", "fp16", "bf16", "uint8")
 _FP8_STATE = (("fp8", "uint8"),)
 """Megatron-LM's word for an optimizer state in bytes -> its dtype."""
@@ -183,7 +185,9 @@ class PrecisionConfig(Statements):
         fields = self.stated_over_recipe
         if self.recipe is None:  # without a recipe a switch that is off changes nothing
             fields = tuple(name for name in fields if name not in MODE_SWITCHES or self.stated_values[name])
-        rows = ", ".join(f"{row} {row.precision.scheme or HIGH}" for row in module_rows(self.reading("modules")))
+        held = module_rows(self.reading("modules"))
+        rows = ", ".join(f"{row} {row.precision.scheme or HIGH}" for row in held[:ROWS_IN_A_LABEL])
+        rows += f", and {len(held) - ROWS_IN_A_LABEL} more" if len(held) > ROWS_IN_A_LABEL else ""
         values = {**self.stated_values, "modules": f"[{rows}]"}
         stated = [f"{name}={values[name]}" for name in fields]
         return ", ".join([self.recipe, *stated] if self.recipe else stated) or "fp32"

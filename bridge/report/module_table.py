@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from bridge.plan.precision_plan import compact
+from bridge.precision.modules import HIGH
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ COLUMNS = (
 
 
 def module_table(
-    selection: ModuleSelection, findings: Sequence[RuleFinding], *, layout: str, run: str
+    selection: ModuleSelection, findings: Sequence[RuleFinding], *, layout: str, run: str, mode: str
 ) -> RenderableType:
     """Return the selection as something rich can print.
 
@@ -37,13 +38,22 @@ def module_table(
         selection: What each row takes.
         findings: What the rules say of it.
         layout: The pipeline layout in a few words.
-        run: The precision of the modules that no row takes.
+        run: The precision of the modules that no row takes: a scheme, or the dtype of the run.
+        mode: The dtype of the run.
     """
+    high = f"{mode} (the run's dtype)"
     rows = [
-        (row.name, row.pattern, row.precision, _places(row.taken) or "nothing", str(len(row.taken)))
+        (
+            row.name,
+            row.pattern,
+            high if row.precision == HIGH else row.precision,
+            _reach(row.taken, mode, is_low=row.precision != HIGH),
+            str(len(row.taken)),
+        )
         for row in selection.rows
     ]
-    rows.append(("", "the rest", run, _places(selection.left) or "nothing", str(len(selection.left))))
+    left = _reach(selection.left, mode, is_low=run != mode)
+    rows.append(("", "the rest", f"{run} (the run)", left, str(len(selection.left))))
     what = "matchers of model.quant_recipe" if selection.is_foreign else "rows of mixed_precision.modules"
     lines = [Text(f"{one.severity}: {one}", style=_style(one.severity)) for one in findings]
     return Group(table(COLUMNS, rows, title=f"{what}, {layout}; layers count from 0"), *lines)
@@ -71,11 +81,21 @@ def _row_dict(row: Selected) -> dict[str, Any]:
         "select": row.pattern,
         "precision": row.precision,
         "takes": [module.path for module in row.taken],
+        "in_low_precision": [module.path for module in row.taken if module.scheme is not None],
         "taken_before": [module.path for module in row.shadowed],
         "before_by": list(row.by),
         "read_no_recipe": [module.path for module in row.unread],
         "nearest": list(row.nearest),
     }
+
+
+def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:
+    """Return the modules by layer, those that stay in the run's dtype under a choice of FP8 or FP4 apart."""
+    kept = [module for module in modules if is_low and module.scheme is None]
+    acting = [module for module in modules if module not in kept]
+    parts = [_places(acting)] if acting else []
+    parts += [f"in {mode} all the same: {_places(kept)}"] if kept else []
+    return "; ".join(parts) or "nothing"
 
 
 def _places(modules: Sequence[Taken]) -> str:

@@ -27,9 +27,12 @@ def test_each_row_is_listed_with_its_modules(capsys: pytest.CaptureFixture[str])
     assert main(["modules", RECIPE, ROWS, "mixed_precision.fp8_param_gather=false"]) == 0
     printed = capsys.readouterr().out
     assert "*.linear_qkv" in printed
+    assert "bf16 (the run's dtype)" in printed
     assert "linear_qkv of 0-5" in printed
     assert "linear_fc2 of 0, 5" in printed
-    assert "linear_proj, linear_fc1 of 0-5; linear_fc2 of" in printed
+    words = " ".join(printed.replace("(the run)", "").split())
+    assert "linear_proj, linear_fc1, linear_fc2 of 1-4" in words
+    assert "bf16 all the same: linear_proj, linear_fc1 of 0, 5" in words
     assert "error" not in printed
 
 
@@ -44,7 +47,10 @@ def test_a_pattern_that_takes_nothing_is_an_error_with_the_nearest_names(capsys:
 def test_a_foreign_file_is_listed_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "te.yaml").write_text(FILE)
     words = ["model.num_layers=8", "model.pipeline_model_parallel_size=4", "--file", str(tmp_path / "te.yaml")]
-    assert main(["modules", RECIPE, ROWS, *words]) == 0
+    assert main(["modules", RECIPE, ROWS, *words]) == 2
+    error = "--file: takes the place of mixed_precision.modules, got ['*.linear_qkv', 'layers 0, -1: linear_fc2']. "
+    assert capsys.readouterr().err == f"{error}Give the file or the rows.\n"
+    assert main(["modules", RECIPE, *words]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "matcher first chooses bf16 for layers 0, 2, 4, 6 under PP=4, and for layer 0 under PP=1" in printed
 
@@ -95,3 +101,27 @@ def test_a_layer_in_which_a_row_takes_nothing_is_named(capsys: pytest.CaptureFix
     assert main(["modules", RECIPE, row.replace("0,99", "0,3"), *hybrid]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "row 0 takes nothing in layer 0: there is no such module there" in printed
+
+
+def test_layers_that_the_run_keeps_in_its_dtype_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    row = 'mixed_precision.modules=[{select:"*.linear_qkv",precision:mxfp8}]'
+    assert main(["modules", RECIPE, row]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "mxfp8 linear_qkv of 1-4; in bf16 all the same: linear_qkv of 0, 5" in printed
+
+
+def test_a_path_in_place_of_a_files_content_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("plan", "check"):
+        assert main([command, RECIPE, "model.quant_recipe=te.yaml"]) == 2
+        held = capsys.readouterr()
+        printed = " ".join((held.out + held.err).split())
+        assert "is the content of a file of configs and matchers, not its path" in printed
+        assert "could not be judged" not in printed
+
+
+def test_an_owners_recipe_that_rows_replace_is_kept_by_dropping_the_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    row = 'mixed_precision.modules=[{select:"*.linear_qkv",precision:bf16}]'
+    main(["check", RECIPE, row, "model.quant_recipe={configs:{},matchers:{}}"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "PB123" in printed
+    assert "rop mixed_precision.modules to keep it" in printed

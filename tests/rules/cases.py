@@ -276,8 +276,8 @@ CASES = {
         run("bf16_mixed", H100, model=dict(DENSE, quant_recipe=MODULE_MXFP8)),
     ),
     "PB214": (
-        full(CURRENT, H100, dict(DENSE, quant_recipe=MODULE_MXFP8)),
-        full(dict(CURRENT, fp8_param_gather=False), H100, dict(DENSE, quant_recipe=MODULE_MXFP8)),
+        full(CURRENT, H100, dict(HYBRID, quant_recipe=MODULE_MXFP8)),
+        full(CURRENT_PLAIN, H100, dict(HYBRID, quant_recipe=MODULE_MXFP8)),
     ),
     "PB215": (
         full(CURRENT, H100, dict(DENSE, fp8_output_proj=True)),
@@ -443,6 +443,14 @@ CASES = {
     "PB292": (
         full(with_row(CURRENT, select={"layers": [0, 99], "module": "linear_fc2"}, precision="bf16"), H100),
         full(with_row(CURRENT, select={"layers": [0, -1], "module": "linear_fc2"}, precision="bf16"), H100),
+    ),
+    "PB293": (
+        run(with_row(BF16, select="*.linear_qkv", precision="bf16"), H100, model=DENSE),
+        run(with_row(CURRENT_PLAIN, select="*.linear_qkv", precision="bf16"), H100, model=DENSE),
+    ),
+    "PB294": (
+        run("bf16_mixed", H100, model=dict(DENSE, quant_recipe="te_quant.yaml")),
+        run("bf16_mixed", H100, model=DENSE),
     ),
     "PB301": (full(CURRENT, H200, optimizer={}, ddp={}), full(CURRENT, H200)),
     "PB302": (full(NVFP4, B200, optimizer={}, ddp={}), full(NVFP4, B200)),

@@ -125,3 +125,8 @@ def test_a_layer_that_the_model_does_not_have_is_refused(megatron_owners: Any) -
         "Correct these numbers."
     )
     assert owners["model"].quant_recipe is None
+
+
+def test_the_label_of_many_rows_lists_the_first_ones() -> None:
+    rows = [{"select": {"layers": [number], "module": "linear_qkv"}, "precision": "bf16"} for number in range(300)]
+    assert recipe(rows).label.endswith("layers 3: linear_qkv bf16, and 296 more]")

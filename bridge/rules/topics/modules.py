@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PATH = "model.quant_recipe"
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
 PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"
+MADE_FOR_ROW = re.compile(r"row_(\d+)(?:_\d+)?")
+"""Name of a matcher that `bridge.precision.module_recipe` makes for a row."""
 MOST = 6
 """Names that a message lists."""
 
@@ -150,6 +153,19 @@ def _numbers(numbers: tuple[int, ...]) -> str:
     return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST]))}{more}"
 
 
+def _high_in_high(s: RuleContext) -> dict[str, Any] | None:
+    """Return the rows without FP8 and FP4 of a run without either, unless a later row chooses one of them."""
+    rows = module_rows(s.stated.get("modules"))
+    if s.is_low or not rows or any(row.precision.family is not None for row in rows):
+        return None
+    return {"path": "modules", "value": [str(row) for row in rows][:MOST]}
+
+
+def _is_path(s: RuleContext) -> dict[str, Any] | None:
+    held = s.model.quant_recipe
+    return {"value": held} if isinstance(held, str) and held else None
+
+
 def _recipes(s: RuleContext) -> tuple[QuantRecipe, ...]:
     return quant_recipes(s.model.quant_recipe)
 
@@ -161,8 +177,15 @@ def _effects(s: RuleContext) -> list[tuple[str, ModuleEffect]]:
         for matcher in recipe.matchers:
             effect = recipe.effect_of(matcher.config)
             if effect is not None:
-                found.setdefault(matcher.name, effect)
+                found.setdefault(_stated_name(s, matcher.name), effect)
     return list(found.items())
+
+
+def _stated_name(s: RuleContext, matcher: str) -> str:
+    """Return the pattern of the row that a matcher was made for; a foreign matcher's own name."""
+    rows = module_rows(s.stated.get("modules"))
+    made = MADE_FOR_ROW.fullmatch(matcher)
+    return str(rows[int(made[1])]) if made is not None and int(made[1]) < len(rows) else matcher
 
 
 def _without_effect(s: RuleContext) -> dict[str, Any] | None:
@@ -206,7 +229,7 @@ def _stored(s: RuleContext) -> dict[str, Any] | None:
 def _unexpressed(s: RuleContext) -> dict[str, Any] | None:
     """Return the stages whose model chunks need recipes of their own."""
     held = s.model.quant_recipe
-    files = list(getattr(held, "files", held) or ()) if not isinstance(held, Mapping) else []
+    files = list(getattr(held, "files", held) or ()) if not isinstance(held, Mapping | str) else []
     stages = s.model.pipeline_model_parallel_size or 1
     if len(files) <= stages or len(files) % stages:
         return None
@@ -232,6 +255,8 @@ def _off(s: RuleContext) -> list[dict[str, Any]]:
 def next_to_stored_weights(s: RuleContext) -> dict[str, Any] | None:
     """Return the patterns of per-module recipes in a run that stores its weights in FP8 or FP4."""
     patterns = [matcher.pattern for recipe in _recipes(s)[:1] for matcher in recipe.matchers]
+    if not s.is_hybrid:  # PB289: a GPT reads no fp8_param of a payload
+        return None
     return {**_place(s), "value": patterns} if _recipes(s) and (s.gathers_fp8 or s.gathers_fp4) else None
 
 
@@ -378,5 +403,21 @@ RULES = (
         remedies=("{remedy}",),
         verified=MATCHING,
         gate="precision",
+    ),
+    owners_rule(
+        heading="PB293: rows in the run's dtype of a run without FP8 and FP4",
+        sync="reported",
+        predicate=_high_in_high,
+        warning="modules: the rows have no effect: every module computes in {s.mode} without them",
+        remedies=("choose a recipe with FP8 or FP4", "drop the rows"),
+        verified=MATCHING,
+        gate="precision",
+    ),
+    owners_rule(
+        heading="PB294: the path of a per-module file",
+        predicate=_is_path,
+        error="model.quant_recipe: is the content of a file of configs and matchers, not its path",
+        remedies=("write the content", "show it with `precision-bridge modules --file {value}`"),
+        verified=MATCHING,
     ),
 )

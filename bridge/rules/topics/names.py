@@ -144,7 +144,9 @@ RULES = (
                 "path": f"{row.owner}.{row.attribute}",
                 "value": row.old,
                 "new": row.new,
-                "field": row.field,
+                "stated": "drop mixed_precision.modules to keep it"
+                if row.field == "modules"
+                else f"state mixed_precision.{row.field}={row.old} to keep it",
                 "keep": "call synchronize(on_conflict='keep')" if row.can_be_kept else "",
             }
             for row in s.rows
@@ -152,7 +154,7 @@ RULES = (
         ],
         warning="model: the recipe states {new!r} and wins over the owner's own value",
         remedies=(
-            "state mixed_precision.{field}={value} to keep it",
+            "{stated}",
             "drop it to go with the recipe",
             "{keep}",
         ),
