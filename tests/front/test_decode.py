@@ -114,8 +114,8 @@ def test_fields_that_hold_functions_or_objects_are_refused_by_name() -> None:
         "3 settings of this run cannot be used:\n"
         "  model.timers: holds a function, which a configuration cannot describe, got 'mine' (configuration). "
         "Set it in Python.\n"
-        "  model.quant_recipe: holds a RecipeConfig object, which a configuration cannot describe, got 'mine' "
-        "(configuration). Set it in Python.\n"
+        "  model.quant_recipe: is the content of a file of configs and matchers, not its path, got 'mine' "
+        "(configuration). Write the content.\n"
         "  model.grad_scale_func: holds a function, which a configuration cannot describe, got 'mine' (configuration). "
         "Set it in Python."
     )
