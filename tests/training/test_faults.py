@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bridge.errors import TrainingError
+from bridge.megatron.checkpoint import latest_iteration
 from bridge.megatron.step import Trainer
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import records, tiny
@@ -116,7 +117,8 @@ def test_fp16_with_weights_beyond_its_range_ends_at_once(tmp_path) -> None:
     with pytest.raises(TrainingError, match="got NaN or Inf at step") as raised:
         pretrain(tiny("fp16", optimizer=optimizer, train=train, save=str(saved)), run_dir=tmp_path)
     assert raised.value.exit_code == 1
-    assert not saved.exists()
+    assert latest_iteration(saved) is None
+    assert not list(saved.glob("iter_*"))
 
 
 @pytest.mark.parametrize(
