@@ -64,8 +64,8 @@ def emptied(checkpoint: Path) -> str:
 
 
 def deleted(checkpoint: Path) -> str:
-    (checkpoint / "common.pt").unlink()
-    return "common.pt is missing"
+    (checkpoint / "metadata.json").unlink()
+    return "metadata.json is missing"
 
 
 def torn_manifest(checkpoint: Path) -> str:
