@@ -20,9 +20,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, WrongValueError
-from bridge.plan.precision_plan import precision_plan
-from bridge.plan.run import PlannedRun
-from bridge.plan.selection import module_selection
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.registry.config import MixedPrecisionConfig
@@ -153,6 +150,8 @@ class Setup(RuleContext):
             return None
         sections = {role: vars(self.views[role]) for role in ("model", "optimizer", "ddp", "train")}
         sections["model"] = {**sections["model"], "seq_length": self.model.seq_length or self.data.seq_length}
+        from bridge.plan.run import PlannedRun  # heavy for an import of the config classes
+
         try:
             found = PlannedRun(sections=sections, target=self.target).overflow
         except BridgeError:
@@ -175,6 +174,9 @@ class Setup(RuleContext):
         if self.model.quant_recipe is None:
             return None
         model = self.sections["model"].values
+        from bridge.plan.precision_plan import precision_plan
+        from bridge.plan.selection import module_selection
+
         try:
             return module_selection(precision_plan(self.precision, model), self.precision, model)
         except RunConfigError:
