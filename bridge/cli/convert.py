@@ -48,7 +48,7 @@ def add_parsers(commands: Any) -> None:
 def _convert(chosen: argparse.Namespace) -> int:
     """Print the payload, and on stderr its source and what cannot be converted exactly; return 1 under --strict."""
     from bridge.interop import conversion
-    from bridge.interop.document import Document
+    from bridge.interop.reading.document import Document
     from bridge.interop.systems import system
 
     if chosen.to is None and chosen.out is not None:

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.amp import amp_fields, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
 from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.deepspeed import LOOKS_LIKE_PRECISION
-from bridge.interop.settings import Settings
-from bridge.interop.torchao import MODULES, export_gather, export_layers, import_gather, report_gather
+from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
+from bridge.interop.pytorch.torchao import MODULES, export_gather, export_layers, import_gather, report_gather
+from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import report_rows, rows
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.interop.amp import assume_torch_scaler, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.settings import Settings
-from bridge.interop.torchao import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
+from bridge.interop.pytorch.amp import assume_torch_scaler, report_scaler
+from bridge.interop.pytorch.torchao import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
+from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, report_rows, rows
 from bridge.pytorch.loop import compute_dtype
 from bridge.rules.target import GPUS

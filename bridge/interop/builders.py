@@ -26,7 +26,7 @@ from bridge.rules.fields import DEFAULTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from bridge.interop.settings import Settings
+    from bridge.interop.reading.settings import Settings
 
 __all__ = ["DELAYED", "WGRAD", "ExportBuilder", "ImportBuilder", "semantics_of"]
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bridge.interop.contract import ExportReport, ImportReport, System
-    from bridge.interop.document import Document
     from bridge.interop.launch.launches import Launch
+    from bridge.interop.reading.document import Document
 
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""

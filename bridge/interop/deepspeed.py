@@ -16,10 +16,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.settings import Settings
+from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
+from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import low_precision_optimizer, report_row, rows
 from bridge.precision.dtypes import TORCH_NAMES
 

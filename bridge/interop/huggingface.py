@@ -21,10 +21,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import PayloadError
-from bridge.interop.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.settings import Settings, half_or_fp32, shown
+from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
+from bridge.interop.reading.settings import Settings, half_or_fp32, shown
 from bridge.interop.unsupported import Row, report_optimizer, report_row, report_rows, rows
 
 if TYPE_CHECKING:

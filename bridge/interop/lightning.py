@@ -17,7 +17,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.amp import (
+from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.interop.megatron_lm.flags import bears_on_precision
+from bridge.interop.pytorch.amp import (
     TORCH_SCALER,
     amp_fields,
     assume_torch_scaler,
@@ -27,10 +30,7 @@ from bridge.interop.amp import (
     report_no_scaler,
     report_scaler,
 )
-from bridge.interop.builders import ExportBuilder, ImportBuilder
-from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
-from bridge.interop.megatron_lm.flags import bears_on_precision
-from bridge.interop.settings import Settings
+from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import report_rows
 
 if TYPE_CHECKING:

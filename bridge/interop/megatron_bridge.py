@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
-from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_lm.flags import report_other
 from bridge.interop.megatron_lm.te_precision_file import rows_of
-from bridge.interop.settings import named_dtype
+from bridge.interop.pytorch.amp import report_dropped_autocast
+from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
@@ -38,7 +38,7 @@ from bridge.sync.routes import ROUTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bridge.interop.document import Document
+    from bridge.interop.reading.document import Document
 
 TITLE = "Megatron Bridge 0.7"
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
-from bridge.interop.document import Document
 from bridge.interop.meaning import recipe_named, semantics_of
-from bridge.interop.python_calls import program_of
-from bridge.interop.settings import named_dtype
+from bridge.interop.pytorch.amp import report_dropped_autocast
+from bridge.interop.reading.document import Document
+from bridge.interop.reading.python_calls import program_of
+from bridge.interop.reading.settings import named_dtype
 from bridge.precision.dtypes import TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
@@ -27,7 +27,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
-    from bridge.interop.python_calls import Call
+    from bridge.interop.reading.python_calls import Call
 
 TITLE = "NeMo 2.6"
 PLUGIN = "MegatronMixedPrecision"

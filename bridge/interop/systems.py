@@ -10,7 +10,7 @@ from bridge.errors import PayloadError, close_matches, did_you_mean, listed
 
 if TYPE_CHECKING:
     from bridge.interop.contract import Recognised, System
-    from bridge.interop.document import Document
+    from bridge.interop.reading.document import Document
 
 ROWS = {
     "megatron-lm": ("megatron_lm.importer", "shell yaml json text env"),
@@ -23,10 +23,10 @@ ROWS = {
     "accelerate": ("accelerate", "yaml json env"),
     "deepspeed": ("deepspeed", "json"),
     "lightning": ("lightning", "yaml json"),
-    "torchao": ("torchao", "json yaml"),
+    "torchao": ("pytorch.torchao", "json yaml"),
     "torchtitan": ("torchtitan", "json yaml text"),
-    "pytorch": ("pytorch", "json"),
-    "fsdp": ("fsdp", "json yaml"),
+    "pytorch": ("pytorch.loop", "json"),
+    "fsdp": ("pytorch.fsdp", "json yaml"),
 }
 """Name of a system -> its module in this room, which ends with its `SYSTEM`, and the kinds of document it is in."""
 

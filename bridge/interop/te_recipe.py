@@ -16,7 +16,7 @@ from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Reco
 from bridge.precision.schemes import SCHEMES, Scheme
 
 if TYPE_CHECKING:
-    from bridge.interop.document import Document
+    from bridge.interop.reading.document import Document
     from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "Transformer Engine 2.20"

@@ -20,12 +20,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, listed
-from bridge.interop.amp import report_no_scaler
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.megatron_lm.flags import bears_on_precision
-from bridge.interop.settings import Settings
-from bridge.interop.torchao import ROWWISE, ROWWISE_REMEDY, import_gather
+from bridge.interop.pytorch.amp import report_no_scaler
+from bridge.interop.pytorch.torchao import ROWWISE, ROWWISE_REMEDY, import_gather
+from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, rows
 from bridge.pytorch.loop import compute_dtype
 

@@ -15,7 +15,7 @@ import yaml
 
 if TYPE_CHECKING:
     from bridge.interop.builders import ImportBuilder
-    from bridge.interop.settings import Settings
+    from bridge.interop.reading.settings import Settings
 
 BY_HAND = "Set it up by hand where you train next."
 OPTIMIZERS = (

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.errors import TrainingError
-from bridge.megatron import checkpoint as checkpoints
 from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.audit import GemmRecord, format_gemms, of_all_stages, watch_gemms
 from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.census import take_census, watch_activations
+from bridge.megatron.checkpoint import store as checkpoints
+from bridge.megatron.checkpoint.lock import folder_lock
 from bridge.megatron.emulation.linear import scheme_of
-from bridge.megatron.folder_lock import folder_lock
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.te.environment import read_environment
 from bridge.registry.schedule import Phase, PrecisionSchedule

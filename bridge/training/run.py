@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
-from bridge.megatron import checkpoint as checkpoints
 from bridge.megatron.audit import Telemetry
 from bridge.megatron.backend import Backend, choose_backend_of_phases
 from bridge.megatron.census import Activations
-from bridge.megatron.checkpoint import load_fault
-from bridge.megatron.corpus import open_corpus, path_fault
-from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
+from bridge.megatron.checkpoint import store as checkpoints
+from bridge.megatron.checkpoint.store import load_fault
+from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
+from bridge.megatron.data.corpus import open_corpus, path_fault
 from bridge.megatron.emulation.model import switch_precision
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler

@@ -11,7 +11,7 @@ import yaml
 from bridge.errors import BridgeError
 from bridge.interop import accelerate
 from bridge.interop.conversion import runs_of
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons

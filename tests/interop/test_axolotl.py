@@ -9,7 +9,7 @@ import pytest
 
 from bridge.errors import BridgeError
 from bridge.interop import axolotl
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_import, check_nothing_dropped, reasons

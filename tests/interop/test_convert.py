@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.interop.systems import MODULES
 
 SAMPLES = Path(__file__).parent / "samples"

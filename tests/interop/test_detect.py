@@ -8,7 +8,7 @@ import pytest
 
 from bridge.errors import PayloadError
 from bridge.interop.contract import Recognised
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.interop.systems import MODULES, all_systems, candidates, detect, system
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.errors import PayloadError
 from bridge.interop.conversion import runs_of
-from bridge.interop.document import MAX_BYTES, Document
+from bridge.interop.reading.document import MAX_BYTES, Document
 from tests.contention import allowed
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x]\n" + "\n".join(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bridge.errors import BridgeError
 from bridge.interop.contract import SEMANTICS
 from bridge.interop.conversion import plain, runs_of
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.interop.systems import MODULES
 
 SAMPLES = sorted(path for path in (Path(__file__).parent / "samples").iterdir() if path.is_file())

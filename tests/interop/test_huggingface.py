@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.interop import huggingface
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_import, check_nothing_dropped, reasons
 

@@ -11,7 +11,7 @@ import yaml
 from bridge.errors import BridgeError
 from bridge.interop import lightning
 from bridge.interop.conversion import runs_of
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons
 

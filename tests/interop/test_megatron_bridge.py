@@ -8,8 +8,8 @@ from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
 from bridge.interop import megatron_bridge
-from bridge.interop.document import Document
 from bridge.interop.meaning import meaning
+from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config

@@ -8,8 +8,8 @@ from bridge.errors import PayloadError
 from bridge.interop import deepspeed
 from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import runs_of
-from bridge.interop.document import Document
 from bridge.interop.megatron_lm import importer as megatron_lm
+from bridge.interop.reading.document import Document
 from tests.interop.properties import reasons
 
 RUN = "deepspeed pretrain_gpt.py --num-layers 2 --fp16 --deepspeed"

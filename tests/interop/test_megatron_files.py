@@ -9,8 +9,8 @@ import pytest
 from bridge.errors import PayloadError
 from bridge.interop.contract import ImportReport
 from bridge.interop.conversion import runs_of
-from bridge.interop.document import Document
 from bridge.interop.megatron_lm import importer as megatron_lm
+from bridge.interop.reading.document import Document
 from bridge.interop.systems import detect
 from tests.interop.properties import reasons
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
-from bridge.interop.document import Document
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import importer as megatron_lm
 from bridge.interop.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH, dest
+from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from bridge.errors import PayloadError
 from bridge.interop import nemo2
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_export, check_return, configs, reasons

@@ -16,9 +16,9 @@ from bridge.errors import PayloadError
 from bridge.interop import megatron_bridge
 from bridge.interop.contract import as_yaml
 from bridge.interop.conversion import Run, convert, runs_of
-from bridge.interop.document import Document
 from bridge.interop.megatron_lm import exporter
 from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of, write
+from bridge.interop.reading.document import Document
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.module_recipe import file_of
 from tests.precision.module_lists import module_lists

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from bridge.errors import PayloadError
 from bridge.interop import te_recipe
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs, reasons
 

@@ -9,7 +9,7 @@ import pytest
 
 from bridge.errors import BridgeError
 from bridge.interop import torchtitan
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.interop.systems import detect
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bridge.errors import DataError
-from bridge.megatron.corpus import END_OF_DOCUMENT, open_corpus
-from bridge.megatron.data import Splits, batches, build_splits, unigram_entropy
+from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
+from bridge.megatron.data.corpus import END_OF_DOCUMENT, open_corpus
 from bridge.megatron.gpt import GPTConfig
 from bridge.megatron.process import training_process
 

@@ -11,8 +11,8 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from bridge.megatron.corpus import open_corpus
-from bridge.megatron.data import batches, build_splits
+from bridge.megatron.data.batches import batches, build_splits
+from bridge.megatron.data.corpus import open_corpus
 from bridge.megatron.gpt import GPTConfig, build_gpt, parameter_count, run_config, unwrapped
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.process import training_process

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bridge.errors import TrainingError
-from bridge.megatron.checkpoint import latest_iteration
+from bridge.megatron.checkpoint.store import latest_iteration
 from bridge.megatron.step import Trainer
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import records, tiny

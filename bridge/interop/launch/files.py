@@ -9,11 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.interop import strict_json
-from bridge.interop.document import MAX_BYTES
 from bridge.interop.launch.launches import bears
 from bridge.interop.launch.script import parse
 from bridge.interop.launch.variables import MARK, Unknowns, is_unknown
+from bridge.interop.reading import strict_json
+from bridge.interop.reading.document import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop.amp import report_dropped_autocast
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
 from bridge.interop.contract import as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
+from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.module_recipe import file_of, needs_layers

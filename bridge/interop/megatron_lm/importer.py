@@ -36,7 +36,7 @@ from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX, printed_
 from bridge.precision.config import MEGATRON_FIELDS
 
 if TYPE_CHECKING:
-    from bridge.interop.document import Document
+    from bridge.interop.reading.document import Document
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 
@@ -104,7 +104,7 @@ def import_(payload: object, *, te_version: str = "2.8", variables: object = Non
 
 def import_all(payload: object, *, te_version: str = "2.8", variables: object = None) -> tuple[ImportReport, ...]:
     """Return what every run of a payload asks for; arguments as `import_`."""
-    from bridge.interop.document import Document
+    from bridge.interop.reading.document import Document
 
     if isinstance(payload, Mapping) and is_per_module(payload):
         return (_per_module(payload),)

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop import lightning
-from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.lightning import report_apex
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.nemo1.file import File
-from bridge.interop.settings import Settings
+from bridge.interop.pytorch.amp import amp_fields, export_as_amp
+from bridge.interop.reading.settings import Settings
 from bridge.precision.fields import LAYER_COUNTS
 
 if TYPE_CHECKING:
-    from bridge.interop.document import Document
+    from bridge.interop.reading.document import Document
     from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "NeMo 1.x"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bridge.interop.document import MAX_BYTES
 from bridge.interop.launch.launches import PRECISION_WORDS
+from bridge.interop.reading.document import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

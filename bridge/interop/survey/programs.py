@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
 from bridge.interop import nemo2
-from bridge.interop.python_calls import program_of
+from bridge.interop.reading.python_calls import program_of
 from bridge.interop.survey.source import Source, source_of
 from bridge.interop.systems import system
 
 if TYPE_CHECKING:
-    from bridge.interop.document import Document
-    from bridge.interop.python_calls import Call, Program
+    from bridge.interop.reading.document import Document
+    from bridge.interop.reading.python_calls import Call, Program
 
 BRIDGE = "megatron-bridge"
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")

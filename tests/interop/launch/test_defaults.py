@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.interop.conversion import plain, records, runs_of
-from bridge.interop.document import Document
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm import importer as megatron_lm
+from bridge.interop.reading.document import Document
 from tests.interop.properties import reasons
 
 SAMPLES = sorted(path for path in (Path(__file__).parents[1] / "samples").iterdir() if path.is_file())

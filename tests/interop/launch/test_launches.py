@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import PayloadError
-from bridge.interop.document import Document
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm import importer as megatron_lm
+from bridge.interop.reading.document import Document
 from tests.interop.properties import reasons
 
 BASH = shutil.which("bash")

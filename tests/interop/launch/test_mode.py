@@ -13,7 +13,7 @@ import torch
 from bridge.cli.main import main
 from bridge.errors import PayloadError
 from bridge.interop.conversion import Run, convert, runs_of
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 
 WHOLE = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 8"
 

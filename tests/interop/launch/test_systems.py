@@ -6,8 +6,8 @@ import pytest
 
 from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import Run, runs_of
-from bridge.interop.document import Document
 from bridge.interop.launch.systems import CommandWords, nested
+from bridge.interop.reading.document import Document
 from bridge.interop.systems import MODULES
 
 TRAINER = "run_clm.py --per_device_train_batch_size 8 --output_dir out"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import PayloadError
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.interop.survey.programs import sources_of_program
 from bridge.interop.survey.source import Source
 

@@ -9,7 +9,7 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import PayloadError
-from bridge.interop.document import Document
+from bridge.interop.reading.document import Document
 from bridge.interop.survey import files as project_files
 from bridge.interop.survey import survey as project_module
 from bridge.interop.survey.survey import ORDER, Survey, survey

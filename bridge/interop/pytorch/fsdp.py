@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.settings import Settings
-from bridge.interop.torchao import plain
+from bridge.interop.pytorch.torchao import plain
+from bridge.interop.reading.settings import Settings
 from bridge.pytorch.loop import compute_dtype, policy_dtypes
 
 if TYPE_CHECKING:

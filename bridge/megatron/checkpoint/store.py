@@ -1,7 +1,7 @@
 """Checkpoints in Megatron's own format: ``dist_checkpointing`` (torch_dist), ``iter_0000100/``, a latest pointer.
 
-Each one ends with a manifest of its files (`bridge.megatron.manifest`), which is verified before anything is read. A
-damaged or unfinished checkpoint is named and skipped for the one before.
+Each one ends with a manifest of its files (`bridge.megatron.checkpoint.manifest`), which is verified before anything is
+read. A damaged or unfinished checkpoint is named and skipped for the one before.
 
 On the same layout a resumed run continues bit for bit: weights, master weights, Adam's moments and step, loss scale,
 learning-rate schedule, random states and the place in the data. On another layout everything but the random states is
@@ -30,10 +30,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.errors import CheckpointError, Finding, TrainingError
 from bridge.megatron.agreement import from_first_rank
+from bridge.megatron.checkpoint.manifest import contents, damage, folder_of, is_finished, iterations, write_manifest
 from bridge.megatron.emulation.model import delayed_updates, requantise_stored_weights, unrecorded
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
-from bridge.megatron.manifest import contents, damage, folder_of, is_finished, iterations, write_manifest
 from bridge.megatron.optimizer import inner_optimizers, parts, unshare_steps
 
 if TYPE_CHECKING:

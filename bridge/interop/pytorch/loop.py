@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.interop import torchao
-from bridge.interop.amp import amp_fields, export_as_amp
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.settings import Settings
+from bridge.interop.pytorch import torchao
+from bridge.interop.pytorch.amp import amp_fields, export_as_amp
+from bridge.interop.reading.settings import Settings
 from bridge.pytorch import (
     apply_tf32,
     autocast_for,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
-from bridge.interop.settings import Settings
+from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_row, rows
 from bridge.pytorch.float8 import float8_settings
 

@@ -15,7 +15,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from bridge.errors import DataError
-from bridge.megatron.corpus import END_OF_DOCUMENT, Corpus
+from bridge.megatron.data.corpus import END_OF_DOCUMENT, Corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.settings import shown
+from bridge.interop.reading.settings import shown
 from bridge.precision.strict_yaml import MAX_DEPTH
 
 TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/\*.*?\*/|[{}\[\],:]', re.DOTALL)

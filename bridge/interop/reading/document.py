@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop import strict_json
 from bridge.interop.megatron_lm.flags import may_repeat
 from bridge.interop.megatron_lm.printed import SUFFIX as CHECKPOINT
 from bridge.interop.megatron_lm.printed import arguments_text
+from bridge.interop.reading import strict_json
 from bridge.precision import strict_yaml
 from bridge.precision.strict_yaml import MAX_BYTES
 

@@ -1,0 +1,1 @@
+"""Plain PyTorch's own pieces: autocast and the scaler, FSDP policies, torchao."""

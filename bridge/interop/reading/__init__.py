@@ -1,0 +1,1 @@
+"""A file of another system, read as data: YAML, JSON, Python and typed settings."""
