@@ -20,10 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.interop import accelerate, axolotl, deepspeed, huggingface, lightning, torchao, torchtitan
-from bridge.interop.pytorch.loop import float8_linear_config_for
+from bridge.interop import accelerate, axolotl, deepspeed, huggingface, lightning, torchtitan
+from bridge.interop.pytorch import torchao
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import rows
+from bridge.pytorch import float8_linear_config_for
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
 

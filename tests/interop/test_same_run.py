@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from bridge.interop import accelerate, deepspeed, huggingface, lightning, torchao
+from bridge.interop import accelerate, deepspeed, huggingface, lightning
 from bridge.interop.contract import ImportReport, System
 from bridge.interop.meaning import semantics_of
+from bridge.interop.pytorch import torchao
 from bridge.interop.systems import all_systems, system
 from bridge.precision.dtypes import dtype_token
 from bridge.pytorch.float8 import float8_linear_config_for

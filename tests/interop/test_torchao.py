@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bridge.errors import BackendUnavailableError, BridgeError
-from bridge.interop import torchao
-from bridge.interop.pytorch.loop import float8_linear_config_for
+from bridge.interop.pytorch import torchao
+from bridge.pytorch import float8_linear_config_for
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons

@@ -12,7 +12,8 @@ from hypothesis import given
 from torch import nn
 
 from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
-from bridge.interop import fsdp, pytorch
+from bridge.interop import pytorch
+from bridge.interop.pytorch import fsdp
 from bridge.precision.dtypes import torch_dtype
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig

@@ -1,7 +1,4 @@
-"""Plain PyTorch: autocast, `GradScaler`, torchao's config and TF32 as one mapping of settings.
-
-The functions that make PyTorch's objects of a recipe stand in `bridge.pytorch`, and can be imported from here too.
-"""
+"""Plain PyTorch: autocast, `GradScaler`, torchao's config and TF32 as one mapping of settings."""
 
 from __future__ import annotations
 
@@ -13,30 +10,10 @@ from bridge.interop.contract import ExportReport, ImportReport, Recognised, Syst
 from bridge.interop.pytorch import torchao
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
 from bridge.interop.reading.settings import Settings
-from bridge.pytorch import (
-    apply_tf32,
-    autocast_for,
-    emulate_linears,
-    float8_linear_config_for,
-    fsdp_policy_for,
-    grad_scaler_for,
-)
 from bridge.pytorch.loop import SCALE_FIELDS, scaler_settings
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
-
-__all__ = [
-    "SYSTEM",
-    "apply_tf32",
-    "autocast_for",
-    "emulate_linears",
-    "export",
-    "float8_linear_config_for",
-    "fsdp_policy_for",
-    "grad_scaler_for",
-    "import_",
-]
 
 TITLE = "PyTorch"
 VERSION = "PyTorch 2.13.0"
