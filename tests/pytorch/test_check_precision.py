@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bridge.errors import PrecisionTypeError
-from bridge.interop.pytorch.loop import autocast_for, emulate_linears
+from bridge.interop.pytorch import autocast_for, emulate_linears
 from bridge.pytorch.check_precision import PrecisionReport, check_precision
 from bridge.registry.registry import REGISTRY
 
