@@ -4,6 +4,7 @@
     linear   one linear layer: output and both gradients
     block    a GPT block: loss and gradients, within a stated tolerance
     steps    training steps of a Llama-3-8B-shaped block against a hand-written loop: time, overhead, peak memory
+    train    the training command with Transformer Engine's layers and with the emulated ones: losses, and what ran
 
 Needs a CUDA GPU, Transformer Engine and Megatron Core. Without them it prints what is missing, measures nothing and
 exits 0.
@@ -99,6 +100,10 @@ def measure(part: str, options: argparse.Namespace) -> list[Record]:
         from gpu_block import block_records
 
         return block_records(**chosen)
+    if part == "train":
+        from gpu_train import train_records
+
+        return train_records(**chosen)
     from gpu_steps import step_records
 
     return step_records(**chosen, rounds=options.rounds, micro_batch_size=options.micro_batch_size)

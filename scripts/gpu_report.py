@@ -11,6 +11,7 @@ PARTS = {
     "linear": "One linear layer: outputs and gradients of the three GEMMs",
     "block": "A GPT block: Transformer Engine against the emulation",
     "steps": "Training steps of a Llama-3-8B-shaped block",
+    "train": "The training command: Transformer Engine against the emulation on this GPU",
 }
 MAX_OVERHEAD = 0.01
 
@@ -77,8 +78,11 @@ def _table(part: str, records: list[Record]) -> list[str]:
         return []
     if part == "codes":
         return _code_table(records)
-    header, cells = (_STEP_HEADER, _step_cells) if part == "steps" else (_BLOCK_HEADER, _block_cells)
-    return [*_head(header), *(f"| {' | '.join(cells(record))} |" for record in records)]
+    header, cells = _COLUMNS.get(part, (_BLOCK_HEADER, _block_cells))
+    table = [*_head(header), *(f"| {' | '.join(cells(record))} |" for record in records)]
+    ran = [f"- {record['scheme']}: {record['gemms']}" for record in records if record.get("gemms")]
+    broken = [f"- {record['scheme']} failed: `{record['error']}`" for record in records if "error" in record]
+    return [*table, *([""] if ran or broken else []), *ran, *broken]
 
 
 _BLOCK_HEADER = ("scheme", "quantity", "distance", "tolerance", "BF16's distance", "as claimed")
@@ -92,6 +96,8 @@ _STEP_HEADER = (
     "hand-written peak GiB",
     "as claimed",
 )
+
+_TRAIN_HEADER = ("scheme", "steps", "first loss", "last loss", "last emulated loss", "largest distance", "as claimed")
 
 
 def _block_cells(record: Record) -> tuple[str, ...]:
@@ -118,6 +124,15 @@ def _step_cells(record: Record) -> tuple[str, ...]:
         f"{record['hand_written_peak_bytes'] / 2**30:.2f}",
         _yes(record["ok"]),
     )
+
+
+def _train_cells(record: Record) -> tuple[str, ...]:
+    values = (("first_loss", ".4f"), ("last_loss", ".4f"), ("last_emulated_loss", ".4f"), ("distance", ".2e"))
+    found = ("" if record.get(name) is None else format(record[name], form) for name, form in values)
+    return (record["scheme"], str(record["steps"]), *found, _yes(record["ok"]))
+
+
+_COLUMNS = {"steps": (_STEP_HEADER, _step_cells), "train": (_TRAIN_HEADER, _train_cells)}
 
 
 def _code_table(records: list[Record]) -> list[str]:

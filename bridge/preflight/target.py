@@ -11,13 +11,16 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.specifiers import SpecifierSet
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.rules.target import CPU, GPUS, PRODUCTS, Gpu, Target, gpu_of_capability
 from bridge.rules.versions import TITLES, VersionRange, installed, parse_version
+
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 __all__ = ["EXAMPLE", "Target", "detect_target", "parse_target"]
 
@@ -83,14 +86,24 @@ def detect_target() -> Target:
         return base
     count = int(os.environ.get("WORLD_SIZE", "0")) or torch.cuda.device_count()
     gpu = _gpu_called(torch.cuda.get_device_name(0)) if torch.version.hip else None
-    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return replace(
         base,
         gpu=gpu or _detected(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)),
         count=count,
         cuda=parse_version(torch.version.cuda) if torch.version.cuda else None,
-        cudnn=parse_version(f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}") if cudnn else None,
+        cudnn=_detected_cudnn(),
     )
+
+
+def _detected_cudnn() -> Version | None:
+    """Return the version of the loaded cuDNN; None without one, and where torch refuses the one that is loaded."""
+    import torch
+
+    try:
+        number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    except RuntimeError:  # a library of another version was loaded first, by LD_LIBRARY_PATH say
+        return None
+    return parse_version(f"{number // 10000}.{number // 100 % 100}.{number % 100}") if number else None
 
 
 def _detected(device: str, capability: tuple[int, int]) -> Gpu:

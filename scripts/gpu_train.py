@@ -1,0 +1,108 @@
+"""Training runs through the training command: Transformer Engine's layers against the emulated ones on the same GPU.
+
+Each run is `scripts/train.py` in a process of its own. The two backends draw the same weights and read the same data;
+what differs is the order in which kernels add and round. The loss of one scheme may be as far from the emulation's as
+`TOLERANCE` allows at any step, and the record of its GEMMs has to name the scheme in every layer that the plan puts
+into it. A model kind that the emulation covers by other tests runs with Transformer Engine alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_report import Record, skipped_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STEPS = 60
+TOLERANCE = 0.01
+"""Largest relative distance between the two losses at a step."""
+AT_ONCE = 6
+"""Runs that share the GPU: each is small and waits for its own start most of the time."""
+ROOT = Path(__file__).resolve().parents[1]
+
+RECIPES = {
+    "bf16": "bf16_mixed",
+    "delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+KINDS = {
+    "experts": ("model.num_moe_experts=4", "model.moe_grouped_gemm=true", "model.add_bias_linear=false"),
+    "latent attention": ("model.multi_latent_attention=true",),
+    "prediction layer": ("model.mtp_num_layers=1",),
+}
+"""Kinds of model that Transformer Engine runs under current scaling."""
+
+
+def training(folder: Path, words: Iterable[str]) -> dict[str, Any]:
+    """Run the training command; return its losses by step, its words on the GEMMs and the end of what it printed."""
+    command = [sys.executable, str(ROOT / "scripts" / "train.py"), *words]
+    command += [
+        f"train.train_iters={STEPS}",
+        "train.eval_iters=0",
+        f"logging.run_dir={folder}",
+        "logging.log_interval=1",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=300)
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+    records = [json.loads(line) for line in lines]
+    losses = {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+    _, _, ran = done.stdout.rpartition("Matmuls of the first step: ")
+    gemms = ran.splitlines()[0] if ran else ""
+    return {"code": done.returncode, "losses": losses, "gemms": gemms, "end": (done.stdout + done.stderr)[-1500:]}
+
+
+def train_records(schemes: Iterable[str] = RECIPES) -> list[Record]:
+    """Train under each scheme that this machine runs, with both backends, and each kind of model."""
+    from bridge.megatron.te.machine import missing_for_te
+
+    lacking = {scheme: missing_for_te(None if scheme == "bf16" else scheme) for scheme in schemes}
+    records = [skipped_record("train", scheme, missing) for scheme, missing in lacking.items() if missing]
+    there = [scheme for scheme, missing in lacking.items() if not missing]
+    jobs = {
+        (scheme, backend): (f"mixed_precision={RECIPES[scheme]}", f"precision_backend={backend}")
+        for scheme in there
+        for backend in ("te", "emulated")
+    }
+    if "tensorwise" in there:
+        shared = (f"mixed_precision={RECIPES['tensorwise']}", "precision_backend=te")
+        jobs |= {(f"tensorwise, {kind}", "te"): (*shared, *words) for kind, words in KINDS.items()}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
+        started = {
+            job: pool.submit(training, Path(folder, str(number)), words)
+            for number, (job, words) in enumerate(jobs.items())
+        }
+        done = {job: future.result() for job, future in started.items()}
+    return records + [
+        _record(scheme, run, done.get((scheme, "emulated")))
+        for (scheme, backend), run in done.items()
+        if backend == "te"
+    ]
+
+
+def _record(scheme: str, mine: dict[str, Any], other: dict[str, Any] | None) -> Record:
+    """Return the record of a run with Transformer Engine, with its distance from the emulated one where there is one."""
+    about = {"part": "train", "scheme": scheme, "steps": len(mine["losses"]), "gemms": mine["gemms"]}
+    for backend, run in (("te", mine), ("emulated", other)):
+        if run is not None and (run["code"] or len(run["losses"]) != STEPS):
+            return {**about, "ok": False, "error": f"{backend}: exit code {run['code']}: {run['end']}"}
+    first, last = mine["losses"][1], mine["losses"][STEPS]
+    losses = {"first_loss": first, "last_loss": last, "last_emulated_loss": None, "distance": None}
+    if other is None:
+        return {**about, **losses, "ok": last < first}
+    distance = max(abs(loss / mine["losses"][step] - 1) for step, loss in other["losses"].items())
+    losses |= {"last_emulated_loss": other["losses"][STEPS], "distance": distance}
+    return {**about, **losses, "ok": distance <= TOLERANCE and last < first}
