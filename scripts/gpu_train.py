@@ -94,7 +94,7 @@ def train_records(schemes: Iterable[str] = RECIPES) -> list[Record]:
 
 
 def _record(scheme: str, mine: dict[str, Any], other: dict[str, Any] | None) -> Record:
-    """Return the record of a run with Transformer Engine, with its distance from the emulated one where there is one."""
+    """Return the record of a run with Transformer Engine, and its distance from the emulated one."""
     about = {"part": "train", "scheme": scheme, "steps": len(mine["losses"]), "gemms": mine["gemms"]}
     for backend, run in (("te", mine), ("emulated", other)):
         if run is not None and (run["code"] or len(run["losses"]) != STEPS):
