@@ -1,0 +1,226 @@
+"""The audit: the rows of a plan compared with the rows of a record, and two records with each other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.plan.precision_plan import compact
+from bridge.precision.dtypes import SPELLINGS
+from bridge.precision.schemes import GEMMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from bridge.audit.record import GemmRow, Record
+    from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan
+    from bridge.plan.settings import Settings
+
+MULTIPLIES = frozenset({"linear", "head", "router"})
+"""Kinds of modules whose GEMMs are recorded; attention cores, convolutions and norms are not."""
+TEXT = {
+    "formats": "planned {planned}, ran {ran}",
+    "tile": "planned a scale for each {planned}, ran with one for each {ran}",
+    "output": "planned a {planned} result, got {ran}",
+    "accumulate": "planned an {planned} accumulator, ran with {ran}",
+    "storage": "planned {planned} as the stored format of the weight, got {ran}",
+    "absent": "planned {planned}, recorded no such GEMM",
+    "unplanned": "ran {ran}, which is not in the plan",
+    "census": "planned {planned}, got {ran}",
+    "differs": "{planned} in the first, {ran} in the second",
+}
+"""Column -> sentence of a mismatch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mismatch:
+    """A row of the plan and of the record that differ, with all layers, modules and GEMMs that differ alike."""
+
+    column: str
+    """A key of `TEXT`."""
+    planned: str
+    ran: str
+    layers: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    gemms: tuple[str, ...] = ()
+    tensors: str = ""
+    """Kind of tensor, for a row of the census."""
+    cause: str = ""
+    """One sentence, where the cause is known."""
+
+    def __str__(self) -> str:
+        text = TEXT[self.column].format(planned=self.planned, ran=self.ran)
+        label = _layers(self.layers)
+        gemms = () if len(self.gemms) == len(GEMMS) else self.gemms
+        where = [part for part in (self.tensors, label, *self.modules, *gemms) if part]
+        cause = f"; {self.cause}" if self.cause else ""
+        return f"{text}: {', '.join(where)}{cause}."
+
+
+def _layers(labels: tuple[str, ...]) -> str:
+    if not any(label.isdecimal() for label in labels):
+        return ", ".join(labels)
+    return f"layer{'s' * (len(labels) > 1)} {compact(labels)}"
+
+
+def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
+    """Return every row in which a record is not what the plan says, equal mismatches folded; empty where plan = record.
+
+    Args:
+        plan: The plan of the run.
+        record: GEMMs of one step of all pipeline stages, and the tensors of one rank. Without a census no tensors are
+            compared.
+    """
+    return (*compare_gemms(plan, record.gemms), *_compare_census(plan.settings, record))
+
+
+def compare_gemms(plan: PrecisionPlan, rows: Iterable[GemmRow]) -> tuple[Mismatch, ...]:
+    """Return the mismatches of GEMMs."""
+    ran: defaultdict[tuple[str, str, str], list[GemmRow]] = defaultdict(list)
+    for row in rows:
+        ran[row.layer, row.module, row.gemm].append(row)
+    found: list[Mismatch] = []
+    for layer in plan.layers:
+        for module in layer.modules:
+            if module.kind in MULTIPLIES:
+                for gemm in GEMMS:
+                    found += _compare(layer, module, gemm, ran.pop((layer.label, module.name, gemm), []))
+    for (label, name, gemm), extra in ran.items():
+        for formats in dict.fromkeys(row.formats for row in extra):
+            found.append(Mismatch(column="unplanned", planned="", ran=formats, **_at(label, name, gemm)))
+    return _folded(found)
+
+
+def _at(layer: str, module: str, gemm: str) -> dict[str, Any]:
+    return {"layers": (layer,), "modules": (module,), "gemms": (gemm,)}
+
+
+def _compare(layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]) -> Iterator[Mismatch]:
+    """Yield the mismatches of one planned GEMM with the rows recorded of it."""
+    expected = _expected(module, gemm)
+    at = _at(layer.label, module.name, gemm)
+    if not rows:
+        yield Mismatch(column="absent", planned=expected["formats"], ran="", **at)
+    for row in rows:
+        if row.formats != expected["formats"]:
+            cause = _cause(layer, module, row)
+            yield Mismatch(column="formats", planned=expected["formats"], ran=row.formats, cause=cause, **at)
+            continue  # every other column follows
+        seen = {"tile": _tiles(row), "output": row.output, "accumulate": row.accumulate, "storage": row.storage}
+        for column, value in seen.items():
+            if value and expected.get(column) and value != expected[column]:
+                yield Mismatch(column=column, planned=expected[column], ran=value, **at)
+
+
+def _expected(module: PlanModule, gemm: str) -> dict[str, str]:
+    """Return the columns that a record of a planned GEMM has to have; empty where the plan says nothing."""
+    rows = {row.item: row for row in module.rows}
+    own, kind = rows[gemm], GEMMS[gemm]
+    formats = own.format
+    tiles = ""
+    if module.scheme is not None:
+        formats = f"{formats if ' x ' in formats else f'{formats} x {formats}'} ({module.scheme})"
+        sides = ((kind.left, kind.left_columnwise), (kind.right, kind.right_columnwise))
+        tiles = " and ".join(_tile(rows[name].scale, columnwise=columnwise) for name, columnwise in sides)
+    output = rows["output"].format if "output" in rows and gemm == "fprop" else ""
+    accumulate = own.accumulate if module.scheme is not None else ""
+    storage = rows["weight"].storage
+    return {"formats": formats, "tile": tiles, "output": output, "accumulate": accumulate, "storage": storage}
+
+
+def _tile(scale: str, *, columnwise: bool) -> str:
+    """Return the tile of one copy from the plan's text, "1x32" of "1x32 / 32x1, stochastic"."""
+    return scale.split(", ", maxsplit=1)[0].split(" / ")[-1 if columnwise else 0]
+
+
+def _tiles(row: GemmRow) -> str:
+    return f"{row.left_tile} and {row.right_tile}" if row.left_tile and row.right_tile else ""
+
+
+def _cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
+    """Return why a GEMM ran in other formats than planned, where it can be known."""
+    if module.scheme is not None and row.scheme == "none":
+        if row.context == "off":
+            return "the autocast was not entered"
+        if row.context:
+            return f"the autocast ({row.context}) was on and the module multiplied unquantised operands"
+        return f"the module is a {row.by}, which multiplies in high precision" if row.by else ""
+    if row.scheme == "none":
+        return f"the module is a {row.by}" if row.by else ""
+    if module.scheme is None:
+        inside = f" inside an autocast ({row.context})" if row.context and row.context != "off" else ""
+        kept = " that the plan keeps in high precision" if layer.number is not None else ""
+        return f"the layer{kept} ran{inside}" if inside else ""
+    return (
+        f"an autocast of another recipe ({row.context}) was on" if row.scheme != module.scheme and row.context else ""
+    )
+
+
+def _folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:
+    """Return mismatches that differ in one place alone as one: in the layer, then in the GEMM, then in the module."""
+    for name in ("layers", "gemms", "modules"):
+        groups: dict[Mismatch, list[str]] = {}
+        none: dict[str, Any] = {name: ()}
+        for one in found:
+            groups.setdefault(replace(one, **none), []).extend(getattr(one, name))
+        found = [replace(one, **{**none, name: tuple(dict.fromkeys(values))}) for one, values in groups.items()]
+    return tuple(found)
+
+
+def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
+    """Yield the kinds of tensors of a rank that are in other dtypes than planned."""
+    wanted = _expected_census(settings)
+    held: defaultdict[str, list[str]] = defaultdict(list)
+    for row in record.census:
+        held[row.kind].append(SPELLINGS.get(row.dtype, row.dtype))
+    for kind, dtypes in held.items():
+        planned = wanted.get(kind, frozenset())
+        if planned and not planned.issuperset(dtypes):
+            ran = " and ".join(dict.fromkeys(dtypes))
+            yield Mismatch(column="census", planned=" or ".join(sorted(planned)), ran=ran, tensors=kind)
+
+
+def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
+    """Return the dtypes that each kind of tensor may have; kinds that the plan does not know are left out."""
+    stepped = settings.master or settings.mode
+    moments = (settings.exp_avg, settings.exp_avg_sq)
+    return {
+        "gradients": frozenset({settings.grad_reduce}),
+        "gradient reduction": frozenset({settings.grad_reduce}),
+        "sent between stages": frozenset({"fp32" if settings.fp32_residual else settings.mode}),
+        **({} if settings.remainders else {"master weights": frozenset({stepped})}),
+        **({} if "fp8" in moments else {"optimizer state": frozenset(moments)}),
+    }
+
+
+def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
+    """Return every GEMM and kind of tensor in which two records differ; `planned` of a mismatch is the first one's."""
+    first, second = _of_gemms(before), _of_gemms(after)
+    found = [
+        Mismatch(column="differs", planned=first.get(key, "nothing"), ran=second.get(key, "nothing"), **_at(*key))
+        for key in dict.fromkeys([*first, *second])
+        if first.get(key) != second.get(key)
+    ]
+    ours, theirs = _of_tensors(before), _of_tensors(after)
+    for kind in dict.fromkeys([*ours, *theirs]):
+        pair = ours.get(kind, "nothing"), theirs.get(kind, "nothing")
+        if pair[0] != pair[1]:
+            found.append(Mismatch(column="differs", planned=pair[0], ran=pair[1], tensors=kind))
+    return _folded(found)
+
+
+def _of_gemms(record: Record) -> dict[tuple[str, str, str], str]:
+    """Return the formats, tiles and stored format of each GEMM as one text."""
+    found: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
+    for row in record.gemms:
+        parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]
+        found[row.layer, row.module, row.gemm][", ".join(filter(None, parts))] = None
+    return {key: " and ".join(texts) for key, texts in found.items()}
+
+
+def _of_tensors(record: Record) -> dict[str, str]:
+    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for row in record.census:
+        found[row.kind][row.dtype] = None
+    return {kind: " and ".join(dtypes) for kind, dtypes in found.items()}

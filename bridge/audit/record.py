@@ -1,0 +1,157 @@
+"""The record: one row per GEMM and per kind of tensor, with the formats that a run really had.
+
+Rows hold text alone, so that two records can be compared, saved as JSON and sent between ranks. An empty text means
+that the source cannot see the column: a comparison skips it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError
+from bridge.precision.schemes import WHOLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from bridge.precision.schemes import Tile
+
+FILE = "record.json"
+"""Name of the file in a run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class GemmRow:
+    """One GEMM of one linear layer; equal rows of several experts, micro-batches or ranks are one."""
+
+    layer: str
+    """Label of the plan: the layer's number in the whole model from 1, "mtp 1" or "output"; empty outside Megatron."""
+    module: str
+    """Name in the layer as in the plan, ``linear_fc1`` or ``experts.linear_fc1`` say; elsewhere the whole path."""
+    gemm: str
+    """fprop, dgrad or wgrad."""
+    left: str
+    """Format of the operand with the result's first axis: e4m3, e5m2, e2m1, bf16, ..."""
+    right: str
+    """Format of the operand with the result's last axis."""
+    scheme: str = "none"
+    """Scaling scheme, "none" in high precision."""
+    left_tile: str = ""
+    """Elements of the left operand that share a scale: "tensor" or rows x columns."""
+    right_tile: str = ""
+    left_copy: str = ""
+    """Copy of the left operand that was read: row or column."""
+    right_copy: str = ""
+    output: str = ""
+    """Dtype of the result."""
+    accumulate: str = ""
+    """Accumulator of the products: fp32, or "fp32 fast" for Hopper's short accumulator."""
+    into: str = ""
+    """Dtype of the buffer that the result was added to; empty where it was not added to one."""
+    weight: str = ""
+    """Origin of the weight's operand: quantised for this GEMM, cached from an earlier one, or stored quantised."""
+    storage: str = ""
+    """Format of the weight's parameter."""
+    by: str = ""
+    """Class of the module."""
+    context: str = ""
+    """Recipe of Transformer Engine's autocast around the module's forward pass, "off" outside of one."""
+
+    @property
+    def formats(self) -> str:
+        """The formats that were multiplied, as the plan writes them, with the scheme."""
+        formats = self.left if self.left == self.right and self.scheme == "none" else f"{self.left} x {self.right}"
+        return formats if self.scheme == "none" else f"{formats} ({self.scheme})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CensusRow:
+    """One kind of tensor in one dtype, on this rank."""
+
+    kind: str
+    """parameters, activations, sent between stages, gradients, gradient reduction, master weights, optimizer state."""
+    dtype: str
+    """Torch's name without ``torch.``, or format and scheme of stored weights."""
+    bytes: int
+    """Size on this rank; for activations, of the outputs of all linear layers in one micro-batch."""
+    read_from: str
+    """Source of the dtype."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Everything that was recorded in one step."""
+
+    gemms: tuple[GemmRow, ...]
+    census: tuple[CensusRow, ...] = ()
+    """Tensors of one rank."""
+    backend: str = ""
+    """te, te_cpu, emulated, or local for a run in high precision."""
+    step: int | None = None
+
+    def write(self, path: Path, **more: Any) -> None:
+        """Write the record as JSON, a line per row, with further entries."""
+        rows: dict[str, tuple[GemmRow | CensusRow, ...]] = {"gemms": self.gemms, "census": self.census}
+        head = {"version": 1, "backend": self.backend, "step": self.step, **more}
+        parts = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+        for name, own in rows.items():
+            lines = ",\n".join(f"    {json.dumps(_filled(row))}" for row in own)
+            parts.append(f'  "{name}": [\n{lines}\n  ]' if own else f'  "{name}": []')
+        path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Return the record of a file.
+
+        Raises:
+            RunConfigError: The file cannot be read, or is no record.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            gemms = tuple(GemmRow(**_texts(row, GemmRow)) for row in content["gemms"])
+            census = tuple(CensusRow(**row) for row in content["census"])
+            return cls(gemms=gemms, census=census, backend=str(content["backend"]), step=content["step"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            remedy = "Give the record.json of a run of this version."
+            raise RunConfigError.of("record", f"must be a record of a run ({error})", str(path), remedy) from None
+
+
+def _filled(row: GemmRow | CensusRow) -> dict[str, Any]:
+    return {name: value for name, value in asdict(row).items() if value != ""}
+
+
+def _texts(row: dict[str, Any], kind: type) -> dict[str, str]:
+    """Return a row's columns; all of them have to be texts.
+
+    Raises:
+        ValueError: Another type, or no such column.
+    """
+    names = {field.name for field in fields(kind)}
+    wrong = [name for name, value in row.items() if name not in names or not isinstance(value, str)]
+    if wrong:
+        raise ValueError(f"{wrong[0]} is no text column of a row")
+    return row
+
+
+def tile_name(tile: Tile) -> str:
+    """Return a tile as the plan writes it."""
+    return "tensor" if tile == WHOLE else f"{tile[0]}x{tile[1]}"
+
+
+def layer_order(label: str) -> tuple[int, int, str]:
+    """Return a key that sorts labels of layers: numbers, prediction layers, the output."""
+    if label.isdecimal():
+        return 0, int(label), ""
+    return (1 if label.startswith("mtp") else 2), 0, label
+
+
+def merged(rows: Iterable[GemmRow]) -> tuple[GemmRow, ...]:
+    """Return the different rows, in the order of layers; of one GEMM the origins of the weight are one row."""
+    found: dict[GemmRow, set[str]] = {}
+    for row in rows:
+        found.setdefault(replace(row, weight=""), set()).update(filter(None, row.weight.split(", ")))
+    together = [replace(row, weight=", ".join(sorted(origins, reverse=True))) for row, origins in found.items()]
+    return tuple(sorted(together, key=lambda row: (layer_order(row.layer), row)))
