@@ -136,11 +136,10 @@ def rules_page() -> str:
 
 def _rule(rule: Rule) -> list[str]:
     told = rule_dict(rule)
-    remedies = " · ".join(f"{one[:1].upper()}{one[1:]}" for one in told["remedies"])
-    lines = [f"### {rule.id}: {rule.title}\n", f"**{rule.severity}** · `{rule.path}` · {_escaped(told['says'])}.\n"]
+    lines = [f"### {rule.id}: {rule.title}\n"]
     if rule.explanation:
         lines.append(f"{rule.explanation}\n")
-    lines.append(f"- Remedies: {_escaped(remedies)}.")
+    lines.extend(f"> {_escaped(example)}\n" for example in told["examples"])
     asked = f"; {SYNC[rule.sync]}" if rule.sync is not None else ""
     lines.append(f"- Needs {NEEDS[rule.needs]}{asked}.")
     lines.extend(f"- Holds for {versions}." for versions in told["holds_for"])

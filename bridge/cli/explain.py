@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from bridge.cli.arguments import add_command, print_json
 from bridge.cli.recipes import NamedRecipe
@@ -176,8 +180,7 @@ def rule_dict(rule: Rule) -> dict[str, Any]:
         "severity": rule.severity,
         "title": rule.title,
         "about": rule.path,
-        "says": _spoken(rule.message),
-        "remedies": [_spoken(remedy) for remedy in rule.remedies],
+        "examples": _examples()[rule.id],
         "explanation": rule.explanation,
         "holds_for": [str(versions) for versions in rule.versions],
         "source": rule.source,
@@ -186,22 +189,20 @@ def rule_dict(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _spoken(template: str) -> str:
-    """Return a message with names for the values that a run fills in: "needs {s.scheme}" -> "needs <scheme>"."""
-    names = re.sub(r"\{(?:s\.)?([\w.]+)(?:\[\d\])?(?:![rs])?\}", lambda found: f"<{_last(found[1])}>", template)
-    return names.replace("<capability>.<capability>", "<capability>")
-
-
-def _last(path: str) -> str:
-    return path.rpartition(".")[2].replace("_", " ")
+@cache
+def _examples() -> dict[str, list[str]]:
+    """Return id -> the findings of a run that breaks the rule, each as "severity path: rule, got value. Remedies."."""
+    text = resources.files("bridge.rules").joinpath("examples.yaml").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = yaml.safe_load(text)
+    return found
 
 
 def _rule_text(row: dict[str, Any]) -> str:
-    lines = [f"{row['id']}, {row['severity']}: {row['title']}", f"  {row['about']}: {row['says']}."]
+    lines = [f"{row['id']}, {row['severity']}: {row['title']}"]
     if row["explanation"]:
         lines.append(f"  {row['explanation']}")
-    lines.append("  Remedies:")
-    lines += [f"    - {_capital(remedy)}{'' if remedy.endswith('?') else '.'}" for remedy in row["remedies"]]
+    lines.append("  The finding of a run that breaks it:")
+    lines += [f"    {example}" for example in row["examples"]]
     lines += [f"  Holds for {versions}." for versions in row["holds_for"]]
     lines.append(f"  Source: {row['source']}.")
     lines.append(f"  Evidence: {row['evidence']} ({row['evidence_means']}).")

@@ -218,8 +218,9 @@ def test_a_rule_is_explained_by_its_id() -> None:
     done = run("explain", "PB206")
     assert done.stdout == (
         "PB206, warning: format that the scheme was not made for\n"
-        "  fp8: MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge.\n"
-        "  Remedies:\n    - Use fp8='e4m3'.\n    - Use fp8_recipe='tensorwise' for E5M2 gradients.\n"
+        "  The finding of a run that breaks it:\n"
+        "    warning mixed_precision.fp8: MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to "
+        "diverge, got 'hybrid'. Use fp8='e4m3'; or use fp8_recipe='tensorwise' for E5M2 gradients.\n"
         "  Source: NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
         "NVIDIA's own CI from megatron-core 0.14 to 0.16.\n"
         "  Evidence: reported (reported by users or maintainers in the thread that is named, not reproduced here).\n"

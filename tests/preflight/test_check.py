@@ -20,7 +20,8 @@ from bridge.rules.fields import FIELDS
 from bridge.rules.rule import by_gate
 from bridge.rules.rulebook import RULES
 from bridge.rules.target import GPUS
-from tests.rules.cases import B200, CASES, CURRENT, DENSE, H100, NVFP4, OVERLAP, PADDED_MOE
+from tests.rules.cases import CASES
+from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, NVFP4, OVERLAP, PADDED_MOE
 from tests.rules.situations import setup_of
 
 

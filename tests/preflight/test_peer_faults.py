@@ -15,7 +15,7 @@ from bridge.preflight.target import parse_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, synchronize
 from recipes.blockwise import _warn_of_the_name
-from tests.rules.cases import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
+from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
 
 
 def found(setup: Setup) -> dict[str, str]:

@@ -13,7 +13,7 @@ from bridge.errors import RunConfigError
 from bridge.preflight.check import check_run
 from bridge.training.config import ConfigContainer
 from tests.contention import allowed
-from tests.rules.cases import B200, CURRENT, DENSE, H100, OVERLAP
+from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, OVERLAP
 
 SHOWCASE = sorted((Path(__file__).parents[2] / "docs" / "showcase").glob("*.yaml"))
 

@@ -9,7 +9,7 @@ from bridge.preflight.target import parse_target
 
 
 def setup_of(said: dict[str, Any]) -> Setup:
-    """The setup that a row of `cases.py` describes."""
+    """The setup that a row of a topic in `cases` describes."""
     said = dict(said)
     target = said.pop("target", None)
     return Setup(said.pop("precision", None), target=parse_target(target) if target else None, **said)

@@ -12,6 +12,7 @@ import yaml
 
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
+from bridge.rules import rulebook
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, ask, by_gate, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
@@ -19,7 +20,8 @@ from tests.rules.cases import CASES
 from tests.rules.situations import setup_of
 
 check_module = sys.modules["bridge.preflight.check"]
-MESSAGES = yaml.safe_load((Path(__file__).parent / "messages.yaml").read_text(encoding="utf-8"))
+EXAMPLES = Path(rulebook.__file__).with_name("examples.yaml")
+MESSAGES = yaml.safe_load(EXAMPLES.read_text(encoding="utf-8"))
 IDS = [rule.id for rule in RULES]
 
 

@@ -1,0 +1,47 @@
+"""Runs that break and that keep the rules of `bridge.rules.topics.alignment`."""
+
+from tests.rules.cases.runs import BLOCKWISE, CURRENT, CURRENT_ALL, DENSE, H100, HYBRID, full, run
+
+CASES = {
+    "PB501": (
+        full(CURRENT, H100, dict(DENSE, seq_length=1000), train={"micro_batch_size": 1}),
+        full(CURRENT, H100, dict(DENSE, seq_length=1024), train={"micro_batch_size": 1}),
+    ),
+    "PB502": (
+        full(CURRENT, H100, dict(DENSE, ffn_hidden_size=11000)),
+        full(CURRENT, H100, dict(DENSE, ffn_hidden_size=11008)),
+    ),
+    "PB503": (
+        run(
+            BLOCKWISE,
+            H100,
+            model=dict(
+                DENSE,
+                ffn_hidden_size=11008,
+                tensor_model_parallel_size=8,
+                num_query_groups=8,
+                hidden_size=16384,
+                num_attention_heads=128,
+            ),
+        ),
+        run(
+            BLOCKWISE,
+            H100,
+            model=dict(
+                DENSE, ffn_hidden_size=16384, tensor_model_parallel_size=8, hidden_size=16384, num_attention_heads=128
+            ),
+        ),
+    ),
+    "PB504": (
+        full(CURRENT, H100, data={"packing": True, "pad_multiple": 8}),
+        full(CURRENT, H100, data={"packing": True, "pad_multiple": 16}),
+    ),
+    "PB505": (
+        full(CURRENT_ALL, H100, dict(HYBRID, mamba_num_heads=130)),
+        full(CURRENT_ALL, H100, dict(HYBRID, mamba_num_heads=128)),
+    ),
+    "PB506": (
+        full(CURRENT, H100, dict(DENSE, hidden_size=1024, num_attention_heads=8, ffn_hidden_size=4096)),
+        full(CURRENT, H100, DENSE),
+    ),
+}

@@ -1,0 +1,28 @@
+"""Runs that break and that keep the rules of `bridge.rules.topics.checkpoint`."""
+
+from tests.rules.cases.runs import B200, BF16, CURRENT, DELAYED, H100, MXFP8, full
+
+CASES = {
+    "PB541": (
+        full(CURRENT, H100, checkpoint={"fp8": "hybrid", "fp8_recipe": "delayed", "bf16": True}),
+        full(CURRENT, H100, checkpoint={"fp8": "hybrid", "fp8_recipe": "tensorwise", "bf16": True}),
+    ),
+    "PB542": (
+        full(DELAYED, "h100x8,te2.20,cuda12.9,mcore0.19.2", checkpoint={}, environment={}),
+        full(
+            DELAYED,
+            "h100x8,te2.20,cuda12.9,mcore0.19.2",
+            checkpoint={},
+            environment={"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"},
+        ),
+    ),
+    "PB543": (
+        full(CURRENT, H100, train={"stream_ckpt_dequant": True}),
+        full(MXFP8, B200, train={"stream_ckpt_dequant": True}),
+    ),
+    "PB544": (
+        full(CURRENT | {"fp8_param_gather": False}, H100, peft={"dim": 8}),
+        full(CURRENT | {"fp8_param_gather": False}, H100, peft={"dim": 16}),
+    ),
+    "PB545": (full(CURRENT, H100, peft={"dim": 16}), full(BF16, H100, peft={"dim": 16})),
+}

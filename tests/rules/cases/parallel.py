@@ -1,0 +1,40 @@
+"""Runs that break and that keep the rules of `bridge.rules.topics.parallel`."""
+
+from tests.rules.cases.runs import (
+    B200,
+    BLOCKWISE,
+    DENSE,
+    H100,
+    INTERLEAVED,
+    MXFP8,
+    NVFP4,
+    OVERLAPPED,
+    SEQUENCE_PARALLEL,
+    full,
+    run,
+)
+
+WEIGHT_SHARDS = dict(DENSE, tensor_parallel_num_weight_shards=2)
+
+CASES = {
+    "PB401": (run(BLOCKWISE, H100, model=SEQUENCE_PARALLEL), run(BLOCKWISE, H100, model=DENSE)),
+    "PB402": (run("bf16_mixed", model=dict(DENSE, tp_comm_overlap=True)), run("bf16_mixed", model=OVERLAPPED)),
+    "PB403": (full(MXFP8, B200, dict(OVERLAPPED, ffn_hidden_size=14400)), full(MXFP8, B200, OVERLAPPED)),
+    "PB404": (full(dict(NVFP4, fp4_param_gather=False), B200, WEIGHT_SHARDS), full(NVFP4, B200, WEIGHT_SHARDS)),
+    "PB405": (
+        full(dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False), B200, WEIGHT_SHARDS),
+        full(dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False), B200),
+    ),
+    "PB406": (
+        run("bf16_mixed", "h100x12", model=dict(DENSE, tensor_model_parallel_size=8)),
+        run("bf16_mixed", "h100x16", model=dict(DENSE, tensor_model_parallel_size=8)),
+    ),
+    "PB407": (
+        run("bf16_mixed", model=dict(DENSE, **INTERLEAVED)),
+        run("bf16_mixed", model=dict(DENSE, **INTERLEAVED, overlap_p2p_comm=True, batch_p2p_comm=False)),
+    ),
+    "PB408": (
+        run("bf16_mixed", model=dict(DENSE, tensor_model_parallel_size=6, ffn_hidden_size=14400, num_query_groups=6)),
+        run("bf16_mixed", model=dict(DENSE, tensor_model_parallel_size=8)),
+    ),
+}

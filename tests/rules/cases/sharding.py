@@ -1,0 +1,73 @@
+"""Runs that break and that keep the rules of `bridge.rules.topics.sharding`."""
+
+from tests.rules.cases.runs import (
+    B200,
+    BF16,
+    CURRENT,
+    DENSE,
+    H100,
+    MEGATRON_FSDP,
+    MXFP8_FSDP,
+    NVFP4,
+    OVERLAP,
+    full,
+    run,
+)
+
+BF16_FSDP = {"bf16": True}
+
+CASES = {
+    "PB321": (full(CURRENT, H100, ddp={"use_torch_fsdp2": True}, optimizer={}), full(CURRENT, H100)),
+    "PB322": (
+        full(NVFP4, "b200x8,te2.6,cuda12.9,mcore0.19.2", ddp={"use_torch_fsdp2": True}, optimizer={}),
+        full(NVFP4, "b200x8,te2.6,cuda12.9,mcore0.19.2"),
+    ),
+    "PB323": (
+        run("fp16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
+        run("bf16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
+    ),
+    "PB324": (
+        full(dict(MXFP8_FSDP, reuse_grad_buf_for_mxfp8_param_ag=True), B200, ddp=MEGATRON_FSDP),
+        full(MXFP8_FSDP, B200, ddp=MEGATRON_FSDP),
+    ),
+    "PB325": (
+        full(
+            {"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
+            "h100x8,te2.2,cuda12.9,mcore0.19.2",
+            ddp=MEGATRON_FSDP,
+        ),
+        full(
+            {"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True},
+            H100,
+            ddp=MEGATRON_FSDP,
+        ),
+    ),
+    "PB326": (
+        run({"fp32": True}, "h100x8,mcore0.20", model=DENSE, ddp=dict(MEGATRON_FSDP, megatron_fsdp_version=2)),
+        run({"bf16": True}, "h100x8,mcore0.20", model=DENSE, ddp=dict(MEGATRON_FSDP, megatron_fsdp_version=2)),
+    ),
+    "PB327": (
+        run("bf16_mixed", "mcore0.19.2", model=DENSE, ddp=MEGATRON_FSDP),
+        run("bf16_mixed", "mcore0.18", model=DENSE, ddp=MEGATRON_FSDP),
+    ),
+    "PB328": (
+        run({"bf16": True}, "mcore0.19.2", model=DENSE, ddp=dict(OVERLAP, use_megatron_fsdp=True)),
+        run({"bf16": True}, "mcore0.19.2", model=DENSE, ddp=MEGATRON_FSDP),
+    ),
+    "PB329": (
+        run("bf16_mixed", model=DENSE, optimizer={"optimizer": "muon"}, ddp={"use_torch_fsdp2": True}),
+        run("bf16_mixed", model=DENSE, optimizer={"optimizer": "adam"}, ddp={"use_torch_fsdp2": True}),
+    ),
+    "PB330": (
+        run("bf16_mixed", model=DENSE, optimizer={"use_distributed_optimizer": True}, ddp={}),
+        run("bf16_mixed", model=DENSE, optimizer={}, ddp={}),
+    ),
+    "PB331": (
+        full(dict(BF16, megatron_fsdp_grad_comm_dtype="bf16"), H100),
+        full(BF16, H100),
+    ),
+    "PB332": (
+        full(dict(BF16_FSDP, megatron_fsdp_use_decoupled_grad=True), H100, ddp=MEGATRON_FSDP),
+        full(BF16_FSDP, H100, ddp=MEGATRON_FSDP),
+    ),
+}
