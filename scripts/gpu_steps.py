@@ -1,12 +1,14 @@
-"""Training steps of a Llama-3-8B-shaped block: Megatron's through the bridge, against a loop written by hand.
+"""Training steps of a Llama-3-8B-shaped block: through the bridge, from Megatron's own config, and written by hand.
 
-Both run Transformer Engine's layers in the same order under the same recipe, with the same loss and the same optimizer;
-the hand-written loop has nothing else. They take turns within one run, and medians count. What the first takes longer
-is what Megatron and the bridge cost. Peak memory is that of one of them, above what was there before it was built.
+All run Transformer Engine's layers in the same order under the same recipe, with the same loss and the same optimizer;
+the hand-written loop has nothing else. They take turns within one run, and medians count. The bridge costs the first's
+time over the second's, Megatron the second's over the third's. Peak memory is that of one of them, above what was there
+before it was built.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Any
 
@@ -154,26 +156,34 @@ def step_records(
             continue
         config = block_config(scheme, shape)
         with training_process(config, seed=5) as process:
-            ours, theirs = _measured(config, process.device, micro_batch_size, rounds)
-        records.append(step_record(scheme, ours, theirs, bf16_milliseconds))
+            measured = _measured(config, process.device, micro_batch_size, rounds)
+        records.append(step_record(scheme, measured, bf16_milliseconds))
         if scheme == "bf16":
-            bf16_milliseconds = ours["milliseconds"]
+            bf16_milliseconds = measured["bridge"]["milliseconds"]
             records[-1]["speed_up"] = 1.0
     return records
 
 
-def _measured(
-    config: Any, device: torch.device, batch_size: int, rounds: int
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Return milliseconds and peak memory of the bridge's block and of the hand-written one."""
+def megatrons_block(config: Any, device: torch.device) -> Any:
+    """Return Megatron's `TransformerBlock` as its users build it: its own config class, its own spec."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.transformer_block import TransformerBlock
+
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(TransformerConfig) if field.init}
+    plain = TransformerConfig(**fields)
+    spec = get_gpt_decoder_block_spec(plain, use_transformer_engine=True, normalization=plain.normalization)
+    return TransformerBlock(plain, spec, post_layer_norm=True).to(device=device, dtype=torch.bfloat16)
+
+
+def _measured(config: Any, device: torch.device, batch_size: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Return milliseconds and peak memory of the bridge's block, of Megatron's own and of the hand-written one."""
     x = torch.randn(config.seq_length, batch_size, config.hidden_size, device=device, dtype=torch.bfloat16)
     rotary = rotary_of(config).to(device)
     wanted = te_recipe(config)
     recipe = None if wanted is None else wanted.build(import_recipes())
 
-    def megatrons() -> TrainingStep:
-        block = build_block(config, "te", device)
-
+    def of_megatron(block: Any) -> TrainingStep:
         def forward(x_SBH: torch.Tensor) -> torch.Tensor:  # noqa: N803 shape suffix
             block.set_is_first_microbatch()  # as Megatron's schedules do
             return block(hidden_states=x_SBH, attention_mask=None, rotary_pos_emb=rotary)
@@ -184,8 +194,11 @@ def _measured(
         block = HandWrittenBlock(config, recipe).to(device)
         return TrainingStep(lambda batch: block(batch, rotary), list(block.parameters()), x)
 
-    builders = {"ours": megatrons, "theirs": by_hand}
+    builders = {
+        "bridge": lambda: of_megatron(build_block(config, "te", device)),
+        "megatron": lambda: of_megatron(megatrons_block(config, device)),
+        "by_hand": by_hand,
+    }
     built = {name: built_with_peak(build) for name, build in builders.items()}
     milliseconds = alternating_milliseconds({name: step for name, (step, _) in built.items()}, rounds)
-    ours, theirs = ({"milliseconds": milliseconds[name], "peak_bytes": built[name][1]} for name in builders)
-    return ours, theirs
+    return {name: {"milliseconds": milliseconds[name], "peak_bytes": built[name][1]} for name in builders}

@@ -1,15 +1,16 @@
 """Training runs through the training command: Transformer Engine's layers against the emulated ones on the same GPU.
 
 Each run is `scripts/train.py` in a process of its own. The two backends draw the same weights and read the same data;
-what differs is the order in which kernels add and round. The loss of one scheme may be as far from the emulation's as
-`TOLERANCE` allows at any step, and the record of its GEMMs has to name the scheme in every layer that the plan puts
-into it. A model kind that the emulation covers by other tests runs with Transformer Engine alone.
+what differs is the order in which kernels add and round. Two such runs part within some steps, as two runs in BF16 do;
+so the first loss has to agree, and then the mean over the last steps. A model kind that the emulation covers by other
+tests runs with Transformer Engine alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 STEPS = 60
+LAST = 20
+"""Steps at the end whose mean loss is compared."""
+FIRST_TOLERANCE = 1e-3
+"""Largest relative distance between the first losses: equal weights, equal data."""
 TOLERANCE = 0.01
-"""Largest relative distance between the two losses at a step."""
+"""Largest relative distance between the mean losses at the end."""
 AT_ONCE = 6
 """Runs that share the GPU: each is small and waits for its own start most of the time."""
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,8 +65,8 @@ def training(folder: Path, words: Iterable[str]) -> dict[str, Any]:
     lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
     records = [json.loads(line) for line in lines]
     losses = {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
-    _, _, ran = done.stdout.rpartition("Matmuls of the first step: ")
-    gemms = ran.splitlines()[0] if ran else ""
+    ran = re.search("Matmuls of the first step: (.*)", done.stdout)
+    gemms = ran[1] if ran else ""
     return {"code": done.returncode, "losses": losses, "gemms": gemms, "end": (done.stdout + done.stderr)[-1500:]}
 
 
@@ -99,10 +104,16 @@ def _record(scheme: str, mine: dict[str, Any], other: dict[str, Any] | None) -> 
     for backend, run in (("te", mine), ("emulated", other)):
         if run is not None and (run["code"] or len(run["losses"]) != STEPS):
             return {**about, "ok": False, "error": f"{backend}: exit code {run['code']}: {run['end']}"}
-    first, last = mine["losses"][1], mine["losses"][STEPS]
-    losses = {"first_loss": first, "last_loss": last, "last_emulated_loss": None, "distance": None}
+    first, last = _ends(mine["losses"])
+    found = {**about, "first_loss": first, "last_loss": last, "losses": [*mine["losses"].values()]}
     if other is None:
-        return {**about, **losses, "ok": last < first}
-    distance = max(abs(loss / mine["losses"][step] - 1) for step, loss in other["losses"].items())
-    losses |= {"last_emulated_loss": other["losses"][STEPS], "distance": distance}
-    return {**about, **losses, "ok": distance <= TOLERANCE and last < first}
+        return {**found, "ok": last < first}
+    other_first, other_last = _ends(other["losses"])
+    distances = {"first_distance": abs(first / other_first - 1), "last_distance": abs(last / other_last - 1)}
+    close = distances["first_distance"] <= FIRST_TOLERANCE and distances["last_distance"] <= TOLERANCE
+    return {**found, **distances, "emulated_losses": [*other["losses"].values()], "ok": close and last < first}
+
+
+def _ends(losses: dict[int, float]) -> tuple[float, float]:
+    """Return the first loss and the mean of the last ones."""
+    return losses[1], sum(losses[step] for step in range(STEPS - LAST + 1, STEPS + 1)) / LAST
