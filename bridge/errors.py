@@ -196,6 +196,17 @@ class CheckpointError(BridgeError):
     """A checkpoint that cannot be written or resumed from."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint that must not be read; `reason` says why, as a clause."""
+
+    def __init__(self, checkpoint: object, reason: str) -> None:
+        self.checkpoint, self.reason = checkpoint, reason
+        super().__init__(f"{checkpoint}: must be a whole checkpoint, and {reason}. Take the one before.")
+
+    def __reduce__(self) -> tuple[type[DamagedCheckpointError], tuple[object, str]]:
+        return type(self), (self.checkpoint, self.reason)
+
+
 class TrainingError(BridgeError):
     """The run itself failed."""
 

@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.checkpoint.lock import folder_lock
 from bridge.errors import TrainingError
 from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.audit import GemmRecord, format_gemms, of_all_stages, watch_gemms
 from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.census import take_census, watch_activations
-from bridge.megatron.checkpoint import store as checkpoints
-from bridge.megatron.checkpoint.lock import folder_lock
+from bridge.megatron.checkpoint.saving import save_checkpoint
 from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.te.environment import read_environment
@@ -295,7 +295,7 @@ def _save(run: Run, screen: Display) -> None:
     """Write a checkpoint, if the run saves any."""
     folder = run.config.checkpoint.save
     if folder is not None:
-        where = checkpoints.save_checkpoint(run.trainer, Path(folder), run.position)
+        where = save_checkpoint(run.trainer, Path(folder), run.position)
         screen.note(f"Checkpoint: {where}")
 
 

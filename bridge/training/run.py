@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.checkpoint.folder import load_fault
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.megatron.audit import Telemetry
 from bridge.megatron.backend import Backend, choose_backend_of_phases
 from bridge.megatron.census import Activations
-from bridge.megatron.checkpoint import store as checkpoints
-from bridge.megatron.checkpoint.store import load_fault
+from bridge.megatron.checkpoint import loading
+from bridge.megatron.checkpoint.state import Position
 from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
 from bridge.megatron.data.corpus import open_corpus, path_fault
 from bridge.megatron.emulation.model import switch_precision
@@ -63,7 +64,7 @@ class Run:
     entropy: float
     parameters: int
     notes: list[str]
-    start: checkpoints.Position
+    start: Position
     backend: str
     telemetry: Telemetry
     activations: Activations = field(default_factory=Activations)
@@ -100,13 +101,13 @@ class Run:
         return int(self.config.train.global_batch_size * self.trainer.config.seq_length)
 
     @property
-    def position(self) -> checkpoints.Position:
+    def position(self) -> Position:
         """How far the run has come, for a checkpoint."""
         precision = precision_label(self.config)
         if self.schedule is not None:
             precision = self.schedule.phase_at(max(1, self.iteration)).precision.label
         extra = {"precision": precision, "skipped_steps": self.skipped_steps}
-        return checkpoints.Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
+        return Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
 
     @property
     def skipped_before(self) -> int:
@@ -230,16 +231,16 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     trainer = _build_trainer(config, adapted, process, backend, phases)
     if schedule is not None:
         schedule.bind(adapted)
-    start = checkpoints.Position()
+    start = Position()
     if config.checkpoint.load is not None:
-        saved = checkpoints.newest_sound(Path(config.checkpoint.load))
+        saved = loading.newest_sound(Path(config.checkpoint.load))
         if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
             schedule.apply(max(1, saved))
             if backend.name == "emulated":
                 switch_precision(trainer.model, adapted)
-        start = checkpoints.load_checkpoint(trainer, Path(config.checkpoint.load), saved)
+        start = loading.load_checkpoint(trainer, Path(config.checkpoint.load), saved)
     if config.checkpoint.save is not None:
-        checkpoints.require_free(Path(config.checkpoint.save), start)
+        loading.require_free(Path(config.checkpoint.save), start)
     resumed = []
     if config.checkpoint.load is not None:
         before = start.extra.get("precision", "an unknown precision")

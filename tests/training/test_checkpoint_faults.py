@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge.checkpoint.lock import LOCK, folder_lock
 from bridge.errors import CheckpointError, RunConfigError
-from bridge.megatron.checkpoint.lock import LOCK, folder_lock
 from bridge.training.loop import pretrain
 from tests import warm
 from tests.training.loop_tiny import ROOT, losses, tiny
@@ -129,7 +129,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
     code = f"""
         import sys
         from pathlib import Path
-        from bridge.megatron.checkpoint.lock import folder_lock
+        from bridge.checkpoint.lock import folder_lock
         with folder_lock(Path({str(tmp_path)!r})):
             print("held", flush=True)
             sys.stdin.read()
@@ -155,7 +155,7 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
 
 
 def test_the_lock_of_another_machine_is_watched_for_signs_of_life(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("bridge.megatron.checkpoint.lock.WATCHED_SECONDS", 0.3)
+    monkeypatch.setattr("bridge.checkpoint.lock.WATCHED_SECONDS", 0.3)
     lock = tmp_path / LOCK
     lock.write_text(json.dumps({"host": "elsewhere", "pid": 7}))
     beat = subprocess.Popen(["sh", "-c", f"while sleep 0.02; do touch {lock}; done"])

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from bridge.checkpoint.folder import latest_iteration
 from bridge.errors import TrainingError
-from bridge.megatron.checkpoint.store import latest_iteration
 from bridge.megatron.step import Trainer
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import records, tiny

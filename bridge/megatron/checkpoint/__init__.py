@@ -1,1 +1,1 @@
-"""Checkpoints: Megatron's distributed format, the manifest over its files, the lock of the folder."""
+"""Checkpoints in Megatron's own format: ``dist_checkpointing`` (torch_dist), with a manifest over its files."""

@@ -1,0 +1,154 @@
+"""The manifest of a checkpoint: what wrote it, and name, size and checksum of each of its files, written after all.
+
+A checkpoint without a manifest was never finished, or is of another program. One whose files do not match it is
+damaged, and is not read. The manifest holds no secret: it finds damage, and it does not prove who wrote it. Its own
+digest, kept elsewhere, proves that neither it nor a file was exchanged (`Manifest.digest`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import DamagedCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+ALGORITHM = "sha256"
+THREADS = 8
+"""Files of one process that are read at the same time; hashing releases Python's lock."""
+_LARGEST = 64 * 2**20
+"""Bytes of the largest manifest that is read; a checkpoint of 100,000 files has one of 15 MB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a checkpoint's manifest says."""
+
+    sizes: Mapping[str, int]
+    """File, as a path in the checkpoint's folder -> its bytes."""
+    checksums: Mapping[str, str]
+    """File -> its SHA-256 in hexadecimal; empty where the run was told to write none."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the run that wrote it, as plain data."""
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Manifest:
+        """Return the manifest of a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: There is none, or it is damaged.
+        """
+        try:
+            with (checkpoint / MANIFEST).open("rb") as stream:
+                data = stream.read(_LARGEST + 1)
+            if len(data) > _LARGEST:
+                raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is too large")
+            found = json.loads(data)
+            files = {str(name): dict(facts) for name, facts in found["files"].items()}
+            sizes = {name: int(facts["bytes"]) for name, facts in files.items()}
+            checksums = {name: str(facts[ALGORITHM]) for name, facts in files.items() if ALGORITHM in facts}
+            manifest = cls(sizes=sizes, checksums=checksums, run=dict(found.get("run") or {}))
+        except FileNotFoundError:
+            reason = f"{MANIFEST}, which is written last, is missing"
+            raise DamagedCheckpointError(checkpoint, reason) from None
+        except OSError as error:
+            raise DamagedCheckpointError(checkpoint, _unreadable(error)) from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged") from None
+        if not sizes or any(not _is_inside(name) for name in sizes) or len(checksums) not in (0, len(sizes)):
+            raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged")
+        return manifest
+
+    def write(self, checkpoint: Path) -> None:
+        """Write the manifest so that it is there as a whole or not at all."""
+        sums = {name: {ALGORITHM: text} for name, text in self.checksums.items()}
+        files = {name: {"bytes": size, **sums.get(name, {})} for name, size in self.sizes.items()}
+        scratch = checkpoint / f"{MANIFEST}.tmp"
+        with scratch.open("w") as stream:
+            json.dump({"format": FORMAT, "run": dict(self.run), "files": files}, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        scratch.replace(checkpoint / MANIFEST)
+
+    def outline_fault(self, checkpoint: Path) -> str | None:
+        """Return which file is missing, has another size or is in no manifest, as a clause, or None."""
+        try:
+            found = outline(checkpoint)
+        except OSError as error:
+            return _unreadable(error)
+        for name, size in self.sizes.items():
+            if name not in found:
+                return f"{name} is missing"
+            if found[name] != size:
+                return f"{name} has {found[name]} bytes, and had {size} when it was written"
+        other = next((name for name in found if name not in self.sizes), None)
+        return None if other is None else f"{other} is not in {MANIFEST}"
+
+    def content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
+        """Return which of some files has other content than when it was written, as a clause, or None."""
+        names = list(names)
+        try:
+            found = checksums(checkpoint, names)
+        except OSError as error:
+            return _unreadable(error)
+        changed = next((name for name in names if found[name] != self.checksums[name]), None)
+        return None if changed is None else f"{changed} has other content than when it was written"
+
+
+def damage(checkpoint: Path, *, checksum: bool = True) -> str | None:
+    """Return what is wrong with a checkpoint, as a clause, or None where every file is as it was written.
+
+    Args:
+        checkpoint: Its folder.
+        checksum: Read every file; without it names and sizes are compared.
+    """
+    try:
+        manifest = Manifest.read(checkpoint)
+    except DamagedCheckpointError as error:
+        return error.reason
+    fault = manifest.outline_fault(checkpoint)
+    return manifest.content_fault(checkpoint, manifest.checksums) if fault is None and checksum else fault
+
+
+def digest(checkpoint: Path) -> str:
+    """Return the SHA-256 of a manifest: whoever noted it elsewhere can prove that no file was exchanged since."""
+    return _checksum(checkpoint / MANIFEST)
+
+
+def outline(checkpoint: Path) -> dict[str, int]:
+    """Return name -> bytes of every regular file of a checkpoint, in the order of their names."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    named = ((path.relative_to(checkpoint).as_posix(), path) for path in files)
+    return {name: path.stat().st_size for name, path in named if name != MANIFEST and not path.name.startswith(".nfs")}
+
+
+def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return file -> checksum, of files of a checkpoint, several of them read at the same time."""
+    names = list(names)
+    with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool:
+        return dict(zip(names, pool.map(lambda name: _checksum(checkpoint / name), names), strict=True))
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a file's name is a path within its checkpoint."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts
+
+
+def _unreadable(error: OSError) -> str:
+    return f"it cannot be read ({(error.strerror or type(error).__name__).lower()})"
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, ALGORITHM).hexdigest()

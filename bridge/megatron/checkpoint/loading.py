@@ -1,0 +1,212 @@
+"""Resuming: the newest checkpoint that is whole is found, and its state is given to the run."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bridge.checkpoint.folder import LATEST, candidates, folder_of, is_finished, iterations, load_fault, set_aside
+from bridge.checkpoint.manifest import damage
+from bridge.errors import CheckpointError
+from bridge.megatron.agreement import from_first_rank
+from bridge.megatron.checkpoint.state import (
+    Position,
+    identity,
+    layout,
+    named_chunks,
+    restore_random_states,
+    sharded_state,
+)
+from bridge.megatron.emulation.model import requantise_stored_weights, unrecorded
+from bridge.megatron.gpt import unwrapped
+from bridge.megatron.optimizer import inner_optimizers, unshare_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from bridge.megatron.step import Trainer
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULE = {
+    "max_lr": ("optimizer.lr", False),
+    "min_lr": ("optimizer.min_lr", False),
+    "lr_warmup_steps": ("train.lr_warmup_iters", True),
+    "lr_decay_steps": ("train.lr_decay_iters", True),
+    "lr_decay_style": ("train.lr_decay_style", False),
+    "end_wd": ("optimizer.weight_decay", False),
+}
+"""Attribute of Megatron's scheduler -> the run's key, and whether it counts samples, where the key counts steps."""
+
+
+def newest_sound(folder: Path) -> int:
+    """Return the number of the newest checkpoint that is whole; a collective call.
+
+    Every checkpoint that is passed over is logged with the reason.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    return from_first_rank(lambda: _newest_sound(folder))
+
+
+def _newest_sound(folder: Path) -> int:
+    fault = load_fault(folder)
+    if fault is not None:
+        raise CheckpointError(str(fault))
+    reasons = []
+    for number in candidates(folder):
+        wrong = damage(folder_of(folder, number))
+        if wrong is None:
+            return number
+        logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), wrong)
+        reasons.append(f"step {number}: {wrong}")
+    raise CheckpointError(
+        f"checkpoint.load: must hold a whole checkpoint, got {str(folder)!r} ({'; '.join(reasons) or 'none'}). Give "
+        "another folder, or leave it at None to start fresh."
+    )
+
+
+def require_free(folder: Path, start: Position) -> None:
+    """Refuse to write into a folder that holds checkpoints later than where this run begins; a collective call.
+
+    Raises:
+        CheckpointError: There are such checkpoints, and they would be mixed with this run's.
+    """
+    from_first_rank(lambda: _require_free(folder, start))
+
+
+def _require_free(folder: Path, start: Position) -> None:
+    for latest in iterations(folder):
+        checkpoint = folder_of(folder, latest)
+        if latest <= start.iteration or not is_finished(checkpoint):
+            continue
+        if start.iteration and damage(checkpoint) is not None:
+            set_aside(checkpoint, "damaged")
+            continue
+        raise CheckpointError(
+            f"checkpoint.save: the folder holds a checkpoint of step {latest}, and this run begins at step "
+            f"{start.iteration}, got {str(folder)!r}. Resume with checkpoint.load={folder}, or save elsewhere."
+        )
+
+
+def load_checkpoint(trainer: Trainer, folder: Path, iteration: int) -> Position:
+    """Continue from a checkpoint of a folder; a collective call.
+
+    Args:
+        trainer: Gets the checkpoint's state.
+        folder: The folder that an earlier run saved to.
+        iteration: The result of `newest_sound`.
+
+    Returns:
+        How far that run had come.
+
+    Raises:
+        CheckpointError: It is of another model or optimizer, or cannot be read.
+    """
+    source = folder_of(folder, iteration)
+    try:
+        common = dist_checkpointing.load_common_state_dict(str(source))
+    except (CheckpointingException, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({error}). Write the "
+            f"number of an older one into {folder / LATEST}."
+        ) from error
+    _require_same(common.get("identity", {}), identity(trainer), source)
+    same_layout = common.get("layout") == layout()
+    if not same_layout:
+        logger.info("The checkpoint has another parallel layout: random states start fresh.")
+    state = sharded_state(trainer, is_loading=True, with_random_states=same_layout)
+    fresh = _without_new_scales(trainer, state, source)
+    try:
+        loaded = dist_checkpointing.load(state, str(source))
+    except (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({error}). Is it complete?") from error
+    with unrecorded(trainer.model):  # the weights of a checkpoint are no new ones
+        for name, chunk in named_chunks(trainer).items():
+            unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
+    inner = loaded["optimizer"].get("optimizer", loaded["optimizer"])
+    if inner.get("state"):  # Megatron leaves Adam's step out where it is zero (optimizer.py:836, ``if step:``)
+        inner["state"].setdefault("common_step", torch.tensor(0.0))
+    _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
+    trainer.optimizer.load_state_dict(loaded["optimizer"])
+    unshare_steps(trainer.optimizer)
+    requantise_stored_weights(trainer.optimizer)
+    _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
+    trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+    if same_layout:
+        restore_random_states(loaded["rng_state"][0])
+    return Position(
+        iteration=int(common["iteration"]),
+        consumed_samples=int(common["consumed_train_samples"]),
+        extra=common.get("extra", {}),
+    )
+
+
+def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
+    """Leave delayed scaling's state out of the load where a checkpoint of another precision has none.
+
+    Returns:
+        Whether it was left out: scales then begin at 1, as in a fresh run.
+    """
+    held = set(dist_checkpointing.load_tensors_metadata(str(source)))
+    missing = False
+    for name in named_chunks(trainer):
+        chunk = state[name]
+        for key in [key for key, entry in chunk.items() if ".fp8_state." in key and entry.key not in held]:
+            del chunk[key]
+            missing = True
+    if missing:
+        logger.info("The checkpoint has no delayed scales: they begin at 1, as in a fresh run.")
+    return missing
+
+
+def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+    """Give parameter groups that follow this run's schedule the checkpoint's, which the run goes on with.
+
+    megatron-core 0.19 pairs the groups of optimizer and checkpoint by their rates too (optimizer.py,
+    ``param_group_identifier_keys``) and refuses others; 0.16.1 takes over the checkpoint's.
+    """
+    for inner in inner_optimizers(trainer.optimizer):
+        for group in inner.param_groups:
+            for name in ("max_lr", "min_lr"):
+                if group.get(name) == getattr(trainer.scheduler, name):
+                    group[name] = stored[name]
+
+
+def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+    """Log where the checkpoint's schedule, which the run goes on with, is not the one of this run's config."""
+    for name, (key, in_samples) in _SCHEDULE.items():
+        before, now = stored[name], getattr(trainer.scheduler, name)
+        if before == now:
+            continue
+        if in_samples:
+            before, now = (samples / trainer.global_batch_size for samples in (before, now))
+        before, now = (f"{value:g}" if isinstance(value, float) else value for value in (before, now))
+        logger.warning(
+            "%s: the learning-rate schedule of the checkpoint is kept, where it is %s, got %s. Give a run that will be "
+            "resumed the value of all its steps from the start.",
+            key,
+            before,
+            now,
+        )
+
+
+def _require_same(stored: Mapping[str, Any], present: Mapping[str, Any], source: Path) -> None:
+    """Refuse a checkpoint of another model, naming every difference."""
+    differences = [
+        f"{name} is {present[name]!r} here and {stored[name]!r} there"
+        for name in present
+        if name in stored and stored[name] != present[name]
+    ]
+    if differences:
+        raise CheckpointError(
+            f"checkpoint.load: {source} is of another run: {'; '.join(differences)}. Use the configuration that wrote "
+            "it."
+        )

@@ -1,0 +1,121 @@
+"""Writing a checkpoint: Megatron's ``dist_checkpointing``, then the latest pointer, then the manifest."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from torch.distributed.checkpoint.api import CheckpointException
+
+from bridge.checkpoint.folder import LATEST, folder_of, is_finished, newest_finished, set_aside
+from bridge.checkpoint.manifest import Manifest, checksums, outline
+from bridge.errors import CheckpointError, TrainingError
+from bridge.megatron.agreement import from_first_rank
+from bridge.megatron.checkpoint.state import SHARDING, identity, layout, sharded_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bridge.megatron.checkpoint.state import Position
+    from bridge.megatron.step import Trainer
+
+SPACE_BYTES = 2**20
+"""A disk with less free space than this is full."""
+
+
+def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
+    """Write a checkpoint and point to it; a collective call.
+
+    Args:
+        trainer: The run's state.
+        folder: Gets ``iter_<number>/`` and the latest pointer.
+        position: Stored with it; `extra` must be the same on all ranks.
+
+    Returns:
+        The folder of this checkpoint.
+
+    Raises:
+        CheckpointError: The folder cannot be written to.
+        TrainingError: A weight or the optimizer's state is not finite; nothing was written.
+    """
+    target = folder_of(folder, position.iteration)
+    with trainer.parameters_in_place():
+        if not trainer.has_finite_state():
+            rule = "a checkpoint must hold finite weights and optimizer state"
+            found = f"got NaN or Inf at step {position.iteration}"
+            kept = f"Nothing was written. {_kept(folder)}"
+            raise TrainingError(f"checkpoint.save: {rule}, {found}. {kept}. Lower optimizer.lr.")
+    from_first_rank(lambda: _make_room(target))
+    # Megatron collects the writers' results in a queue of a spawned manager process, which imports the main script
+    # again and outlives a hard exit; the writers of a synchronous save are threads, so a queue in memory will do.
+    filesystem_async._results_queue = queue.Queue()
+    with trainer.parameters_in_place():
+        state = {
+            **sharded_state(trainer, is_loading=False, with_random_states=True),
+            "iteration": position.iteration,
+            "consumed_train_samples": position.consumed_samples,
+            "identity": identity(trainer),
+            "layout": layout(),
+            "extra": dict(position.extra),
+        }
+        try:
+            dist_checkpointing.save(state, str(target), content_metadata=dict(SHARDING))
+        except (CheckpointingException, CheckpointException, OSError, RuntimeError) as error:
+            raise _unwritten(target, error) from error
+    torch.distributed.barrier()
+    from_first_rank(lambda: _finish(target, position.iteration))
+    return target
+
+
+def _make_room(target: Path) -> None:
+    """Make the folder of a checkpoint; one that an interrupted run left unfinished is renamed."""
+    if is_finished(target):
+        rule = "a finished checkpoint is never written over"
+        raise CheckpointError(f"checkpoint.save: {rule}, got {str(target)!r}. Save elsewhere.")
+    try:
+        if target.is_dir():
+            set_aside(target, "unfinished")
+        target.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
+def _finish(target: Path, iteration: int) -> None:
+    """Point to a checkpoint whose files are written, and give it its manifest."""
+    pointer = target.parent / LATEST
+    scratch = pointer.with_suffix(".tmp")
+    try:
+        sizes = outline(target)
+        manifest = Manifest(sizes=sizes, checksums=checksums(target, sizes))
+        scratch.write_text(f"{iteration}\n")
+        scratch.replace(pointer)
+        manifest.write(target)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
+def _unwritten(target: Path, error: BaseException) -> CheckpointError:
+    """Return the error of a checkpoint that could not be written, with the system's reason where there is one."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__cause__ or cause.__context__
+    reason = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else "a write failed"
+    with suppress(OSError):
+        if shutil.disk_usage(target.parent).free < SPACE_BYTES:
+            reason = "no space left on device"
+    rule = "the checkpoint must fit into its folder"
+    return CheckpointError(
+        f"checkpoint.save: {rule}, got {str(target)!r} ({reason}). {_kept(target.parent)}. Make room, or save "
+        "elsewhere."
+    )
+
+
+def _kept(folder: Path) -> str:
+    newest = newest_finished(folder)
+    return "There is no earlier one" if newest is None else f"The newest one stays that of step {newest}"

@@ -1,0 +1,137 @@
+"""The state of a run as a checkpoint holds it: tensors marked with their place in the whole, and plain values.
+
+On the same layout a resumed run continues bit for bit: weights, master weights, Adam's moments and step, loss scale,
+learning-rate schedule, random states and the place in the data. On another layout everything but the random states is
+resharded.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+from bridge.megatron.emulation.model import delayed_updates
+from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.megatron.gpt import padded_vocab_size, unwrapped
+from bridge.megatron.optimizer import parts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bridge.megatron.step import Trainer
+
+SHARDING: dict[str, Any] = {
+    "distrib_optim_sharding_type": "fully_reshardable",  # the default cannot be loaded, dp_reshardable drops the step
+    "chained_optim_avoid_prefix": True,
+    "singleton_local_shards": False,
+}
+"""How Megatron shards the optimizer's state."""
+_SHAPE = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "num_moe_experts",
+    "multi_latent_attention",
+    "mtp_num_layers",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a run has come."""
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the caller stored with the checkpoint."""
+
+
+def layout() -> dict[str, int | None]:
+    """Return the sizes of the parallel layout that decide whose random states are whose."""
+    chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    interleaved = {} if chunks is None else {"virtual_pipeline_model_parallel_size": chunks}
+    return {
+        **interleaved,
+        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
+        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
+    }
+
+
+def identity(trainer: Trainer) -> dict[str, Any]:
+    """Return the settings that must be equal between a checkpoint and the run that resumes it."""
+    config = trainer.config
+    return {
+        **{f"model.{name}": getattr(config, name) for name in _SHAPE},
+        "model.vocab_size, padded": padded_vocab_size(config),
+        "model.share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
+        "optimizer.use_distributed_optimizer": any(hasattr(part, "gbuf_ranges") for part in parts(trainer.optimizer)),
+        "optimizer.fp16 or bf16": bool(trainer.optimizer.config.fp16 or trainer.optimizer.config.bf16),
+    }
+
+
+def _random_states() -> ShardedObject:
+    """Return this rank's random states as an entry of the checkpoint; data-parallel ranks have equal ones."""
+    kind, key, *rest = np.random.get_state()  # noqa: NPY002 the state Megatron's data code may draw from
+    states = {
+        "random": random.getstate(),
+        "numpy": (kind, np.asarray(key).tolist(), *rest),  # plain data, so that loading runs no code of the file
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(),
+        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+    }
+    sizes = layout()
+    return ShardedObject(
+        "rng_state",
+        [states],
+        (sizes["pipeline_model_parallel_size"], sizes["tensor_model_parallel_size"]),
+        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
+    )
+
+
+def named_chunks(trainer: Trainer) -> dict[str, Any]:
+    """Return the model chunks under Megatron's names for them: model, or model0, model1, ... of a rank with several."""
+    if len(trainer.model) == 1:
+        return {"model": trainer.model[0]}
+    return {f"model{index}": chunk for index, chunk in enumerate(trainer.model)}
+
+
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Give this process the random states of a checkpoint."""
+    random.setstate(states["random"])
+    np.random.set_state(states["numpy"])  # noqa: NPY002 see _random_states
+    torch.set_rng_state(states["torch"])
+    tensor_parallel.random._set_cuda_rng_state(states["cuda"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
+
+
+def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: bool) -> dict[str, Any]:
+    """Return the run's state, with tensors marked by their place in the whole."""
+    metadata = {**SHARDING, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    for updates in delayed_updates(trainer.model):
+        updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
+    models = {
+        name: unwrapped(chunk).sharded_state_dict(metadata=metadata) for name, chunk in named_chunks(trainer).items()
+    }
+    model = models if len(models) > 1 else models["model"]
+    state = {
+        **models,
+        "optimizer": trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata),
+        "opt_param_scheduler": trainer.scheduler.state_dict(),
+    }
+    for entry in nested_values(model):
+        if isinstance(getattr(entry, "data", None), StoredWeight):
+            entry.data = entry.data.dequantize()
+    if with_random_states:
+        state["rng_state"] = _random_states()
+    return state
