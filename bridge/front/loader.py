@@ -171,7 +171,7 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
     _declare_te_cpu(run)
     from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
     from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
-    from bridge.training.run import early_faults
+    from bridge.training.values import early_faults
 
     owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
     functions = {"activation_func": ACTIVATIONS}

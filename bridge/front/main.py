@@ -190,7 +190,7 @@ def is_first_process() -> bool:
 def _container(values: RunValues) -> ConfigContainer:
     """Return the container of a run, whose own folder is made where one is named."""
     run = container(values)
-    from bridge.training.run import launch_fault  # heavy
+    from bridge.training.values import launch_fault  # heavy
 
     fault = launch_fault(run, values.origin_of)
     if fault is not None:

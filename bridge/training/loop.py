@@ -40,9 +40,9 @@ from bridge.training.run import (
     Run,
     build_run,
     precision_label,
-    require_sane_values,
     require_sections,
 )
+from bridge.training.values import require_sane_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

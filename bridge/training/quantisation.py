@@ -10,7 +10,8 @@ from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.process import training_process
 from bridge.training.config import runtime_config_update
-from bridge.training.run import build_run, precision_label, require_sane_values, require_sections
+from bridge.training.run import build_run, precision_label, require_sections
+from bridge.training.values import require_sane_values
 
 if TYPE_CHECKING:
     from bridge.megatron.audit import QuantisationRow

@@ -10,7 +10,7 @@ from bridge.megatron.gpt import GPTConfig
 from bridge.rules.versions import parse_version
 from bridge.training.config import ConfigContainer, LoggingConfig, TrainConfig, runtime_config_update
 from bridge.training.loop import warn_of_untested
-from bridge.training.run import require_sane_values
+from bridge.training.values import require_sane_values
 
 
 def container(**sections):

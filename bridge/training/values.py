@@ -1,0 +1,156 @@
+"""Values that no run can begin with: numbers out of range, names that nothing knows, batches that cannot be shared."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.checkpoint.folder import load_fault
+from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
+from bridge.megatron.data.corpus import path_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bridge.training.config import ConfigContainer, TrainConfig
+
+LEAST = (
+    ("train", "train_iters", 1),
+    ("train", "micro_batch_size", 1),
+    ("train", "global_batch_size", 1),
+    ("train", "eval_interval", 0),
+    ("train", "eval_iters", 0),
+    ("train", "lr_warmup_iters", 0),
+    ("train", "seed", 0),
+    ("data", "seed", 0),
+    ("data", "num_workers", 0),
+    ("logging", "log_interval", 1),
+    ("logging", "quantisation_interval", 0),
+    ("checkpoint", "save_interval", 1),
+    ("model", "num_layers", 1),
+    ("model", "hidden_size", 1),
+    ("model", "seq_length", 1),
+    ("optimizer", "lr", 0),
+    ("optimizer", "min_lr", 0),
+    ("optimizer", "weight_decay", 0),
+    ("optimizer", "clip_grad", 0),
+    ("optimizer", "adam_beta1", 0),
+    ("optimizer", "adam_beta2", 0),
+    ("optimizer", "adam_eps", 0),
+    ("optimizer", "sgd_momentum", 0),
+    ("model", "hidden_dropout", 0),
+    ("model", "attention_dropout", 0),
+    ("model", "layernorm_epsilon", 0),
+    ("model", "init_method_std", 0),
+    ("model", "rotary_base", 1),
+)
+"""Section, field and the least it can be; None is left to the field's own meaning."""
+MOST = (
+    ("train", "seed", 2**31),
+    ("data", "seed", 2**31),
+    ("model", "hidden_dropout", 1),
+    ("model", "attention_dropout", 1),
+    ("optimizer", "adam_beta1", 1),
+    ("optimizer", "adam_beta2", 1),
+    ("optimizer", "sgd_momentum", 1),
+)
+"""Section, field and what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
+CHOICES = (
+    ("model", "position_embedding_type", ("rope", "learned_absolute", "mrope", "yarn", "none")),
+    ("optimizer", "optimizer", ("adam", "sgd", "lion", "muon", "dist_muon", "adaptive_muon", "soap")),
+)
+"""Section, field and the names that a release of Megatron Core knows for it."""
+UNBOUNDED = ("optimizer.clip_grad",)
+"""Fields in which infinity has a meaning: no clipping."""
+
+
+def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
+    """Return everything that shows before data and model are built; `origin_of` says who set a dotted key."""
+    faults = value_faults(config, origin_of)
+    found: list[Finding | None] = []
+    if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
+        found.append(batch_fault(config.train, origin_of=origin_of))
+    if config.data.path is not None:
+        found.append(path_fault(config.data.path))
+    if config.checkpoint.load is not None:
+        found.append(load_fault(Path(config.checkpoint.load)))
+    return [*faults, *(fault for fault in found if fault is not None)]
+
+
+def launch_fault(config: ConfigContainer, origin_of: Callable[[str], str]) -> Finding | None:
+    """Return the fault of a global batch that the data-parallel ranks of this launch cannot share, or None."""
+    model: Any = config.model
+    sizes = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
+    world = os.environ.get("WORLD_SIZE", "")
+    ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
+    return batch_fault(config.train, ranks=ranks, origin_of=origin_of) if ranks > 1 else None
+
+
+def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:
+    """Return the numbers that no run can begin with; `origin_of` says who set a dotted key."""
+    faults = []
+    for section, name, least in LEAST:
+        path = f"{section}.{name}"
+        value: Any = getattr(getattr(config, section), name, None)
+        if value is None:
+            continue
+        if not value >= least:  # NaN is not either
+            faults.append(_fault(path, f"must be at least {least}", value, f"Use {least} or more."))
+        elif math.isinf(value) and path not in UNBOUNDED:
+            faults.append(_fault(path, "must be finite", value, "Use a number."))
+    if config.checkpoint.save_interval is not None and config.checkpoint.save is None:
+        interval = config.checkpoint.save_interval
+        remedy = "Give the folder with checkpoint.save, or leave the interval out."
+        faults.append(_fault("checkpoint.save_interval", "has no effect without checkpoint.save", interval, remedy))
+    for section, name, most in MOST:
+        value = getattr(getattr(config, section), name, None)
+        if value is not None and value >= most:
+            faults.append(_fault(f"{section}.{name}", f"must be less than {most}", value, "Use a smaller number."))
+    for section, name, known in CHOICES:
+        value = getattr(getattr(config, section), name, None)
+        if value is not None and value not in known:
+            hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
+            faults.append(_fault(f"{section}.{name}", f"must be one of {', '.join(known)}", value, hint))
+    train = config.train
+    steps = "train.lr_decay_iters" if train.lr_decay_iters else "train.train_iters"
+    length = train.lr_decay_iters or train.train_iters
+    is_derived = {fault.path for fault in faults} & {steps, "train.lr_warmup_iters"}
+    if train.lr_warmup_iters > length and not is_derived:
+        rule = f"must not be longer than the schedule of {length} steps{_by(origin_of, steps)}"
+        faults.append(_fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it."))
+    return faults
+
+
+def require_sane_values(config: ConfigContainer) -> None:
+    """Refuse numbers that no run can begin with, all of them at once."""
+    faults = value_faults(config)
+    if faults:
+        raise RunConfigError("\n".join(map(str, faults)))
+
+
+def batch_fault(
+    train: TrainConfig, *, ranks: int | None = None, origin_of: Callable[[str], str] | None = None
+) -> Finding | None:
+    """Return the fault of a global batch that is not a whole number of micro-batches on every rank, or None.
+
+    Args:
+        train: The sizes, at least 1.
+        ranks: Data-parallel ranks; None: not known yet.
+        origin_of: Dotted key -> who set it.
+    """
+    samples = train.micro_batch_size * (ranks or 1)
+    if train.global_batch_size % samples == 0:
+        return None
+    size = f"micro_batch_size {train.micro_batch_size}{_by(origin_of, 'train.micro_batch_size')}"
+    rule = f"must be a multiple of {size}" + (f" x {ranks} data-parallel ranks" if ranks is not None else "")
+    return _fault("train.global_batch_size", rule, train.global_batch_size, f"Use {samples}, say.")
+
+
+def _by(origin_of: Callable[[str], str] | None, path: str) -> str:
+    return f" ({origin_of(path)})" if origin_of is not None else ""
+
+
+def _fault(path: str, rule: str, value: object, remedy: str) -> Finding:
+    return Finding(path=path, rule=rule, value=value, remedy=remedy)
