@@ -14,6 +14,7 @@ from bridge.errors import BridgeError, close_matches, did_you_mean
 
 MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, memory, modules, twin)
 TRAIN = "train"
+COMPARE = "compare"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,11 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     for module in MODULES:
         module.add_parsers(commands)
     commands.add_parser(TRAIN, add_help=False, help="train in the precision of a recipe, as scripts/train.py does")
+    text = "train with several recipes and seeds, and judge each recipe's loss, as scripts/compare.py does"
+    commands.add_parser(COMPARE, add_help=False, help=text)
     words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] == [TRAIN]:  # the words behind it are Hydra's
-        from bridge.front.train import main_train  # Hydra is heavy
+    if words[:1] in ([TRAIN], [COMPARE]):  # the words behind it are Hydra's
+        from bridge.front.compare import main_compare  # Hydra is heavy
+        from bridge.front.train import main_train
 
-        main_train(words[1:])
+        (main_train if words[0] == TRAIN else main_compare)(words[1:])
         return 0
     chosen, more = parser.parse_known_args(words)
     if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):

@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from bridge.errors import BridgeError, RunConfigError
 from bridge.front.compose import (
@@ -53,9 +55,13 @@ if TYPE_CHECKING:
 
 Job = Callable[["ConfigContainer", Path], None]
 """A script's work on a run and its folder."""
+AfterSweep = Callable[[Path, Sequence[Path]], object]
+"""A script's work on the folder of a sweep and those of its runs, in order."""
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASH = "Run folder: "
+CLOCK_SECONDS = 1
+"""A file system's clock may be behind ours by that much."""
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +73,7 @@ def main(
     config_name: str = "config",
     name: str = JOB,
     words: Sequence[str] | None = None,
+    after_sweep: AfterSweep | None = None,
 ) -> None:
     """Run `job` as the command line says, and end the process with an exit code where that fails.
 
@@ -76,6 +83,7 @@ def main(
         config_name: The primary config, without ``.yaml``.
         name: Hydra's name of the job, and of its log.
         words: The command line; None: that of the process.
+        after_sweep: Called at the end of a sweep, also when a run of it failed.
     """
     arguments = get_args_parser().parse_intermixed_args(words)
     arguments.overrides = as_hydra_reads(arguments.overrides)
@@ -86,7 +94,7 @@ def main(
             arguments.config_dir,
         )
         try:
-            _run(job, arguments, search, name)
+            _run(job, arguments, search, name, after_sweep)
         except COMPOSITION_ERRORS as error:
             if isinstance(error, BridgeError) or any(
                 note.startswith(CRASH) for note in getattr(error, "__notes__", ())
@@ -108,7 +116,7 @@ def _config_path(given: str | None) -> str | None:
     return str(by_script if by_script.is_dir() and not Path(given).is_dir() else config_folder(given))
 
 
-def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> None:
+def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str, after_sweep: AfterSweep | None) -> None:
     """Do what the flags ask for."""
     overrides: list[str] = arguments.overrides
     if arguments.experimental_rerun:
@@ -130,12 +138,25 @@ def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str) -> 
         overrides = [*overrides, "hydra.mode=MULTIRUN"]
         with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
             _check(composition)
-        with _started(composition, name) as app:
-            app.multirun(search.config_name, _task(job), overrides)
+            folder = Path(HydraConfig.get().runtime.output_dir)
+        began = time.time()
+        try:
+            with _started(composition, name) as app:
+                app.multirun(search.config_name, _task(job), overrides)
+        finally:
+            if after_sweep is not None:
+                after_sweep(folder, _runs_of(folder, began))
     else:
         overrides = [*overrides, "hydra.mode=RUN"]
         with composed(search, overrides, job_name=name) as composition:
             _run_once(job, composition, search, overrides, name)
+
+
+def _runs_of(folder: Path, began: float) -> list[Path]:
+    """Return the folders of the jobs that a sweep has started since then, in the order of their numbers."""
+    nodes = [path for path in folder.rglob(".hydra/hydra.yaml") if path.stat().st_mtime >= began - CLOCK_SECONDS]
+    numbers = {path.parents[1]: int(OmegaConf.load(path).hydra.job.num) for path in nodes}
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def _run_once(job: Job, composition: Composition, search: Search, overrides: list[str], name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import logging
 import sys
@@ -43,7 +44,13 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
         words: Overrides and Hydra's flags; None: the process's command line.
         config_path: Folder of the config tree; None: ``conf`` here, or else the one of this package.
     """
-    main(train, config_path=config_path or config_folder(), name="train", words=words)
+    main(train, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
+
+
+def _after_sweep(folder: Path, runs: Sequence[Path]) -> None:
+    from bridge.front.sweep import report_sweep  # SciPy is heavy
+
+    report_sweep(folder, runs)
 
 
 def train(config: ConfigContainer, run_dir: Path) -> None:
@@ -143,4 +150,7 @@ def plain_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value) if not field.name.startswith("_"))
         return {name: plain_value(getattr(value, name)) for name in names}
+    if isinstance(value, functools.partial):  # its text has an address, which differs from run to run
+        given = [*map(repr, value.args), *(f"{name}={one!r}" for name, one in value.keywords.items())]
+        return f"{plain_value(value.func)}({', '.join(given)})"
     return getattr(value, "__name__", None) or repr(value)

@@ -134,6 +134,8 @@ class RunSummary:
     """Over all steps but the first, without validation and checkpoints; None with fewer than two steps."""
     seconds: float
     """From the start of `pretrain` to its end."""
+    peak_memory_bytes: int | None
+    """Most memory of this rank: allocated on its GPU, or else resident in its process; None where neither is known."""
     parameters: int
     """Parameters of the whole model, padding of the vocabulary included."""
     gemms: tuple[GemmRecord, ...]

@@ -25,6 +25,7 @@ from bridge.megatron.backend import choose_backend_of_phases, running
 from bridge.megatron.census import take_census, watch_activations
 from bridge.megatron.checkpoint.saving import save_checkpoint
 from bridge.megatron.emulation.linear import scheme_of
+from bridge.megatron.peak_memory import peak_memory, start_peak_memory
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.te.environment import read_environment
 from bridge.registry.schedule import Phase, PrecisionSchedule
@@ -78,6 +79,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         TrainingError: The loss or a weight is not finite, or gradients are not in ten steps in a row.
     """
     began = time.perf_counter()
+    start_peak_memory()
     require_sections(config)
     require_sane_values(config)
     schedule = config.precision_schedule
@@ -316,6 +318,7 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         unigram_entropy=run.entropy,
         tokens_per_second=run.tokens_per_step * len(timed) / sum(timed) if timed else None,
         seconds=seconds,
+        peak_memory_bytes=peak_memory(),
         parameters=run.parameters,
         gemms=run.gemms,
         phases=tuple(run.phases),

@@ -120,6 +120,12 @@ def test_a_sweep_runs_each_recipe_in_a_folder_named_after_it(train, tmp_path: Pa
     }
     assert sorted(found) == ["bf16_mixed", "fp32"]
     assert all(f"mixed_precision={name}" in folder.name for name, folder in found.items())
+    assert "Compared with bf16_mixed" in done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        "fp32: cannot tell. 2 steps with a warm-up of 2 and a record every 2 are too few. 14 steps would do, or a "
+        "shorter logging.log_interval."
+    )
+    assert next(tmp_path.glob("multirun/*/*/comparison.json")).is_file()
 
 
 def test_a_run_whose_steps_were_all_skipped_is_no_success(train, tmp_path: Path) -> None:

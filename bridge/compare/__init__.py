@@ -1,0 +1,1 @@
+"""Comparison of finished runs: which are twins, and what the gap between their losses says. Imports no torch."""

@@ -1,0 +1,186 @@
+"""The comparison of the runs of a sweep: twins put together, recipes judged against the first."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from bridge.compare.curve import Curve
+from bridge.compare.gap import GATE, Gap, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from bridge.compare.arm import Arm
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeRow:
+    """All seeds of one recipe."""
+
+    label: str
+    arms: tuple[Arm, ...]
+    gap: Gap | None
+    """None for the baseline."""
+    differs_in: tuple[str, ...]
+    """Fields of precision in which it differs from the baseline."""
+    loss: float | None = None
+    """Mean over seeds and judged steps; None where nothing was judged."""
+
+    @property
+    def curves(self) -> list[Curve]:
+        """The training losses that have a record."""
+        return [arm.curve for arm in self.arms if arm.curve.steps]
+
+    @property
+    def failures(self) -> list[str]:
+        """Each failure once."""
+        return list(dict.fromkeys(arm.failure for arm in self.arms if arm.failure))
+
+    @property
+    def skipped_steps(self) -> int:
+        """Skipped steps of all seeds."""
+        return sum(arm.summary.get("skipped_steps") or 0 for arm in self.arms)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean over the seeds."""
+        return mean_of(arm.step_seconds for arm in self.arms)
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Most of all seeds."""
+        peaks = [arm.summary.get("peak_memory_bytes") for arm in self.arms]
+        return max((peak for peak in peaks if peak is not None), default=None)
+
+    def mean(self, key: str) -> float | None:
+        """Return the mean over the seeds of a figure of ``summary.json``."""
+        return mean_of(arm.summary.get(key) for arm in self.arms)
+
+    def sqnr_db(self) -> dict[str, float]:
+        """Return the mean SQNR of each operand over the seeds."""
+        operands = dict.fromkeys(operand for arm in self.arms for operand in arm.sqnr_db)
+        means = {operand: mean_of(arm.sqnr_db.get(operand) for arm in self.arms) for operand in operands}
+        return {operand: value for operand, value in means.items() if value is not None}
+
+    def sentence(self, baseline: str) -> str:
+        """Return the verdict as one paragraph."""
+        if self.gap is None:
+            return f"{self.label}: the baseline."
+        gap = self.gap
+        kind = "cannot tell" if gap.verdict == "cannot tell" else f"{gap.verdict} {100 * gap.gate:g} %"
+        text = f"{self.label}: {kind}. {gap.reason}"
+        if gap.share is not None and gap.window is not None:
+            first, last = gap.window
+            figure = f"{100 * gap.share:+.2f} %"
+            if gap.low is not None and gap.high is not None and not gap.bit_equal:
+                figure += f" (95 % interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f} %, {gap.seeds} seeds)"
+            text += f" Steps {first} to {last}: {figure} of the loss of {baseline}."
+        return " ".join([text, *self.failures])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Twins: runs that are equal in every field but those of precision and the seeds."""
+
+    rows: tuple[RecipeRow, ...]
+    """The first is the baseline."""
+    gate: float
+    equal_fields: int
+    """Fields that every run has with the same value."""
+    where: Mapping[str, Any]
+    """Fields in which this comparison differs from the other ones of the sweep."""
+
+    @property
+    def baseline(self) -> RecipeRow:
+        """The recipe that the others are compared with."""
+        return self.rows[0]
+
+    @property
+    def verdicts(self) -> set[str]:
+        """The verdicts on all other recipes."""
+        return {row.gap.verdict for row in self.rows if row.gap is not None}
+
+
+def compare(arms: Sequence[Arm], *, gate: float = GATE) -> list[Comparison]:
+    """Return a comparison for each set of twins among the runs, in the order of the first run of each.
+
+    The recipe of the first run of all is the baseline, or the first recipe of a set that lacks it.
+
+    Args:
+        arms: The runs of a sweep, in order.
+        gate: Share of the baseline's loss that a gap may reach.
+    """
+    sets: dict[str, list[Arm]] = {}
+    for arm in arms:
+        sets.setdefault(_key(arm.rest), []).append(arm)
+    varied = _varied([twins[0].rest for twins in sets.values()])
+    baseline = _key(arms[0].precision) if arms else ""
+    return [
+        _comparison(twins, baseline, gate, {name: twins[0].rest.get(name) for name in varied})
+        for twins in sets.values()
+    ]
+
+
+def _comparison(twins: list[Arm], baseline: str, gate: float, where: Mapping[str, Any]) -> Comparison:
+    recipes: dict[str, list[Arm]] = {}
+    for arm in twins:
+        recipes.setdefault(_key(arm.precision), []).append(arm)
+    first = recipes.get(baseline) or twins[:1]
+    ordered = sorted(recipes.values(), key=lambda arms: arms[0].precision != first[0].precision)
+    labels = _labels([arms[0] for arms in ordered])
+    rows = [_row(label, arms, ordered[0], gate) for label, arms in zip(labels, ordered, strict=True)]
+    judged = [row.gap.baseline_loss for row in rows if row.gap is not None]
+    rows[0] = replace(rows[0], loss=mean_of(judged))
+    return Comparison(rows=tuple(rows), gate=gate, equal_fields=len(twins[0].rest), where=where)
+
+
+def _row(label: str, arms: list[Arm], baseline: list[Arm], gate: float) -> RecipeRow:
+    seeds = {arm.seed: arm for arm in baseline}
+    pairs = [(seeds[arm.seed], arm) for arm in arms if arm.seed in seeds]
+    gap = None
+    if arms is not baseline:
+        curves = [(one.curve, _until_failure(other)) for one, other in pairs]
+        gap = judge(curves, warm_up=max((arm.warm_up for arm in arms), default=0), gate=gate)
+    differs = _varied([baseline[0].precision, arms[0].precision])
+    return RecipeRow(label=label, arms=tuple(arms), gap=gap, differs_in=tuple(differs), loss=gap.loss if gap else None)
+
+
+def _until_failure(arm: Arm) -> Curve:
+    """Return the curve of a run, with a lost record at the end where the run failed before its last step."""
+    if arm.failure is None or arm.summary:
+        return arm.curve
+    last = arm.curve.steps[-1] if arm.curve.steps else 0
+    return Curve(steps=(*arm.curve.steps, last + 1), losses=(*arm.curve.losses, math.nan))
+
+
+def _labels(arms: Sequence[Arm]) -> list[str]:
+    """Return a label for each recipe; equal ones get the fields of precision that tell them apart."""
+    labels = [arm.label for arm in arms]
+    return [
+        label if labels.count(label) == 1 else f"{label}, {_apart(arm, [one for one in arms if one.label == label])}"
+        for label, arm in zip(labels, arms, strict=True)
+    ]
+
+
+def _apart(arm: Arm, others: Sequence[Arm]) -> str:
+    return ", ".join(f"{name}={arm.precision.get(name)}" for name in _varied([one.precision for one in others]))
+
+
+def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the fields that differ between any two of the rows."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
+
+
+def _key(fields: Mapping[str, Any]) -> str:
+    return json.dumps(dict(fields), sort_keys=True, default=str)
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are there, None without any."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,210 @@
+"""The gap between the losses of two recipes, and the verdict on it.
+
+Two runs of one seed see the same batches from the same weights. Their difference is free of the noise of the data, so
+the gap is estimated from differences, one per seed:
+
+    d_s   mean over the window of (loss of the recipe - loss of the baseline), of seed s
+    gap   mean of d_s, divided by the baseline's mean loss in the window
+    t-interval of n seeds:   gap +- t(0.975, n - 1) * sd(d_s) / sqrt(n)
+
+The window is the last half of the steps after the warm-up: a gap that opens late counts in full. The verdict is
+*outside* where the whole interval is beyond the gate, *within* where the whole interval is inside, *cannot tell*
+otherwise. No verdict is *within* where the baseline itself learned little: a recipe that learns nothing would pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+from bridge.compare.curve import Curve, Losses, common_steps
+
+Verdict = Literal["within", "outside", "cannot tell"]
+Pairs = Sequence[tuple[Curve, Curve]]
+"""(baseline, recipe) of each seed."""
+
+GATE = 0.01
+"""Share of the baseline's loss that a gap may reach."""
+CONFIDENCE = 0.95
+WINDOW = 0.5
+"""Share of the steps after the warm-up that is judged, the last ones."""
+LEAST_RECORDS = 3
+"""Records in the window below which nothing is judged."""
+MOVED = 2
+"""The baseline's loss must have fallen by this many gates: more than a recipe may lose."""
+MOST_SEEDS = 100
+POINTS = 24
+"""Points over the steps, at most, for the picture."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GapCurve:
+    """The gap over the steps: mean over the seeds, and its interval, as shares of the baseline's loss."""
+
+    steps: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """The gap of one recipe."""
+
+    verdict: Verdict
+    reason: str
+    """One sentence."""
+    seeds: int
+    gate: float
+    window: tuple[int, int] | None = None
+    """First and last step that were judged; None: no step was."""
+    baseline_loss: float | None = None
+    """Mean over seeds and window."""
+    loss: float | None = None
+    share: float | None = None
+    """The gap as a share of the baseline's loss; positive where the recipe's loss is higher."""
+    low: float | None = None
+    """Lower end of the interval; None with one seed."""
+    high: float | None = None
+    bit_equal: bool = False
+    """Every record of the recipe is the baseline's."""
+    seeds_needed: int | None = None
+    """Seeds that would tell with this spread, where more are needed and at most `MOST_SEEDS`."""
+    over_steps: GapCurve | None = None
+
+
+def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
+    """Return the gap of a recipe and the verdict on it.
+
+    Args:
+        pairs: One (baseline, recipe) per seed that both ran.
+        warm_up: Steps of the learning rate's warm-up, which are not judged.
+        gate: Share of the baseline's loss that the gap may reach.
+    """
+    seeds = len(pairs)
+    if not pairs:
+        return Gap(verdict="cannot tell", reason="No seed was run with both recipes.", seeds=seeds, gate=gate)
+    lost = [recipe.first_lost() for _, recipe in pairs]
+    if any(baseline.first_lost() for baseline, _ in pairs):
+        return Gap(verdict="cannot tell", reason="The baseline's own loss is not finite.", seeds=seeds, gate=gate)
+    if any(lost):
+        first = min(step for step in lost if step)
+        reason = f"Its loss is not finite from step {first} on in {sum(map(bool, lost))} of {seeds} seeds."
+        return Gap(verdict="outside", reason=reason, seeds=seeds, gate=gate)
+    steps = common_steps([curve for pair in pairs for curve in pair])
+    after = [step for step in steps if step > warm_up]
+    chosen = after[int(len(after) * (1 - WINDOW)) :]
+    if len(chosen) < LEAST_RECORDS:
+        return Gap(verdict="cannot tell", reason=_too_short(steps, warm_up), seeds=seeds, gate=gate)
+    return _judged(pairs, steps, chosen, gate)
+
+
+def _too_short(steps: Sequence[int], warm_up: int) -> str:
+    """Return why a run is too short to be judged, and how long it has to be."""
+    interval = max(1, steps[0]) if steps else 1
+    needed = math.ceil((warm_up + interval * LEAST_RECORDS / WINDOW) / interval) * interval
+    last = steps[-1] if steps else 0
+    return (
+        f"{last} steps with a warm-up of {warm_up} and a record every {interval} are too few. {needed} steps would do, "
+        "or a shorter logging.log_interval."
+    )
+
+
+def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> Gap:
+    """Return the gap of curves that are long enough and finite."""
+    weights = np.diff(steps, prepend=0).astype(np.float64)[-len(chosen) :]
+    base = np.stack([baseline.over(steps) for baseline, _ in pairs])
+    difference = np.stack([recipe.over(steps) for _, recipe in pairs]) - base
+    level = float(np.mean(_weighted(base, weights)))
+    per_seed = _weighted(difference, weights) / level if level > 0 else np.full(len(pairs), math.nan)
+    share = float(np.mean(per_seed))
+    low, high = interval_of(per_seed)
+    bit_equal = all(baseline == recipe for baseline, recipe in pairs)
+    fall = 1 - level / float(np.mean(base[:, 0])) if level > 0 else 0.0
+    verdict, reason, needed = _verdict(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
+    earlier = steps[: -len(chosen)]
+    return Gap(
+        verdict=verdict,
+        reason=reason,
+        seeds=len(pairs),
+        gate=gate,
+        window=((earlier[-1] if earlier else 0) + 1, chosen[-1]),
+        baseline_loss=level,
+        loss=level + float(np.mean(_weighted(difference, weights))),
+        share=share,
+        low=low,
+        high=high,
+        bit_equal=bit_equal,
+        seeds_needed=needed,
+        over_steps=_over_steps(base, difference, steps),
+    )
+
+
+def _verdict(
+    per_seed: Losses, low: float | None, high: float | None, *, gate: float, fall: float, bit_equal: bool
+) -> tuple[Verdict, str, int | None]:
+    """Return the verdict, its reason and the number of seeds that would tell."""
+    if low is not None and high is not None and (low > gate or high < -gate):
+        return "outside", f"The whole interval is {'above' if low > gate else 'below'} the gate.", None
+    if fall < MOVED * gate:
+        reason = (
+            f"The baseline's own loss fell by {100 * fall:.2g} % only, and a recipe that learns nothing would pass a "
+            f"gate of {100 * gate:g} %. Train longer."
+        )
+        return "cannot tell", reason, None
+    if bit_equal:
+        return "within", "Every loss is the baseline's, bit for bit.", None
+    if low is None or high is None:
+        return "cannot tell", "One seed has no interval. 2 seeds are the least.", 2
+    if -gate <= low and high <= gate:
+        return "within", "The whole interval is inside the gate.", None
+    needed = seeds_needed(per_seed, gate)
+    if needed is None:
+        return "cannot tell", f"The gap is too near to the gate: more than {MOST_SEEDS} seeds would be needed.", None
+    return "cannot tell", f"The interval reaches across the gate. With this spread about {needed} seeds tell.", needed
+
+
+def interval_of(values: Losses) -> tuple[float | None, float | None]:
+    """Return the t-interval of the mean of independent values, None and None for one value."""
+    if len(values) < 2:
+        return None, None
+    half = _half_width(float(np.std(values, ddof=1)), len(values))
+    mean = float(np.mean(values))
+    return mean - half, mean + half
+
+
+def _half_width(deviation: float, count: int) -> float:
+    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(count)
+
+
+def seeds_needed(per_seed: Losses, gate: float) -> int | None:
+    """Return how many seeds tell on which side of the gate this mean is, at this spread; None: over `MOST_SEEDS`."""
+    distance = abs(gate - abs(float(np.mean(per_seed))))
+    deviation = float(np.std(per_seed, ddof=1))
+    counts = range(len(per_seed) + 1, MOST_SEEDS + 1)
+    return next((count for count in counts if _half_width(deviation, count) < distance), None)
+
+
+def _weighted(rows: Losses, weights: Losses) -> Losses:
+    """Return the mean of the last columns of each row."""
+    return np.average(rows[:, -len(weights) :], axis=1, weights=weights)
+
+
+def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
+    """Return the gap over the steps, in blocks of equal numbers of records."""
+    weights = np.diff(steps, prepend=0).astype(np.float64)
+    means, lows, highs, ends = [], [], [], []
+    for block in np.array_split(np.arange(len(steps)), min(POINTS, len(steps))):
+        level = np.average(base[:, block], axis=1, weights=weights[block]).mean()
+        per_seed = np.average(difference[:, block], axis=1, weights=weights[block]) / level
+        low, high = interval_of(per_seed)
+        means.append(float(per_seed.mean()))
+        lows.append(means[-1] if low is None else low)
+        highs.append(means[-1] if high is None else high)
+        ends.append(int(steps[block[-1]]))
+    return GapCurve(steps=tuple(ends), mean=tuple(means), low=tuple(lows), high=tuple(highs))

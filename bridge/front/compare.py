@@ -1,0 +1,128 @@
+"""The comparison command: a sweep over recipes and seeds, and the verdict on each recipe's loss.
+
+    python scripts/compare.py mixed_precision=bf16_mixed,fp8_current seeds=3 gate=1%
+
+The sweep is Hydra's: every other word is an override or a flag of the training script, launchers included. A seed
+decides the weights and the order of the data, so that every recipe sees the same. A run that is finished in the sweep's
+folder is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import yaml
+
+from bridge.compare.arm import FAILED
+from bridge.compare.gap import GATE
+from bridge.errors import BridgeError, RunConfigError, TrainingError
+from bridge.front.loader import config_folder
+from bridge.front.main import is_first_process, main
+from bridge.front.sweep import report_sweep
+from bridge.front.train import plain_container, train
+from bridge.training.config import write_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bridge.compare.comparison import Comparison
+    from bridge.training.config import ConfigContainer
+
+SEEDS = 3
+FOLDER = "outputs/comparison"
+"""The sweep's folder: the same from launch to launch, so that finished runs are found."""
+OUTSIDE, CANNOT_TELL = 1, 3
+"""Exit codes: a recipe is outside the gate; none is, and of one nothing can be told."""
+
+log = logging.getLogger("compare")
+
+
+def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
+    """Run the sweep that the command line describes, print the comparison, and end with its exit code.
+
+    Args:
+        words: ``seeds=N``, ``gate=P%``, overrides and Hydra's flags; None: the process's command line.
+        config_path: Folder of the config tree; None: ``conf`` here, or else the one of this package.
+    """
+    words = sys.argv[1:] if words is None else words
+    try:
+        rest, gate = _sweep_words(words)
+    except BridgeError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
+    made: list[Comparison] = []
+
+    def after_sweep(folder: Path, runs: Sequence[Path]) -> None:
+        made.extend(report_sweep(folder, runs, gate=gate))
+
+    main(arm, config_path=config_path or config_folder(), name="train", words=rest, after_sweep=after_sweep)
+    verdicts = {verdict for comparison in made for verdict in comparison.verdicts}
+    if verdicts & {"outside", "cannot tell"}:
+        sys.exit(OUTSIDE if "outside" in verdicts else CANNOT_TELL)
+
+
+def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
+    """Return the words of the sweep and the gate.
+
+    Raises:
+        RunConfigError: `seeds` or `gate` is no number, or no recipes are named.
+    """
+    own = {key: value for key, _, value in (word.partition("=") for word in words) if key in ("seeds", "gate")}
+    rest = [word for word in words if word.partition("=")[0] not in own]
+    keys = {word.partition("=")[0] for word in rest}
+    if not any(word.startswith("mixed_precision=") and "," in word for word in rest) and not keys & {"-h", "--help"}:
+        remedy = "Write mixed_precision=bf16_mixed,fp8_current, the baseline first."
+        raise RunConfigError(f"mixed_precision: a comparison needs two recipes or more. {remedy}")
+    seeds = own.get("seeds", str(SEEDS))
+    if not re.fullmatch(r"[1-9]\d{0,2}", seeds):
+        raise RunConfigError.of("seeds", "must be a number from 1 to 999", seeds, "Write seeds=3.")
+    if "train.seed" in keys and "seeds" in own:
+        raise RunConfigError.of("seeds", "counts the seeds that train.seed names", seeds, "Give one of the two.")
+    gate = own.get("gate", f"{100 * GATE:g}%")
+    share = float(gate[:-1]) / 100 if re.fullmatch(r"\d*\.?\d+%", gate) else math.nan
+    if not 0 < share < 1:
+        raise RunConfigError.of("gate", "must be a share of the baseline's loss", gate, "Write gate=1%.")
+    defaults = {
+        "hydra.sweep.dir": FOLDER,
+        "hydra.job.config.override_dirname.exclude_keys": "[recipes_from,data.path,data.cache_dir,data.seed]",
+        "train.seed": ",".join(str(seed) for seed in range(1, int(seeds) + 1)),
+        "data.seed": "${train.seed}",
+        "hydra.mode": "MULTIRUN",
+    }
+    return [*rest, *(f"{key}={value}" for key, value in defaults.items() if key not in keys)], share
+
+
+def arm(config: ConfigContainer, run_dir: Path) -> None:
+    """Train one run of the sweep, unless it is finished; a run that ends with an error is a result, too."""
+    if _is_finished(config, run_dir):
+        log.info("%s is finished and is not run again.", run_dir)
+        return
+    (run_dir / FAILED).unlink(missing_ok=True)
+    try:
+        train(config, run_dir)
+    except TrainingError as error:
+        log.warning("%s: %s", run_dir, error)
+        if is_first_process():
+            (run_dir / FAILED).write_text(json.dumps({"error": str(error)}) + "\n", encoding="utf-8")
+
+
+def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
+    """Return whether exactly this run is in the folder, to its last step or to its error."""
+    saved = run_dir / "config.yaml"
+    if not saved.is_file():
+        return False
+    ended = (run_dir / FAILED).is_file()
+    summary = run_dir / "summary.json"
+    if summary.is_file():
+        ended |= json.loads(summary.read_text(encoding="utf-8"))["iteration"] >= config.train.train_iters
+    asked = deepcopy(config)
+    write_precision(asked)
+    plain = yaml.safe_load(yaml.safe_dump(plain_container(asked)))
+    return ended and yaml.safe_load(saved.read_text(encoding="utf-8")) == plain

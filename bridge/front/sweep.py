@@ -1,0 +1,34 @@
+"""The end of a sweep: its runs compared, recipe by recipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bridge.compare.arm import read_arm
+from bridge.compare.comparison import compare
+from bridge.compare.gap import GATE
+from bridge.front.main import is_first_process
+from bridge.report.comparison import show_comparisons, write_comparisons
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bridge.compare.comparison import Comparison
+
+
+def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float = GATE) -> list[Comparison]:
+    """Print what the runs of a sweep say about their recipes, and write it into the sweep's folder.
+
+    Returns:
+        One comparison for each set of twins; none with fewer than two runs.
+    """
+    if not is_first_process():
+        return []
+    arms = [found for found in map(read_arm, runs) if found is not None]
+    if len(arms) < 2:
+        return []
+    comparisons = compare(arms, gate=gate)
+    write_comparisons(folder, comparisons)
+    show_comparisons(comparisons)
+    return comparisons

@@ -1,0 +1,190 @@
+"""The comparison of a sweep: a table and sentences for the terminal, Markdown, JSON, and the curves as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bridge.compare.curve import common_steps
+from bridge.report.curves import figure_of
+from bridge.report.table import Column, show, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from bridge.compare.comparison import Comparison, RecipeRow
+
+NAME = "comparison"
+HEADINGS = (
+    "recipe",
+    "verdict",
+    "gap",
+    "95 % interval",
+    "loss",
+    "validation",
+    "seeds",
+    "skipped",
+    "s/step",
+    "tokens/s",
+    "peak MiB",
+    "SQNR dB (in, weight, grad)",
+)
+
+
+LINEAR_GATES = 8
+"""Gates up to which the scale of the gaps is linear."""
+
+
+def show_comparisons(comparisons: Sequence[Comparison]) -> None:
+    """Print a table and a verdict per recipe, for each comparison of a sweep."""
+    for comparison in comparisons:
+        columns = [Column(heading=name, number=name not in HEADINGS[:2]) for name in HEADINGS]
+        show(table(columns, map(_cells, comparison.rows), title=_title(comparison)))
+        print("\n".join(sentences(comparison)))  # noqa: T201  the end of a command
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Return the proof that the runs are twins, and the verdict on each recipe."""
+    baseline = comparison.baseline
+    fields = sorted({name for row in comparison.rows for name in row.differs_in})
+    proof = (
+        f"Twins: {comparison.equal_fields} fields of the runs are equal, and {len(fields)} fields of precision differ. "
+        "Each seed has its own weights and order of the data, the same for every recipe."
+    )
+    return [proof, *(row.sentence(baseline.label) for row in comparison.rows[1:])]
+
+
+def write_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:
+    """Write ``comparison.md``, ``comparison.json`` and a picture of each comparison into a folder."""
+    parts = []
+    for number, comparison in enumerate(comparisons, start=1):
+        picture = f"{NAME}.png" if len(comparisons) == 1 else f"{NAME}-{number}.png"
+        plot_comparison(folder / picture, comparison)
+        parts.append(_markdown(comparison, picture))
+    (folder / f"{NAME}.md").write_text("\n".join(parts), encoding="utf-8")
+    content = json.dumps([comparison_dict(comparison) for comparison in comparisons], indent=2)
+    (folder / f"{NAME}.json").write_text(content + "\n", encoding="utf-8")
+
+
+def comparison_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain data."""
+    rows = [
+        {
+            "recipe": row.label,
+            "gap": dataclasses.asdict(row.gap) if row.gap is not None else None,
+            "differs_in": list(row.differs_in),
+            "failures": row.failures,
+            "validation_loss": row.mean("validation_loss"),
+            "skipped_steps": row.skipped_steps,
+            "step_seconds": row.step_seconds,
+            "tokens_per_second": row.mean("tokens_per_second"),
+            "peak_memory_bytes": row.peak_memory_bytes,
+            "sqnr_db": row.sqnr_db(),
+            "runs": [str(arm.folder) for arm in row.arms],
+        }
+        for row in comparison.rows
+    ]
+    return {
+        "where": dict(comparison.where),
+        "gate": comparison.gate,
+        "equal_fields": comparison.equal_fields,
+        "rows": rows,
+    }
+
+
+def _title(comparison: Comparison) -> str:
+    where = ", ".join(f"{name}={value}" for name, value in comparison.where.items())
+    return f"Compared with {comparison.baseline.label}" + (f", where {where}" if where else "")
+
+
+def _markdown(comparison: Comparison, picture: str) -> str:
+    lines = [f"## {_title(comparison)}", "", f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
+    lines += [f"| {' | '.join(_cells(row))} |" for row in comparison.rows]
+    lines += ["", *(f"- {sentence}" for sentence in sentences(comparison)), "", f"![Losses and gaps]({picture})", ""]
+    return "\n".join(lines)
+
+
+def _cells(row: RecipeRow) -> list[str]:
+    gap = row.gap
+    interval = "-"
+    if gap is not None and gap.low is not None and gap.high is not None:
+        interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
+    memory = row.peak_memory_bytes
+    errors = row.sqnr_db()
+    return [
+        row.label,
+        "baseline" if gap is None else gap.verdict,
+        _number(gap.share if gap is not None else None, "+.2%").replace("%", " %"),
+        interval,
+        _number(row.loss, ".4f"),
+        _number(row.mean("validation_loss"), ".4f"),
+        str(len(row.arms)),
+        str(row.skipped_steps),
+        _number(row.step_seconds, ".3f"),
+        _number(row.mean("tokens_per_second"), ",.0f"),
+        "-" if memory is None else f"{memory / 2**20:,.0f}",
+        ", ".join(f"{errors[name]:.1f}" for name in ("input", "weight", "grad_output") if name in errors) or "-",
+    ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def plot_comparison(path: Path, comparison: Comparison) -> None:
+    """Draw the losses with the range of their seeds, and below them each gap with its interval, into a PNG."""
+    figure = figure_of(9, 7.5)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for number, row in enumerate(comparison.rows):
+        _draw_losses(above, row, f"C{number}")
+        if row.gap is not None and row.gap.over_steps is not None:
+            points = row.gap.over_steps
+            mean, low, high = (100 * np.asarray(values) for values in (points.mean, points.low, points.high))
+            below.plot(points.steps, mean, color=f"C{number}", linewidth=1.4)
+            below.fill_between(points.steps, low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+    gate = 100 * comparison.gate
+    below.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
+    judged = [row.gap for row in comparison.rows if row.gap is not None and row.gap.window is not None]
+    if judged and judged[0].window is not None:
+        below.axvline(judged[0].window[0], color="tab:gray", linestyle="--", linewidth=1, label="judged from here on")
+    least, most = _limits(comparison, gate)
+    if max(-least, most) > LINEAR_GATES * gate:  # one recipe far off would flatten the others
+        below.set_yscale("symlog", linthresh=gate)
+    below.set_ylim(least, most)
+    above.set(title="Training loss: mean and range of the seeds", ylabel="nats per token")
+    below.set(xlabel="step", ylabel=f"gap to {comparison.baseline.label}\n(%, mean and 95 % interval)")
+    for axes in (above, below):
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
+    """Draw the losses of a recipe's seeds."""
+    steps = common_steps(row.curves)
+    if not steps:
+        return
+    losses = np.stack([curve.over(steps) for curve in row.curves])
+    axes.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.4, label=row.label)
+    axes.fill_between(steps, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+
+
+def _limits(comparison: Comparison, gate: float) -> tuple[float, float]:
+    """Return the limits of the lower panel: every mean and the gate, and as much of the intervals again."""
+    means: Iterable[float] = (
+        100 * value
+        for row in comparison.rows
+        if row.gap is not None and row.gap.over_steps is not None
+        for value in row.gap.over_steps.mean
+        if math.isfinite(value)
+    )
+    values = [-gate, gate, *means]
+    margin = 0.5 * (max(values) - min(values))
+    return min(values) - margin, max(values) + margin
