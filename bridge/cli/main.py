@@ -9,10 +9,22 @@ import warnings
 from importlib.metadata import version
 from typing import NoReturn
 
-from bridge.cli import check, convert, explain, memory, modules, plan, quantisation_error, recipes, sources, twin
+from bridge.cli import (
+    check,
+    convert,
+    explain,
+    memory,
+    modules,
+    plan,
+    quantisation_error,
+    recipes,
+    rehearse,
+    sources,
+    twin,
+)
 from bridge.errors import BridgeError, close_matches, did_you_mean
 
-MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, memory, modules, twin)
+MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, memory, modules, rehearse, twin)
 TRAIN = "train"
 COMPARE = "compare"
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HONOURED = {
     "model": """
@@ -225,19 +228,20 @@ def require_honoured(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> N
         raise RunConfigError("\n".join(map(str, faults)))
 
 
-def unhonoured(section: str, config: Any, *, with_te: bool) -> list[Finding]:
+def unhonoured(section: str, config: Any, *, with_te: bool, values: Mapping[str, Any] | None = None) -> list[Finding]:
     """Return the fields of a config that a run would not honour.
 
     Args:
         section: model, optimizer or ddp.
-        config: Megatron's config, or a subclass.
+        config: Megatron's config, or a subclass; with `values`, its class.
         with_te: Whether the linear layers are Transformer Engine's.
+        values: Field -> value of a config that is not built yet.
     """
     found = []
     reasons = _by_field(REFUSED[section]) | ({} if with_te else _by_field(REFUSED_WITHOUT_TE[section]))
     accepted = ACCEPTED[section] | ({} if with_te or section != "model" else ACCEPTED_WITHOUT_TE)
     for name, default in _defaults(config).items():
-        value = getattr(config, name)
+        value = getattr(config, name) if values is None else values.get(name, default)
         if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
             found.append(
                 _fault(section, name, f"must be one of {', '.join(accepted[name])}", value, "Choose one of them.")

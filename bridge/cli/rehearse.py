@@ -1,0 +1,52 @@
+"""`precision-bridge rehearse [OVERRIDES]`: a run, shrunk, through Megatron's real classes on this machine's CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.arguments import add_run_command, print_json, read_run
+from bridge.errors import RunConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+MOST_PROCESSES = 4
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    text = "train a shrunk copy of a run here, save, resume, and compare what ran with the plan"
+    parser = add_run_command(commands, "rehearse", _rehearse, text)
+    help_of_backend = "te_cpu: Transformer Engine's own Python on this CPU (default); emulated: this project's layers"
+    parser.add_argument("--backend", choices=("te_cpu", "emulated"), default="te_cpu", help=help_of_backend)
+    parser.add_argument("--processes", type=int, default=MOST_PROCESSES, help="the most processes of a launch, 1 to 4")
+    parser.add_argument("--layers", type=int, default=8, help="the most layers that are kept")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where something was left out")
+
+
+def _rehearse(chosen: argparse.Namespace) -> int:
+    """Print the answer; return 2 where something went wrong, 1 with warnings under --strict, else 0."""
+    if not 1 <= chosen.processes <= MOST_PROCESSES:
+        rule = f"must be from 1 to {MOST_PROCESSES}"
+        raise RunConfigError.of("--processes", rule, chosen.processes, "Use 4.")
+    if chosen.layers < 1:
+        raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
+    from bridge.preflight.check import target_of
+    from bridge.rehearse.rehearse import rehearse
+
+    run = read_run(chosen, strict=False)
+    rehearsal = rehearse(
+        run,
+        target=target_of(run.target),
+        backend=chosen.backend,
+        processes=chosen.processes,
+        max_layers=chosen.layers,
+    )
+    from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
+    from bridge.report.table import show
+
+    if chosen.json:
+        print_json(rehearsal_dict(rehearsal, strict=chosen.strict))
+    else:
+        show(rehearsal_text(rehearsal))
+    return rehearsal.exit_code(strict=chosen.strict)

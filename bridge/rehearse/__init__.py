@@ -1,0 +1,1 @@
+"""`precision-bridge rehearse`: a run, shrunk, through Megatron's real classes on this machine's CPU."""

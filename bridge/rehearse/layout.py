@@ -1,0 +1,135 @@
+"""The kinds of parallelism of a run at size 2, dealt out to launches of a few processes each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridge.rules.stages import Parallel
+
+TWO = 2
+"""Ranks of each kind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """One launch: the kinds of parallelism that it has, each at size 2."""
+
+    kinds: tuple[str, ...] = ()
+    """Of tensor, pipeline, data, expert and context."""
+    sequence_parallel: bool = False
+    virtual: int = 1
+    """Model chunks of a pipeline stage."""
+    expert_tensor: int = 1
+
+    def size(self, kind: str) -> int:
+        """Return the ranks of a kind."""
+        return TWO if kind in self.kinds else 1
+
+    @property
+    def data(self) -> int:
+        """Data-parallel replicas."""
+        return self.size("data")
+
+    @property
+    def processes(self) -> int:
+        """Processes of the launch; experts are spread over ranks that are there already."""
+        return self.size("tensor") * self.size("pipeline") * self.size("context") * self.data
+
+    def fields(self) -> dict[str, Any]:
+        """Return the model fields of the layout."""
+        interleaved = self.virtual > 1 and "pipeline" in self.kinds
+        return {
+            "tensor_model_parallel_size": self.size("tensor"),
+            "sequence_parallel": self.sequence_parallel and "tensor" in self.kinds,
+            "pipeline_model_parallel_size": self.size("pipeline"),
+            "virtual_pipeline_model_parallel_size": self.virtual if interleaved else None,
+            "context_parallel_size": self.size("context"),
+            "expert_model_parallel_size": self.size("expert"),
+            "expert_tensor_parallel_size": self.expert_tensor if "tensor" in self.kinds else 1,
+            # Megatron's two interleaved stages take messages of both directions for each other without it.
+            **({"overlap_p2p_comm": True, "batch_p2p_comm": False} if interleaved else {}),
+        }
+
+    def __str__(self) -> str:
+        names = {
+            "tensor": "TP 2 with SP" if self.sequence_parallel else "TP 2",
+            "pipeline": f"PP 2 x VPP {self.virtual}" if self.virtual > 1 else "PP 2",
+            "context": "CP 2",
+            "data": "DP 2",
+            "expert": "EP 2",
+        }
+        return " x ".join(names[kind] for kind in names if kind in self.kinds) or "one process"
+
+    def without(self, kind: str) -> Round:
+        """Return the launch without a kind; experts need another kind's ranks to be spread over."""
+        left = tuple(known for known in self.kinds if known != kind)
+        if not {"tensor", "data", "context"} & {*left}:
+            left = tuple(known for known in left if known != "expert")
+        return Round(
+            kinds=left,
+            sequence_parallel=self.sequence_parallel,
+            virtual=self.virtual,
+            expert_tensor=self.expert_tensor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The kinds of parallelism that a run has."""
+
+    kinds: tuple[str, ...]
+    sequence_parallel: bool = False
+    virtual: int = 1
+    expert_tensor: int = 1
+
+    @classmethod
+    def of(cls, parallel: Parallel, *, is_sharded: bool) -> Layout:
+        """Return the kinds of a run's layout.
+
+        Args:
+            parallel: The layout.
+            is_sharded: The run has the distributed optimizer, which is of use to several replicas alone.
+        """
+        sizes = {
+            "tensor": parallel.tensor,
+            "pipeline": parallel.pipeline,
+            "data": max(parallel.data, TWO if is_sharded else 1),
+            "expert": parallel.expert,
+            "context": parallel.context,
+        }
+        return cls(
+            kinds=tuple(kind for kind, size in sizes.items() if size > 1),
+            sequence_parallel=parallel.sequence_parallel,
+            virtual=min(parallel.virtual, TWO),
+            expert_tensor=min(parallel.expert_tensor, TWO),
+        )
+
+    def size(self, kind: str) -> int:
+        """Return the ranks of a kind in the rehearsal."""
+        return TWO if kind in self.kinds else 1
+
+    def rounds(self, processes: int) -> tuple[Round, ...]:
+        """Return launches of at most so many processes that together have every kind: one where there is none.
+
+        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has.
+        """
+        at_once = max(0, processes.bit_length() - 1)
+        free = [kind for kind in self.kinds if kind != "expert"] if at_once else []
+        parts = [free[start : start + at_once] for start in range(0, len(free), at_once or 1)] or [[]]
+        if "expert" in self.kinds and at_once:
+            host = next((part for kind in ("data", "tensor", "context") for part in parts if kind in part), None)
+            if host is None:
+                parts.append(["data", "expert"])
+            else:
+                host.append("expert")
+        return tuple(
+            Round(
+                kinds=tuple(part),
+                sequence_parallel=self.sequence_parallel,
+                virtual=self.virtual,
+                expert_tensor=self.expert_tensor if "expert" not in part or "data" in part else 1,
+            )
+            for part in parts
+        )

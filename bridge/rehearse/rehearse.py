@@ -1,0 +1,239 @@
+"""`rehearse`: a shrunk run, launched in a few processes for each part of its layout, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import BackendUnavailableError, Finding
+from bridge.front.problems import MADE_BY
+from bridge.plan.precision_plan import precision_plan
+from bridge.preflight import te_cpu
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.rehearse.compare import compared
+from bridge.rehearse.layout import Round
+from bridge.rehearse.shrink import STEPS, SmallRun, shrink
+from bridge.rules.versions import TITLES, parse_version
+
+if TYPE_CHECKING:
+    from bridge.front.loader import RunValues
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.rehearse.compare import Comparison
+    from bridge.rules.target import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """One launch."""
+
+    round: Round
+    seconds: float
+    comparison: Comparison | None = None
+    """Plan against record; None where it did not come so far."""
+    loss: float | None = None
+    resumed_loss: float | None = None
+    parameters: int | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """The answer."""
+
+    label: str
+    target: str
+    backend: str
+    kept: str
+    """What the rehearsal has as the run has it, as a clause."""
+    layers: int
+    """Layers of the run."""
+    small: SmallRun
+    launches: tuple[Launched, ...]
+    left_out: tuple[Finding, ...] = ()
+    """Settings that the rehearsal has not, with the reason."""
+    unknown: tuple[str, ...] = ()
+    """What the rehearsal cannot know, as sentences."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything that went wrong, each once."""
+        return tuple({(one.path, one.rule): one for launch in self.launches for one in launch.findings}.values())
+
+    @property
+    def verdict(self) -> str:
+        """The outcome as one sentence."""
+        errors = len(self.findings)
+        if errors:
+            return f"{errors} error{'s' if errors > 1 else ''}"
+        planned = sum(launch.comparison.planned for launch in self.launches if launch.comparison is not None)
+        left = f", {len(self.left_out)} left out" if self.left_out else ""
+        launches = "1 launch" if len(self.launches) == 1 else f"{len(self.launches)} launches"
+        return f"plan = record in all {planned} GEMMs of {launches}{left}"
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """Return 2 with errors, 1 where something was left out and that counts, else 0."""
+        if self.findings:
+            return 2
+        return 1 if strict and self.left_out else 0
+
+
+def rehearse(
+    run: RunValues,
+    *,
+    target: Target,
+    backend: str = te_cpu.BACKEND,
+    processes: int = 4,
+    max_layers: int = 8,
+) -> Rehearsal:
+    """Shrink a run and launch it.
+
+    Args:
+        run: The run.
+        target: Where the run itself is going to be.
+        backend: te_cpu or emulated: what runs its linear layers.
+        processes: The most processes of one launch.
+        max_layers: As for `shrink`.
+
+    Raises:
+        RunConfigError: No such model can be built, or its layers cannot be planned.
+        BackendUnavailableError: The process that imports Megatron ended without an answer.
+    """
+    small = shrink(run.sections, run.precision, gpus=target.count, processes=processes, max_layers=max_layers)
+    answer = _answer(run, small, backend)
+    return Rehearsal(
+        label=run.precision.label if run.precision is not None else "the configs' own precision",
+        target=str(run.target or "no declared target"),
+        backend=backend,
+        kept=_kept(run, small),
+        layers=small.layers_of_run,
+        small=small,
+        launches=tuple(_launched(small, launch) for launch in answer["launches"]),
+        left_out=tuple(_left_out(entry) for entry in answer["left_out"]),
+        unknown=_unknown(target, answer["versions"]),
+    )
+
+
+def _kept(run: RunValues, small: SmallRun) -> str:
+    changed = {change.field for change in small.changes}
+    counts = {
+        name: sum(f"{name}.{key}" not in changed for key in small.sections[name])
+        for name in ("model", "optimizer", "ddp")
+    }
+    precision = (
+        "the precision" if run.precision is None else f"all {len(small.precision or {})} fields of the precision"
+    )
+    return f"{precision}, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
+
+
+def _unknown(target: Target, versions: dict[str, str | None]) -> tuple[str, ...]:
+    """Return what no rehearsal on a CPU knows, as sentences.
+
+    Args:
+        target: Where the run itself is going to be.
+        versions: Of Megatron Core and of Transformer Engine here; None: it did not run.
+    """
+    found = [
+        "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
+        "Convergence: a few steps of a small model say nothing of it.",
+    ]
+    for name, theirs in (("mcore", target.mcore), ("te", target.te)):
+        ours = versions[name]
+        if theirs is not None and ours is not None and theirs.release[:2] != parse_version(ours).release[:2]:
+            found.append(f"{TITLES[name]} {theirs} of the target: {ours} ran here.")
+    return tuple(found)
+
+
+def _left_out(entry: dict[str, Any]) -> Finding:
+    return Finding(path=entry["field"], rule=entry["reason"], value=entry["value"], remedy="", severity="warning")
+
+
+def _answer(run: RunValues, small: SmallRun, backend: str) -> dict[str, Any]:
+    """Return what the process that imports Megatron found.
+
+    Raises:
+        BackendUnavailableError: It cannot run here, or ended without an answer.
+    """
+    made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
+    precision = None if small.precision is None else {**small.precision, **made_by}
+    keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
+    plan = {
+        "sections": {**small.sections, **keys},
+        "rounds": [asdict(one) for one in small.rounds],
+        "steps": STEPS,
+    }
+    with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
+        folder = Path(name)
+        (folder / "plan.json").write_text(json.dumps(plan, default=str), encoding="utf-8")
+        done = subprocess.run(  # noqa: S603 our own module
+            [sys.executable, "-W", "ignore", "-m", "bridge.rehearse.worker", str(folder / "plan.json")],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads of a parallel region do not outlive a fork
+        )
+        if done.returncode:
+            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing was printed")
+            raise BackendUnavailableError(
+                f"rehearse: the process that imports Megatron ended without an answer: {last}"
+            )
+        answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+        if "refused" in answer:
+            raise BackendUnavailableError(answer["refused"])
+        return answer
+
+
+def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
+    """Return what came of a launch."""
+    one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
+    first = launch["outcomes"][0]
+    findings = _errors(launch["outcomes"])
+    comparison = None
+    if not findings:
+        comparison = compared(_plan(small, one), first["gemms"])
+        findings = list(comparison.findings)
+    return Launched(
+        round=one,
+        seconds=launch["seconds"],
+        comparison=comparison,
+        loss=first.get("loss"),
+        resumed_loss=first.get("resumed_loss"),
+        parameters=first.get("parameters"),
+        findings=tuple(findings),
+    )
+
+
+def _plan(small: SmallRun, one: Round) -> PrecisionPlan:
+    """Return the precision plan of the shrunk run in this layout."""
+    precision = MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
+    model = {**small.sections["model"], **one.fields()}
+    return precision_plan(precision, model, optimizer=small.sections["optimizer"], ddp=small.sections["ddp"])
+
+
+def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
+    """Return the errors of the ranks, each once; a rank that was ended with the others has none."""
+    found = {
+        outcome["error"]["message"]: _error(outcome["error"], outcome["phase"])
+        for outcome in outcomes
+        if "error" in outcome
+    }
+    ended = {outcome["ended"] for outcome in outcomes if "ended" in outcome}
+    if ended and not found:
+        rule = "the ranks ended without an answer"
+        return [Finding(path="run", rule=rule, value=", ".join(sorted(ended)), remedy="Rehearse with fewer processes.")]
+    return list(found.values())
+
+
+def _error(error: dict[str, Any], phase: str) -> Finding:
+    where = f", {error['where']}" if error["where"] else ""
+    return Finding(
+        path=", ".join(error["fields"]) or "run",
+        rule=f"{error['type']} when {phase}{where}",
+        value=error["message"],
+        remedy="Correct it, or declare another target.",
+    )

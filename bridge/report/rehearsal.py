@@ -1,0 +1,95 @@
+"""The answer of a rehearsal: for people, and as plain data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from bridge.report.table import Column, table
+from bridge.sync.report import plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bridge.errors import Finding
+    from bridge.rehearse.rehearse import Launched, Rehearsal
+
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+def rehearsal_text(rehearsal: Rehearsal) -> RenderableType:
+    """Return what was kept and shrunk, each launch, every finding, and what a rehearsal cannot know."""
+    small = rehearsal.small
+    lines: list[RenderableType] = [
+        Text(f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}"),
+        Text(f"  kept: {rehearsal.kept}", style="dim"),
+        Text(f"  layers: {', '.join(small.layers)} of the run's {rehearsal.layers}", style="dim"),
+    ]
+    changes = [(one.field, _value(one.before), _value(one.after), one.reason) for one in small.changes]
+    columns = ("shrunk", Column(heading="run", wraps=True), "rehearsal", Column(heading="why", wraps=True))
+    lines.append(table(columns, changes))
+    launches = [_launch(launch) for launch in rehearsal.launches]
+    heads = ("launch", "processes", "plan = record", "loss of the last step", "after the resume", "seconds")
+    lines.append(table([Column(heading=head, number=head != "launch") for head in heads], launches))
+    lines += [Text(f"left out {one.path} = {plain(one.value)!r}: {one.rule}.") for one in rehearsal.left_out]
+    lines += [_finding(finding) for finding in rehearsal.findings]
+    lines.append(Text("A rehearsal cannot know:"))
+    lines += [Text(f"  - {sentence}") for sentence in rehearsal.unknown]
+    lines.append(Text(rehearsal.verdict))
+    return Group(*lines)
+
+
+def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, Any]:
+    """Return the answer as plain data."""
+    return {
+        "precision": rehearsal.label,
+        "target": rehearsal.target,
+        "backend": rehearsal.backend,
+        "kept": rehearsal.kept,
+        "layers": list(rehearsal.small.layers),
+        "shrunk": [
+            {"field": one.field, "run": plain(one.before), "rehearsal": plain(one.after), "reason": one.reason}
+            for one in rehearsal.small.changes
+        ],
+        "launches": [
+            {
+                "layout": str(launch.round),
+                "processes": launch.round.processes,
+                "seconds": round(launch.seconds, 1),
+                "planned": launch.comparison.planned if launch.comparison is not None else None,
+                "equal": launch.comparison.equal if launch.comparison is not None else None,
+                "loss": launch.loss,
+                "resumed_loss": launch.resumed_loss,
+                "parameters": launch.parameters,
+            }
+            for launch in rehearsal.launches
+        ],
+        "left_out": [{"path": one.path, "value": plain(one.value), "reason": one.rule} for one in rehearsal.left_out],
+        "findings": [
+            {"severity": one.severity, "path": one.path, "rule": one.rule, "value": plain(one.value)}
+            for one in rehearsal.findings
+        ],
+        "unknown": list(rehearsal.unknown),
+        "verdict": rehearsal.verdict,
+        "exit_code": rehearsal.exit_code(strict=strict),
+    }
+
+
+def _launch(launch: Launched) -> tuple[str, ...]:
+    found = launch.comparison
+    rows = f"{found.equal} of {found.planned}" if found is not None else "-"
+    losses = ("-" if loss is None else f"{loss:.4f}" for loss in (launch.loss, launch.resumed_loss))
+    return str(launch.round), str(launch.round.processes), rows, *losses, f"{launch.seconds:.0f}"
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else str(plain(value))
+
+
+def _finding(finding: Finding) -> Text:
+    head = Text()
+    head.append(finding.severity, style=_STYLES[finding.severity])
+    head.append(f" {finding.path}: {finding.rule}, got {plain(finding.value)}. {finding.remedy}".rstrip())
+    return head

@@ -1,0 +1,131 @@
+"""Runs made small: what is kept, and that Megatron's own classes take every result."""
+
+from __future__ import annotations
+
+from math import gcd
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.front.loader import load_run
+from bridge.megatron.gpt import GPTConfig
+from bridge.plan.precision_plan import precision_plan
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.rehearse.layers import kept_layers
+from bridge.rehearse.shrink import SmallRun, shrink
+
+ROOT = Path(__file__).resolve().parents[2]
+LLAMA = ROOT / "docs" / "showcase" / "llama3_70b.yaml"
+DEEPSEEK = ROOT / "docs" / "showcase" / "deepseek_v3.yaml"
+
+
+def small_of(path: Path, *overrides: str, gpus: int | None = None, **limits: int) -> SmallRun:
+    run = load_run(overrides, config_file=path)
+    return shrink(run.sections, run.precision, gpus=gpus, **limits)
+
+
+def test_a_dense_layout_is_dealt_out_to_launches_of_four_processes():
+    small = small_of(LLAMA, gpus=64)
+    assert [(str(one), one.processes) for one in small.rounds] == [
+        ("TP 2 with SP x PP 2 x VPP 2", 4),
+        ("CP 2 x DP 2", 4),
+    ]
+    model = small.sections["model"]
+    assert model["ffn_hidden_size"] / model["hidden_size"] == 28672 / 8192
+    assert (model["num_attention_heads"] / model["num_query_groups"], model["num_layers"]) == (8, 4)
+    assert small.layers == ("1", "2", "21", "80")
+    assert [str(one) for one in small_of(LLAMA, gpus=64, processes=1).rounds] == ["one process"]
+
+
+def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank():
+    small = small_of(DEEPSEEK, gpus=2048)
+    model = small.sections["model"]
+    assert (model["num_moe_experts"], model["moe_router_topk"]) == (4, 2)
+    assert sorted(set(model["moe_layer_freq"])) == [0, 1]
+    assert len(model["moe_layer_freq"]) == model["num_layers"] == len(small.layers)
+    assert [(str(one), one.processes) for one in small.rounds] == [("PP 2 x DP 2 x EP 2", 4)]
+    assert not [name for name in model if name.startswith("num_layers_in_")]
+
+
+def test_a_size_that_the_scheme_refuses_is_refused_in_the_rehearsal_too():
+    width = small_of(LLAMA, "model.ffn_hidden_size=28640").sections["model"]["ffn_hidden_size"]
+    assert gcd(28640 // 4, 16) == gcd(width // 2, 16) == 8
+    tokens = small_of(LLAMA, "model.seq_length=8184").sections["model"]["seq_length"]
+    assert gcd(8184 // 2, 16) == gcd(tokens // 2, 16) == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "limit", "expected"),
+    [(1, 1, 8, (0, 1, 99)), (4, 2, 8, (0, 1, 2, 3, 4, 98, 99)), (40, 2, 4, (0, 1, 40, 99)), (0, 0, 8, (0,))],
+)
+def test_first_and_last_layers_are_kept(start, end, limit, expected):
+    kept = kept_layers(("transformer",) * 100, start=start, end=end, limit=limit)
+    assert kept.layers == expected
+    assert kept.start == sum(layer < start for layer in kept.layers)
+    assert kept.end == sum(layer >= 100 - end for layer in kept.layers)
+
+
+SCHEMES = ("bf16_mixed", "bf16_with_fp8_current_scaling_mixed", "bf16_with_mxfp8_mixed", "bf16_with_nvfp4_mixed")
+
+
+@st.composite
+def models(draw) -> dict:
+    """A model and layout that Megatron takes."""
+    tp, pp, vpp, cp = (draw(st.sampled_from(sizes)) for sizes in ((1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 3), (1, 2, 4)))
+    groups = tp * draw(st.sampled_from((1, 2, 3)))
+    heads = groups * draw(st.sampled_from((1, 2, 7, 8, 16)))
+    channels = draw(st.sampled_from((16, 24, 64, 96, 128)))
+    model = {
+        "num_layers": pp * vpp * draw(st.integers(1, 6)),
+        "num_attention_heads": heads,
+        "num_query_groups": groups,
+        "hidden_size": heads * channels,
+        "ffn_hidden_size": tp * draw(st.integers(8, 400)) * 8,
+        "seq_length": 2 * cp * tp * draw(st.integers(16, 400)),
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "context_parallel_size": cp,
+        "sequence_parallel": tp > 1 and draw(st.booleans()),
+        "add_bias_linear": False,
+        "gated_linear_unit": draw(st.booleans()),
+    }
+    if vpp > 1 and pp > 1:
+        model["virtual_pipeline_model_parallel_size"] = vpp
+    if draw(st.booleans()):
+        model["kv_channels"] = channels
+        model["hidden_size"] = 64 * draw(st.integers(1, 100))
+    if draw(st.booleans()):
+        experts = draw(st.sampled_from((4, 8, 60, 256)))
+        expert = draw(st.sampled_from((1, 2, 4)))
+        model |= {"num_moe_experts": experts, "moe_router_topk": draw(st.integers(2, 4)), "moe_ffn_hidden_size": 1408}
+        model |= {"expert_model_parallel_size": expert, "expert_tensor_parallel_size": 1}
+        model |= {"moe_layer_freq": draw(st.sampled_from((1, 2, [0] + [1] * (model["num_layers"] - 1))))}
+    return model
+
+
+@given(model=models(), recipe=st.sampled_from(SCHEMES), kept=st.integers(0, 2))
+@settings(max_examples=25, deadline=None)
+def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept):
+    precision = get_mixed_precision_config(recipe)
+    if precision.scheme is not None and model["num_layers"] > 2 * kept:
+        counts = {"num_layers_at_start_in_bf16": kept, "num_layers_at_end_in_bf16": kept}
+        precision = MixedPrecisionConfig.from_dict(precision.to_dict() | {"first_last_layers_bf16": True} | counts)
+    before = precision_plan(precision, model)
+    small = shrink({"model": model, "train": {"micro_batch_size": 3}}, precision)
+    made = small.sections["model"]
+    own = MixedPrecisionConfig.from_dict(small.precision)
+    for one in small.rounds:
+        fields = {**made, **one.fields()}
+        GPTConfig(**fields, pipeline_dtype=torch.bfloat16)
+        after = precision_plan(own, fields)
+        assert after.settings.scheme == before.settings.scheme
+        assert bool(after.low_precision_layers()) == bool(before.low_precision_layers())
+        for label, number in zip(small.layers, range(1, len(small.layers) + 1), strict=True):
+            assert after.layers[number].low == before.layers[int(label)].low
+            assert after.layers[number].kind == before.layers[int(label)].kind
+        assert one.processes <= 4
+    assert made["hidden_size"] <= max(model["hidden_size"], 256)
