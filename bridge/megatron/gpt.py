@@ -19,6 +19,7 @@ from megatron.core.transformer.module import Float16Module
 from bridge.errors import RunConfigError
 from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.model import prepare_emulation
+from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.without_te import config_checks
 
@@ -80,27 +81,14 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
 
 
 _WITHOUT_CUDA = (
-    ("use_cpu_initialization", True, "weights are made where they are used"),
     ("bias_activation_fusion", False, "the fusion is compiled for CUDA"),
     ("bias_dropout_fusion", False, "the fusion is compiled for CUDA"),
     ("cross_entropy_loss_fusion", False, "the fusion is compiled for CUDA"),
     ("apply_rope_fusion", False, "the kernel is Transformer Engine's"),
 )
 """Field, the one value that works without CUDA, and why."""
-_EXPERTS_ON_CPU = (
-    "use_cpu_initialization",
-    False,
-    "Megatron's CPU initialisation gives the experts of all expert-parallel ranks the same weights",
-)
-"""In place of the first row above, under expert parallelism."""
 _WITHOUT_TE = (("moe_grouped_gemm", False, "the kernel is Transformer Engine's; experts multiply one after the other"),)
 """Field, the one value that works without Transformer Engine's layers, and why."""
-_STORED_ON_CPU = (
-    "use_cpu_initialization",
-    False,
-    "Transformer Engine keeps a stored weight's first value for the master before Megatron's CPU initialisation is run",
-)
-"""In place of the first row above, where Transformer Engine's layers hold FP8 or FP4 weights on a CPU."""
 _WITHOUT_EXTENSIONS = (
     ("fused_weight_gradient_mlp_cuda", "gradient_accumulation_fusion"),
     ("scaled_masked_softmax_cuda", "masked_softmax_fusion"),
@@ -135,6 +123,12 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
             "would otherwise be taken for each other, got False. Set model.overlap_p2p_comm=true and "
             "model.batch_p2p_comm=false."
         )
+    if config.multi_latent_attention and config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
+        raise RunConfigError(
+            "model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without it "
+            "Megatron Core's gradients of the rotary key and of the latent's norm are not those of the model. Set "
+            "model.sequence_parallel=true."
+        )
     if config.vocab_size is None:
         config.vocab_size = vocab_size
     elif config.vocab_size < vocab_size:
@@ -143,15 +137,11 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
             "Leave it at None to take the data's."
         )
     settings = [] if has_cuda() else list(_WITHOUT_CUDA)
-    if backend == "te_cpu" and stores_low_precision(config):
-        settings[0] = _STORED_ON_CPU
     settings += [
         (field, False, f"its kernel needs {module}, which is not installed here")
         for module, field in _WITHOUT_EXTENSIONS
         if not has_cuda() or importlib.util.find_spec(module) is None
     ]
-    if settings and config.expert_model_parallel_size > 1:
-        settings[0] = _EXPERTS_ON_CPU
     settings += list(_WITHOUT_TE) if backend in ("local", "emulated") else []
     changed = [(field, value, reason) for field, value, reason in settings if getattr(config, field) != value]
     for field, value, _ in changed:
@@ -173,7 +163,7 @@ def padded_vocab_size(config: Any) -> int:
 
 
 def build_gpt(
-    config: Any, ddp: Any, where: torch.device, *, backend: str = "local", phases: Sequence[Any] = ()
+    config: Any, ddp: Any, where: torch.device, *, seed: int, backend: str = "local", phases: Sequence[Any] = ()
 ) -> list[Any]:
     """Build this rank's part of the model.
 
@@ -181,6 +171,7 @@ def build_gpt(
         config: The result of `run_config`. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
         ddp: A `DistributedDataParallelConfig`.
         where: Device of the parameters.
+        seed: Seed of the initial weights, which are the same in every parallel layout.
         backend: te, te_cpu, emulated or local: the implementation of the linear layers.
         phases: The model configs of a precision schedule, one a phase; none without a schedule.
 
@@ -192,7 +183,9 @@ def build_gpt(
         _require_te_storage(config, ddp)
     chunks = config.virtual_pipeline_model_parallel_size
     stages = [None] if chunks is None else list(range(chunks))
-    models = [_build_chunk(config, ddp, where, backend=backend, vp_stage=stage, phases=phases) for stage in stages]
+    models = [
+        _build_chunk(config, ddp, where, seed=seed, backend=backend, vp_stage=stage, phases=phases) for stage in stages
+    ]
     # Only the first chunk's buckets are reduced early: the others have nothing to overlap with in time.
     return [
         DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0)
@@ -215,24 +208,33 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
 
 
 def _build_chunk(
-    config: Any, ddp: Any, where: torch.device, *, backend: str, vp_stage: int | None, phases: Sequence[Any]
+    config: Any,
+    ddp: Any,
+    where: torch.device,
+    *,
+    seed: int,
+    backend: str,
+    vp_stage: int | None,
+    phases: Sequence[Any],
 ) -> torch.nn.Module:
     """Build one model chunk, in the dtype it is trained in."""
-    model: torch.nn.Module = GPTModel(
-        config=config,
-        transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
-        mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
-        vocab_size=padded_vocab_size(config),
-        max_sequence_length=config.seq_length,
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-        parallel_output=True,
-        share_embeddings_and_output_weights=config.share_embeddings_and_output_weights,
-        position_embedding_type=config.position_embedding_type,
-        rotary_percent=config.rotary_percent,
-        rotary_base=config.rotary_base,
-        vp_stage=vp_stage,
-    ).to(where)
+    with marked_weights(config) as marks:
+        model: torch.nn.Module = GPTModel(
+            config=config,
+            transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
+            mtp_block_spec=mtp_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
+            vocab_size=padded_vocab_size(config),
+            max_sequence_length=config.seq_length,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            parallel_output=True,
+            share_embeddings_and_output_weights=config.share_embeddings_and_output_weights,
+            position_embedding_type=config.position_embedding_type,
+            rotary_percent=config.rotary_percent,
+            rotary_base=config.rotary_base,
+            vp_stage=vp_stage,
+        ).to(where)
+    draw_weights(model, marks, seed=seed)
     if config.fp16 or config.bf16:
         model = Float16Module(config, model)
     if backend == "emulated":

@@ -2,7 +2,7 @@
 
 The spec functions read the whole model config: experts, latent attention, norms of queries and keys, prediction layers.
 Of a local spec the classes alone are replaced, at every depth: norms that work under sequence parallelism, fused
-attention and, in layers of low precision, emulated linear layers.
+attention, latent attention and, in layers of low precision, emulated linear layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from bridge.megatron.attention import FusedDotProductAttention
-from bridge.megatron.emulation.latent_attention import EmulatedLatentAttention
+from bridge.megatron.emulation.latent_attention import EmulatedLatentAttention, LatentAttention
 from bridge.megatron.emulation.linear import (
     EmulatedColumnParallelLinear,
     EmulatedRowParallelLinear,
@@ -61,6 +61,7 @@ PLAIN: dict[Any, Any] = {
     LNImpl: SequenceParallelNorm,
     WrappedTorchNorm: SequenceParallelNorm,
     DotProductAttention: FusedDotProductAttention,
+    MLASelfAttention: LatentAttention,
 }
 LOW: dict[Any, Any] = {
     **PLAIN,

@@ -276,7 +276,7 @@ def _build_trainer(
 ) -> Trainer:
     """Build the model from its adapted config, its optimizer and the schedule."""
     train = config.train
-    chunks = build_gpt(model, config.ddp, process.device, backend=backend.name, phases=phases)
+    chunks = build_gpt(model, config.ddp, process.device, seed=train.seed, backend=backend.name, phases=phases)
     optimizer = build_optimizer(config.optimizer, chunks)
     scheduler = build_scheduler(
         config.optimizer,

@@ -39,7 +39,7 @@ def built():
             config, _ = run_config(GPTConfig(**{**SHAPE, **fields}), vocab_size=256)
             process = stack.enter_context(training_process(config, seed=1))
             stack.enter_context(running(Backend(name="emulated")))
-            return build_gpt(config, DistributedDataParallelConfig(), process.device, backend="emulated")
+            return build_gpt(config, DistributedDataParallelConfig(), process.device, seed=1, backend="emulated")
 
         yield build
 

@@ -58,7 +58,7 @@ def test_interleaved_stages_need_a_pipeline():
 
 @needs_cpu
 def test_settings_that_the_cpu_needs_are_one_sentence():
-    config = GPTConfig(**SHAPE, gradient_accumulation_fusion=True, persist_layer_norm=True, use_cpu_initialization=True)
+    config = GPTConfig(**SHAPE, gradient_accumulation_fusion=True, persist_layer_norm=True)
     settled, notes = run_config(config, vocab_size=256)
     assert config.gradient_accumulation_fusion
     assert not settled.gradient_accumulation_fusion
@@ -69,12 +69,16 @@ def test_settings_that_the_cpu_needs_are_one_sentence():
     ]
 
 
-@needs_cpu
-def test_experts_of_several_ranks_get_weights_of_their_own():
-    config = GPTConfig(**SHAPE, num_moe_experts=4, expert_model_parallel_size=2, add_bias_linear=False)
-    assert not run_config(config, vocab_size=256)[0].use_cpu_initialization
-    config.expert_model_parallel_size = 1
-    assert run_config(config, vocab_size=256)[0].use_cpu_initialization
+def test_latent_attention_under_tensor_parallelism_needs_sequence_parallelism():
+    config = GPTConfig(**SHAPE)
+    config.multi_latent_attention, config.tensor_model_parallel_size = True, 2
+    with pytest.raises(RunConfigError) as raised:
+        run_config(config, vocab_size=256)
+    assert str(raised.value) == (
+        "model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without it "
+        "Megatron Core's gradients of the rotary key and of the latent's norm are not those of the model. Set "
+        "model.sequence_parallel=true."
+    )
 
 
 @needs_cpu

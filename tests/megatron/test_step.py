@@ -80,7 +80,7 @@ def first_losses(plain_gpt, dtype, cache_dir, attention):
             corpus, seq_length=64, split="90,5,5", seed=1, train_samples=4 * STEPS, validation_samples=0
         )
         config, _ = run_config(model, vocab_size=256)
-        chunks = build_gpt(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), process.device)
+        chunks = build_gpt(config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), process.device, seed=1)
         twin = plain_gpt.PlainStep(
             plain_gpt.PlainConfig(**SHAPE, attention=attention, sdpa_dtype=torch.float32),
             dtype=dtype,

@@ -29,7 +29,7 @@ def built(case: dict):
         backend = choose_backend("auto", config.model)
         with running(backend):
             settled, _ = run_config(config.model, vocab_size=VOCABULARY)
-            chunks = build_gpt(settled, config.ddp, process.device, backend=backend.name)
+            chunks = build_gpt(settled, config.ddp, process.device, seed=1, backend=backend.name)
             yield settled, chunks, build_optimizer(config.optimizer, chunks)
 
 

@@ -1,24 +1,45 @@
-"""Megatron's multi-latent attention with emulated linear layers.
+"""Megatron's multi-latent attention without Transformer Engine, with Megatron's linear layers or emulated ones.
 
 Megatron's local down projections are column-parallel: each tensor-parallel rank computes its part of the latent, and
 the parts are gathered. Transformer Engine's are whole on each rank. So under tensor parallelism a scale of a whole
 tensor covers a rank's part of the down projection's weight here, and the whole weight there.
+
+Megatron gives each rank's heads the gathered rotary key, and takes the gradient of that rank's heads alone for it
+(multi_latent_attention.py:605-614 in 0.16.1), so a run under tensor parallelism trains otherwise than one process. Here
+the down projection returns its part of the sequence with the whole latent, as Transformer Engine's does; Megatron then
+gathers the rotary key itself, with the gradients of all ranks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    gather_from_tensor_model_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+
+if TYPE_CHECKING:
+    import torch
 
 _DOWN = ("linear_q_down_proj", "linear_kv_down_proj")
 """Submodules that Megatron's constructor accepts of its own classes alone (multi_latent_attention.py:408 in 0.16.1)."""
 
 
-class EmulatedLatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is untyped
-    """`MLASelfAttention` whose down projections are of the classes in its spec, like its other linear layers."""
+class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is untyped
+    """`MLASelfAttention` whose rotary key has its whole gradient under tensor parallelism."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        if config.sequence_parallel:
+            self.linear_kv_down_proj.register_forward_hook(_whole_latent)
+
+
+class EmulatedLatentAttention(LatentAttention):
+    """`LatentAttention` whose down projections are of the classes in its spec, like its other linear layers."""
 
     def __init__(self, config: Any, submodules: Any, *args: Any, **kwargs: Any) -> None:
         plain = dataclasses.replace(submodules, **dict.fromkeys(_DOWN, ColumnParallelLinear))
@@ -26,3 +47,9 @@ class EmulatedLatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatr
         for name in _DOWN:
             if hasattr(self, name):  # without q_lora_rank queries are projected at once
                 getattr(submodules, name).adopt(getattr(self, name))
+
+
+def _whole_latent(_layer: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    """Return the latent and the rotary key of this rank's part of the sequence, from this rank's part of both."""
+    part, bias = output
+    return scatter_to_sequence_parallel_region(gather_from_tensor_model_parallel_region(part)), bias

@@ -1,0 +1,127 @@
+"""Initial weights that are the same in every parallel layout.
+
+Megatron draws a rank's weights one after the other from the rank's own random state, so another pipeline stage,
+tensor-parallel shard or expert-parallel rank has other weights than the single process. Here each weight of the whole
+model is drawn by itself, from a seed made of the run's seed and its place: the name and the numbers of layer and expert
+under which Megatron's distributed checkpoints keep it. A rank takes its part of the tensor.
+
+While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in place of random values.
+A parameter that holds a mark afterwards is drawn with the function of that mark; norms and biases keep their values.
+On one kind of device the weights are equal in every layout; a CPU and a GPU draw other values from the same seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Marks = dict[float, "Callable[[torch.Tensor], Any]"]
+
+_MARKS = {"init_method": 2.0**-10, "output_layer_init_method": 2.0**-11, "embedding_init_method": 2.0**-12}
+"""Config field -> its mark: smaller than any weight's amax, which delayed scaling keeps the larger one of."""
+
+
+def _write(weight: torch.Tensor, *, mark: float) -> torch.Tensor:
+    return torch.nn.init.constant_(weight, mark)
+
+
+@contextmanager
+def marked_weights(config: Any) -> Iterator[Marks]:
+    """Let a config's initialisation functions write their marks; yield mark -> function."""
+    held = {name: getattr(config, name, None) for name in _MARKS}
+    methods = {name: method for name, method in held.items() if method is not None}
+    for name in methods:
+        setattr(config, name, partial(_write, mark=_MARKS[name]))
+    try:
+        yield {_MARKS[name]: method for name, method in methods.items()}
+    finally:
+        for name, method in methods.items():
+            setattr(config, name, method)
+
+
+@torch.no_grad()
+def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
+    """Draw every weight of a `GPTModel` that holds a mark.
+
+    Args:
+        model: One model chunk of this rank, built within `marked_weights`.
+        marks: The result of that.
+        seed: Seed of the run; the same on all ranks.
+    """
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    state = model.sharded_state_dict(metadata={"singleton_local_shards": False, "dp_cp_group": group})
+    places = {id(entry.data): entry for entry in nested_values(state) if isinstance(entry, _PLACED)}
+    for name, parameter in model.named_parameters():
+        kept = getattr(parameter, "get_high_precision_init_val", None)  # of a weight that is stored in FP8 or FP4
+        first = None if kept is None else kept()
+        mark = _mark_of(parameter if first is None else first, marks)
+        if mark is None:
+            continue
+        drawn = _drawn(places.get(id(parameter), name), parameter, marks[mark], seed)
+        parameter.copy_(drawn)
+        if first is not None:
+            first.copy_(drawn)
+
+
+_PLACED = (ShardedTensor, ShardedTensorFactory)
+
+
+def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
+    """Return the mark that all elements of a weight hold, up to the rounding of a low precision, or None."""
+    smallest, largest = (float(value) for value in torch.aminmax(weight.float()))
+    return next((mark for mark in marks if 0.9 * mark < smallest <= largest < 1.1 * mark), None)
+
+
+def _drawn(place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
+    """Return the values of a parameter.
+
+    Args:
+        place: Megatron's entry for it in a sharded state dict, or its name where that has none: it is then drawn whole.
+        parameter: Read for shape and device.
+        method: Fills a tensor with random values.
+        seed: Seed of the run.
+    """
+    plain = torch.empty(parameter.shape, device=parameter.device)
+    if isinstance(place, str):
+        return _filled(plain, method, f"{seed} {place}")
+    if isinstance(place, ShardedTensorFactory):  # a weight that is kept as several, the gate of an MLP say
+        parts = place.build_fn(place.key, plain, place.replica_id, place.flattened_range)
+        drawn: torch.Tensor = place.merge_fn(_each(parts, lambda part: _shard(part, plain.device, method, seed)))
+        return drawn
+    return _shard(place, plain.device, method, seed)
+
+
+def _each(parts: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a nested list or dict of parts with each of them changed."""
+    if isinstance(parts, dict):
+        return {key: _each(part, change) for key, part in parts.items()}
+    return [_each(part, change) for part in parts] if isinstance(parts, list) else change(parts)
+
+
+def _shard(part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
+    """Return this rank's part of a tensor that is drawn as a whole."""
+    axes = part.prepend_axis_num  # of layer and expert
+    whole = torch.empty(part.global_shape[axes:], device=where)
+    _filled(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
+    for axis, (start, size) in enumerate(zip(part.global_offset[axes:], part.local_shape, strict=True)):
+        whole = whole.narrow(axis, start, size)
+    return whole
+
+
+def _filled(tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str) -> torch.Tensor:
+    """Fill a tensor with random values that its place decides; the random states stay as they are."""
+    number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big")
+    with torch.random.fork_rng(devices=[tensor.device] if tensor.is_cuda else []):
+        torch.manual_seed(number)
+        method(tensor)
+    return tensor
