@@ -108,7 +108,7 @@ def test_unknown_schedule_is_refused(tmp_path):
 
 def test_loss_that_is_not_finite_ends_the_run_with_its_files(tmp_path):
     with pytest.raises(TrainingError, match="the loss must be finite, got nan at step") as raised:
-        pretrain(tiny(optimizer={"lr": 1e12, "min_lr": 0.0, "clip_grad": 0.0}), run_dir=tmp_path)
+        pretrain(tiny(optimizer={"lr": 1e20, "min_lr": 0.0, "clip_grad": 0.0}), run_dir=tmp_path)
     assert raised.value.exit_code == 1
     assert records(tmp_path)[-1]["loss"] is None
     assert (tmp_path / "loss.png").is_file()
@@ -117,7 +117,7 @@ def test_loss_that_is_not_finite_ends_the_run_with_its_files(tmp_path):
 
 def test_loss_that_is_not_finite_is_only_recorded_where_the_check_is_off(tmp_path):
     train = {"check_for_nan_in_loss": False, "eval_iters": 0}
-    config = tiny(optimizer={"lr": 1e12, "min_lr": 0.0, "clip_grad": 0.0}, train=train)
+    config = tiny(optimizer={"lr": 1e20, "min_lr": 0.0, "clip_grad": 0.0}, train=train)
     assert pretrain(config, run_dir=tmp_path).iteration == 6
 
 
