@@ -1,14 +1,19 @@
-"""`precision-bridge explain FIELD [NAME]`: a field's meaning, place and conditions; `explain PB101`: a rule in full."""
+"""`precision-bridge explain FIELD [NAME]`: a field's meaning, place and conditions; `explain PB101`: a rule in full.
+
+With ``--run RUN`` a field's value in a run: who set it, what it replaced, in which config.
+"""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import add_command, print_json
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -50,6 +55,7 @@ def add_parsers(commands: Any) -> None:
     )
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
+    parser.add_argument("--run", dest="run_folder", metavar="RUN", help="folder of a run: what the field was in it")
 
 
 def _explain(chosen: argparse.Namespace) -> None:
@@ -68,6 +74,8 @@ def _explain(chosen: argparse.Namespace) -> None:
         text = _rule_text(found)
     else:
         found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
+        if chosen.run_folder is not None:
+            found["in_run"] = in_run(found["field"], Path(chosen.run_folder))
         text = _field_text(found)
     if chosen.json:
         print_json(found)
@@ -107,6 +115,27 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
             "by": config.source_of(name),
         }
     return found
+
+
+def in_run(field: str, folder: Path) -> dict[str, Any]:
+    """Return what a field was in a run, as plain data.
+
+    Args:
+        field: A field of `MixedPrecisionConfig`.
+        folder: The run's folder.
+
+    Returns:
+        `rows`, those of the sync, and `findings` of the check and the sync about the field.
+
+    Raises:
+        RunConfigError: It is no folder of a run, or a file in it cannot be read.
+    """
+    run = RunFolder.of(folder)
+    rows = [row for row in run.sync.get("rows", ()) if row["field"] == field]
+    paths = {field, f"mixed_precision.{field}", *(f"{row['owner']}.{row['attribute']}" for row in rows)}
+    findings = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
+    about = [f"{one['severity']}: {one['rule']}" for one in findings if paths & set(re.findall(r"[\w.]+", one["path"]))]
+    return {"run": str(folder), "rows": rows, "findings": about}
 
 
 def _field_name(field: str) -> str:
@@ -157,7 +186,20 @@ def _field_text(found: dict[str, Any]) -> str:
         row = found["in_recipe"]
         how = f"stated by {row['by']}" if row["stated"] else "not stated"
         lines.append(f"  In {row['recipe']}: {row['value']!r}, {how}.")
+    if "in_run" in found:
+        lines += _run_lines(found["in_run"])
     return "\n".join(lines)
+
+
+def _run_lines(run: dict[str, Any]) -> list[str]:
+    lines = [f"  In the run {run['run']}:"]
+    for row in run["rows"]:
+        change = f"is {row['new']}, before {row['old']}" if row["old"] != row["new"] else f"is {row['new']}, as before"
+        lines.append(f"    {row['owner']}.{row['attribute']} {change}: by {row['by']} ({row['why']}).")
+    if not run["rows"]:
+        lines.append("    The sync wrote it into no config.")
+    lines += [f"    {finding}." for finding in run["findings"]]
+    return lines
 
 
 def _capital(text: str) -> str:

@@ -21,10 +21,11 @@ from bridge.cli import (
     rehearse,
     sources,
     twin,
+    watch,
 )
 from bridge.errors import BridgeError, close_matches, did_you_mean
 
-MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, memory, modules, rehearse, twin)
+MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, memory, modules, rehearse, twin, watch)
 TRAIN = "train"
 COMPARE = "compare"
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from bridge.audit.run_folder import RunFolder
 from bridge.compare.curve import Curve
 from bridge.errors import RunConfigError
 from bridge.sync.routes import ROUTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 PRECISION = ("mixed_precision", "precision_backend", "precision_schedule")
@@ -67,13 +65,14 @@ def read_arm(folder: Path) -> Arm | None:
     Raises:
         RunConfigError: A file of the folder cannot be read.
     """
-    if not (folder / "config.yaml").is_file():
+    if not RunFolder.is_one(folder):
         return None
     try:
-        flat = flat_fields(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-        summary = _json(folder / "summary.json")
-        failed = _json(folder / FAILED).get("error")
-        curve = _curve(folder / "metrics.jsonl")
+        run = RunFolder(folder)
+        flat = flat_fields(run.config)
+        summary = run.summary or {}
+        failed = run.json_of(FAILED).get("error")
+        curve = _curve(run.metrics("train"))
         sqnr_db = _sqnr(folder / "quantisation.csv")
         label = str(summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe")
         return Arm(
@@ -88,7 +87,7 @@ def read_arm(folder: Path) -> Arm | None:
             sqnr_db=sqnr_db,
             failure=failed or summary.get("failure") or (None if summary else "The run did not end."),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is no folder of a run ({type(error).__name__}: {error})"
         raise RunConfigError.of("compare", rule, str(folder), "Delete it, and run again.") from error
 
@@ -118,15 +117,8 @@ def flat_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content
-
-
-def _curve(path: Path) -> Curve:
-    """Return the training loss in ``metrics.jsonl``, empty where there is none."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    records = [record for record in map(json.loads, lines) if record["kind"] == "train"]
+def _curve(records: Sequence[Mapping[str, Any]]) -> Curve:
+    """Return the training loss of a run's records."""
     losses = tuple(math.nan if record["loss"] is None else float(record["loss"]) for record in records)
     return Curve(steps=tuple(int(record["step"]) for record in records), losses=losses)
 

@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bridge.audit.early_warnings import early_warnings
+from bridge.audit.run_folder import RunFolder
+from bridge.cli.explain import in_run
+from bridge.errors import RunConfigError
+from bridge.report.table import plain_text
+from bridge.report.watch import watch_view
+
 TINY = ("model=gpt_tiny", "train=smoke", "train.train_iters=2", "train.eval_iters=1", "logging.tensorboard=false")
 
 
@@ -58,6 +65,33 @@ def test_a_yaml_recipe_keeps_its_name_in_the_run_folder(run_dir: Path) -> None:
     assert json.loads((run_dir / "summary.json").read_text())["precision"] == label
     assert json.loads((run_dir / "sync.json").read_text())["precision"] == label
     assert label in (run_dir / "sync.txt").read_text().splitlines()[0]
+
+
+def test_explain_says_who_set_a_field_in_a_run(run_dir: Path) -> None:
+    rows = in_run("grad_reduce_in_fp32", run_dir)["rows"]
+    assert [(row["new"], row["by"]) for row in rows] == [(False, "mixed_precision/mine.yaml")]
+    with pytest.raises(RunConfigError, match="must be the folder of a run"):
+        in_run("bf16", run_dir.parent)
+
+
+def test_watch_shows_the_state_of_a_run_and_warns_by_its_records(run_dir: Path, tmp_path: Path) -> None:
+    run = RunFolder.of(run_dir)
+    shown = plain_text(watch_view(run))
+    assert shown.startswith("mine, params_dtype=bf16: ")
+    assert "2 of 2" in shown
+    assert early_warnings(run) == []
+    last = run.metrics("train")[-1]
+    (tmp_path / "config.yaml").write_text("train: {train_iters: 40}\noptimizer: {fp16: true, min_loss_scale: 1.0}\n")
+    records = [{**last, "step": step, "loss": 2.0} for step in range(1, 20)]
+    records.append({**last, "step": 20, "loss": 2.5, "grad_norm": 1e4, "skipped_steps": 3, "loss_scale": 1.0})
+    lines = [json.dumps(record) for record in records]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"kind": "tra')  # the last one is being written
+    names = [name for name, _ in early_warnings(RunFolder.of(tmp_path))]
+    assert names == ["loss-spike", "gradient-spike", "skipped-steps", "loss-scale-floor"]
+    silenced = early_warnings(RunFolder.of(tmp_path), silenced=names[1:])
+    assert silenced == [
+        ("loss-spike", "the loss is 2.5000, more than 1.2 times the median of the records before, 2.0000.")
+    ]
 
 
 def test_a_job_of_a_sweep_does_not_see_the_environment_of_the_one_before(train, tmp_path: Path) -> None:

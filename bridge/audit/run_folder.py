@@ -1,0 +1,109 @@
+"""`RunFolder`: the files of a run, read as data while it goes on or after its end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bridge.audit.record import FILE as RECORD
+from bridge.audit.record import Record
+from bridge.errors import RunConfigError
+from bridge.precision import strict_yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MADE = "config.yaml"
+SUMMARY = "summary.json"
+MAX_JSON_BYTES = 64 * 2**20
+"""The metrics of a million steps are smaller."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that the training command wrote; a file that the run has not written is None or empty."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path) -> RunFolder:
+        """Return the folder of a run.
+
+        Raises:
+            RunConfigError: There is no such folder, or no run has written its config there.
+        """
+        if not cls.is_one(path):
+            rule = f"must be the folder of a run, which has a {MADE}"
+            raise RunConfigError.of("RUN", rule, str(path), "The run prints its folder at the end.")
+        return cls(path)
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Return whether a run has written its config into a folder."""
+        return (path / MADE).is_file()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The run as it was, every field, after the precision was written into it."""
+        name = str(self.path / MADE)
+        text = strict_yaml.decoded(strict_yaml.read_bytes(name, error=RunConfigError), name, error=RunConfigError)
+        loaded = strict_yaml.load_all(text, name, error=RunConfigError)
+        return loaded[0] if loaded and isinstance(loaded[0], dict) else {}
+
+    @cached_property
+    def sync(self) -> dict[str, Any]:
+        """The report of the sync: `rows` and `findings`."""
+        return self.json_of("sync.json")
+
+    @cached_property
+    def findings(self) -> dict[str, Any]:
+        """The result of the check before the run."""
+        return self.json_of("findings.json")
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The figures at the end; None of a run that has not come to its end."""
+        return self.json_of(SUMMARY) or None
+
+    @property
+    def record(self) -> Record | None:
+        """What ran; None before the first step."""
+        return Record.read(self.path / RECORD) if (self.path / RECORD).is_file() else None
+
+    def has_ended(self) -> bool:
+        """Return whether the run has come to its end by now."""
+        return (self.path / SUMMARY).is_file()
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        """Return the records of a kind ("train", "validation") so far; a line that is being written is left out."""
+        path = self.path / "metrics.jsonl"
+        records = []
+        for line in self._text(path).splitlines() if path.is_file() else ():
+            try:
+                values = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(values, dict) and values.get("kind") == kind:
+                records.append(values)
+        return records
+
+    def json_of(self, name: str) -> dict[str, Any]:
+        """Return the mapping in a JSON file of the folder, empty where there is none.
+
+        Raises:
+            RunConfigError: The file cannot be read, or is no JSON.
+        """
+        path = self.path / name
+        if not path.is_file():
+            return {}
+        try:
+            content = json.loads(self._text(path))
+        except ValueError as error:
+            rule = f"must be JSON as the training command writes it ({error})"
+            raise RunConfigError.of(str(path), rule, name, "Run it again, or delete the file.") from None
+        return content if isinstance(content, dict) else {}
+
+    def _text(self, path: Path) -> str:
+        return strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES).decode(errors="replace")
