@@ -13,6 +13,7 @@ from bridge.cli import (
     check,
     convert,
     explain,
+    gradients,
     memory,
     modules,
     plan,
@@ -25,7 +26,21 @@ from bridge.cli import (
 )
 from bridge.errors import BridgeError, close_matches, did_you_mean
 
-MODULES = (recipes, explain, check, quantisation_error, convert, sources, plan, memory, modules, rehearse, twin, watch)
+MODULES = (
+    recipes,
+    explain,
+    check,
+    quantisation_error,
+    gradients,
+    convert,
+    sources,
+    plan,
+    memory,
+    modules,
+    rehearse,
+    twin,
+    watch,
+)
 TRAIN = "train"
 COMPARE = "compare"
 

@@ -1,0 +1,115 @@
+"""One batch in two precisions: the error of each GEMM's result, and the band it may be in.
+
+With the same weights and the same batch, the results of two runs differ by roundings alone. The relative error of a
+gradient grows with the layers behind it: for layer l of L it stays below k C^(L + 1 - l) u, with C close to 1. That of
+an activation grows with the layers before it, and is held to k C^l u. u is the largest relative error of one rounding,
+half of a format's epsilon, summed over the two precisions; the coarsest format of the pass counts.
+
+Source: arXiv 2506.09280, theorem 5.3; k and C as in Megatron-LM's test_optimizer_grads_match.py (d98e8a64), which takes
+the whole epsilon of BF16 and compares two layouts in one precision. *Differs*: half the epsilon; with the whole one of
+E5M2 the bound is above 1, which is the error of a gradient that is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bridge.precision.formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+GROWTH = 1.03
+"""C: the growth of the error from layer to layer."""
+CONSTANT = 4.0
+"""k: the roundings of one layer, together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A GEMM of a linear layer."""
+
+    layer: int
+    """Number of the transformer layer in the whole model, from 1 on."""
+    module: str
+    gemm: str
+    """fprop, dgrad or wgrad; its result is an activation, the gradient of one, or that of a weight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BandRow:
+    """One GEMM's result in two runs."""
+
+    place: Place
+    error: float
+    """|a - b| / |a|, Frobenius norms; NaN and infinity count as outside."""
+    bound: float
+    control: float
+    """The same error between two different batches in the first precision."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the error is one of roundings."""
+        return self.error <= self.bound
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the bound would have noticed another batch."""
+        return not self.control <= self.bound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band:
+    """Every GEMM of a model."""
+
+    rows: tuple[BandRow, ...]
+    """In the order of execution."""
+
+    @property
+    def first_outside(self) -> BandRow | None:
+        """The first result that left the band; later ones inherit its error."""
+        return next((row for row in self.rows if not row.is_inside), None)
+
+    @property
+    def blind(self) -> tuple[BandRow, ...]:
+        """Results whose bound does not even notice another batch."""
+        return tuple(row for row in self.rows if not row.is_seen)
+
+    @property
+    def verdict(self) -> str:
+        """Whether every error is inside; *cannot tell* where most bounds would not notice another batch."""
+        if self.first_outside is not None:
+            return "outside"
+        return "cannot tell" if 2 * len(self.blind) > len(self.rows) or not self.rows else "inside"
+
+
+def rounding(formats: Iterable[str]) -> float:
+    """Return the largest relative error of one rounding to the coarsest of these formats."""
+    return max(FORMATS[name].epsilon for name in formats) / 2
+
+
+def band(
+    errors: Mapping[Place, float],
+    control: Mapping[Place, float],
+    *,
+    num_layers: int,
+    forward: float,
+    backward: float,
+) -> Band:
+    """Return the errors with their bounds.
+
+    Args:
+        errors: Relative error of each GEMM's result, in the order of execution.
+        control: The same between two different batches.
+        num_layers: Layers of the whole model, L.
+        forward: Rounding of the two precisions together in the forward pass.
+        backward: The same in the backward pass, at least as much.
+    """
+    rows = []
+    for place, error in errors.items():
+        depth = place.layer if place.gemm == "fprop" else num_layers + 1 - place.layer
+        bound = CONSTANT * GROWTH**depth * (forward if place.gemm == "fprop" else backward)
+        rows.append(BandRow(place=place, error=error, bound=bound, control=control.get(place, math.nan)))
+    return Band(rows=tuple(rows))

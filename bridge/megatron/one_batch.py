@@ -1,0 +1,113 @@
+"""Results of every GEMM of a model's linear layers in one forward and backward pass, to be compared with another pass.
+
+    with capture(model) as first:
+        ...  # one forward and backward pass
+    with capture(other_model) as second:
+        ...  # the same batch
+    errors = relative_errors(first, second)
+
+Hooks on tensors do it, so that the layers may be Megatron's own, Transformer Engine's or emulated. A result is sampled
+at fixed places, in FP32 on the CPU. Of several micro-batches the first counts, apart from weight gradients, which are
+summed.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.compare.band import Place
+from bridge.megatron.audit import global_layer_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+SAMPLED = 2**16
+"""Elements of one result that are kept."""
+
+Captured = dict[Place, torch.Tensor]
+
+
+@contextmanager
+def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Iterator[Captured]:
+    """Capture the results of the linear layers in a model's transformer layers, for a ``with`` block.
+
+    The results are in the order of execution; a weight's gradient comes after that of the layer's input.
+
+    Args:
+        model: This rank's model chunks, in Megatron's wrappers or without.
+        loss_scale: The factor of the loss, by which gradients are divided.
+    """
+    captured: Captured = {}
+    linears: dict[Any, tuple[int, str]] = {
+        module: where for module, where in global_layer_names(model).items() if _is_linear(module)
+    }
+    hooks = [
+        module.register_forward_hook(partial(_forward_hook, where, captured, loss_scale))
+        for module, where in linears.items()
+    ]
+    try:
+        yield captured
+    finally:
+        for hook in hooks:
+            hook.remove()
+    gradients = {where: getattr(module.weight, "main_grad", module.weight.grad) for module, where in linears.items()}
+    passed = dict(captured)
+    captured.clear()
+    for place, result in passed.items():
+        captured[place] = result
+        if place.gemm == "dgrad":
+            where = (place.layer, place.module)
+            _keep(captured, where, "wgrad", gradients.pop(where), loss_scale)
+    for where, gradient in gradients.items():
+        _keep(captured, where, "wgrad", gradient, loss_scale)
+
+
+def _is_linear(module: torch.nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.nn.Parameter) and weight.ndim == 2
+
+
+def _forward_hook(
+    where: tuple[int, str],
+    captured: Captured,
+    loss_scale: float,
+    _module: torch.nn.Module,
+    inputs: tuple[Any, ...],
+    output: Any,
+) -> None:
+    """Keep a layer's output, and the gradient of its input; under recomputation the second pass has that one."""
+    _keep(captured, where, "fprop", output[0] if isinstance(output, tuple) else output)
+    if inputs[0].requires_grad:
+        inputs[0].register_hook(lambda gradient: _keep(captured, where, "dgrad", gradient, loss_scale))
+
+
+def _keep(
+    captured: Captured, where: tuple[int, str], gemm: str, result: torch.Tensor | None, scale: float = 1.0
+) -> None:
+    """Keep a sample of a result, if it is the first of its place."""
+    place = Place(layer=where[0], module=where[1], gemm=gemm)
+    if result is not None and place not in captured:
+        captured[place] = sample(result) / scale
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Return elements at fixed places, in FP32 on the CPU."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLED)].float().cpu()
+
+
+def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
+    """Return |a - b| / |a| of each result that both have, in the order of the first; infinite where a is zero."""
+    return {place: relative_error(result, second[place]) for place, result in first.items() if place in second}
+
+
+def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return |a - b| / |a|, Frobenius norms; NaN where a number is not finite."""
+    difference = float(torch.linalg.vector_norm(one.double() - other.double()))
+    norm = float(torch.linalg.vector_norm(one.double()))
+    return difference / norm if norm else (math.inf if difference else 0.0)

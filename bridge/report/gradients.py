@@ -1,0 +1,61 @@
+"""The one-batch check as a table, a sentence and plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from bridge.report.table import Column, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bridge.compare.band import Band, BandRow
+
+
+def band_table(band: Band, *, title: str) -> RenderableType:
+    """Return every row as a table for the terminal."""
+    headings = ("layer", "module", "GEMM", "error", "bound", "", "shuffled")
+    columns = [Column(heading=name, number=name in ("layer", "error", "bound", "shuffled")) for name in headings]
+    return table(columns, map(_cells, band.rows), title=title)
+
+
+def _cells(row: BandRow) -> tuple[str, ...]:
+    where = row.place
+    error, bound, control = f"{row.error:.2%}", f"{row.bound:.2%}", f"{row.control:.2%}"
+    return str(where.layer), where.module, where.gemm, error, bound, "" if row.is_inside else "OUTSIDE", control
+
+
+def band_sentence(band: Band) -> str:
+    """Return the verdict and the negative control as two sentences."""
+    first = band.first_outside
+    if first is not None:
+        where = first.place
+        text = (
+            f"Outside. The first result that leaves its band is the {where.gemm} of layer {where.layer}, "
+            f"{where.module}: error {first.error:.2%}, bound {first.bound:.2%}."
+        )
+    elif band.verdict == "inside":
+        text = f"Inside. The errors of all {len(band.rows)} GEMMs are those of roundings."
+    else:
+        text = "Cannot tell. Every error is inside, but the bounds of formats this coarse do not notice another batch."
+    seen = len(band.rows) - len(band.blind)
+    return f"{text} Negative control: a shuffled batch is outside in {seen} of {len(band.rows)} GEMMs."
+
+
+def band_dict(band: Band) -> dict[str, Any]:
+    """Return the check as plain data."""
+    first = band.first_outside
+    rows = [dataclasses.asdict(row.place) | _numbers(row) for row in band.rows]
+    return {
+        "verdict": band.verdict,
+        "first_outside": dataclasses.asdict(first.place) | _numbers(first) if first is not None else None,
+        "control_outside": len(band.rows) - len(band.blind),
+        "rows": rows,
+    }
+
+
+def _numbers(row: BandRow) -> dict[str, Any]:
+    from bridge.training.metrics import finite
+
+    return finite({"error": row.error, "bound": row.bound, "control": row.control}) | {"inside": row.is_inside}

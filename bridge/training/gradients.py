@@ -1,0 +1,122 @@
+"""The one-batch check: forward and backward pass of the same weights on the same batch, in two precisions."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.compare.band import Band, band, rounding
+from bridge.errors import RunConfigError
+from bridge.megatron.backend import choose_backend, running
+from bridge.megatron.emulation.linear import scheme_of
+from bridge.megatron.emulation.model import requantise_stored_weights
+from bridge.megatron.one_batch import Captured, capture, relative_error, relative_errors, sample
+from bridge.megatron.process import training_process
+from bridge.megatron.te.environment import read_environment
+from bridge.precision.quant_recipe import TRAINING, quant_recipes
+from bridge.precision.schemes import OPERAND_FORMATS
+from bridge.training.config import runtime_config_update
+from bridge.training.quantisation import WARM_UP
+from bridge.training.run import build_run, require_sections
+from bridge.training.values import require_sane_values
+
+if TYPE_CHECKING:
+    from bridge.training.config import ConfigContainer
+
+SHUFFLE_SEED = 1
+SAME_WEIGHTS = 2**-6
+"""Relative error up to which weights are the same in two dtypes."""
+LOSS_SCALE = 2.0**12
+"""A dynamic loss scale begins at most here: the one that a run begins with overflows until it has fallen."""
+
+
+def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
+    """Return the errors of the second precision against the first, with their bounds and the negative control.
+
+    Dropout is off in both. The control is the first precision on the same tokens in another order.
+
+    Args:
+        first: A run as `pretrain` takes it, its recipe not yet written into the sections; the reference.
+        second: The same run in another precision.
+
+    Raises:
+        RunConfigError: The two runs have different weights.
+        BridgeError: As `pretrain`.
+    """
+    shuffled = _captured(deepcopy(first), shuffle=True)[0]
+    reference, weights, formats = _captured(first)
+    other, other_weights, other_formats = _captured(second)
+    if weights.shape != other_weights.shape or relative_error(weights, other_weights) > SAME_WEIGHTS:
+        raise RunConfigError.of(
+            "gradients", "needs the same weights in both runs", "weights that differ", "Use one model and one seed."
+        )
+    roundings = [rounding(one) + rounding(two) for one, two in zip(formats, other_formats, strict=True)]
+    return band(
+        relative_errors(reference, other),
+        relative_errors(reference, shuffled),
+        num_layers=int(first.model.num_layers),  # type: ignore[union-attr]  # `require_sections` has seen it
+        forward=roundings[0],
+        backward=roundings[1],
+    )
+
+
+def _captured(
+    config: ConfigContainer, *, shuffle: bool = False
+) -> tuple[Captured, torch.Tensor, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the results of one pass, a sample of the weights, and the formats forward and backward."""
+    require_sections(config)
+    require_sane_values(config)
+    runtime_config_update(config)
+    model: Any = config.model
+    model.hidden_dropout = model.attention_dropout = 0.0
+    optimizer: Any = config.optimizer
+    if optimizer.fp16 and optimizer.loss_scale is None:
+        optimizer.initial_loss_scale = min(optimizer.initial_loss_scale, LOSS_SCALE)
+    backend = choose_backend(config.precision_backend, model, read_environment(os.environ))
+    with ExitStack() as stack:
+        process = stack.enter_context(training_process(model, seed=config.train.seed))
+        stack.enter_context(running(backend))
+        run = build_run(config, process, backend=backend)
+        source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
+        batches = [next(source) for _ in range(run.trainer.num_microbatches)]
+        if shuffle:
+            batches = [_shuffled(batch) for batch in batches]
+        weights = _embeddings(run.trainer.model)
+        if scheme_of(model) == "delayed":  # whose scales begin at 1
+            for _ in range(WARM_UP):
+                run.trainer.forward_backward(iter(batches))
+                requantise_stored_weights(run.trainer.optimizer)
+        with capture(run.trainer.model, loss_scale=run.trainer.loss_scale) as results:
+            run.trainer.forward_backward(iter(batches))
+        return results, weights, formats_of(model)
+
+
+def _shuffled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a micro-batch with its tokens in another order; a token keeps its label."""
+    tokens = batch["tokens"]
+    order = torch.randperm(tokens.numel(), generator=torch.Generator().manual_seed(SHUFFLE_SEED)).to(tokens.device)
+    moved = {name: batch[name].reshape(-1)[order].view_as(tokens) for name in ("tokens", "labels")}
+    return {**batch, **moved}
+
+
+def _embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
+    """Return a sample of the parameters that no recipe stores in another format."""
+    named = [pair for chunk in model for pair in chunk.named_parameters()]
+    chosen = [parameter for name, parameter in named if "embedding" in name or "output_layer" in name]
+    return torch.cat([sample(parameter) for parameter in chosen] or [torch.zeros(1)])
+
+
+def formats_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the formats that a model config multiplies in: forward, and forward and backward."""
+    half = model.bf16 or model.enable_autocast
+    chosen = [getattr(model, "fp8", None), getattr(model, "fp4", None)]
+    for recipe in quant_recipes(getattr(model, "quant_recipe", None)):
+        effects = (recipe.effect_of(matcher.config, TRAINING) for matcher in recipe.matchers)
+        chosen += [effect.format for effect in effects if effect is not None]
+    pairs = [OPERAND_FORMATS[name] for name in chosen if name]
+    forward = ("fp16" if model.fp16 else "bf16" if half else "fp32", *(pair[0] for pair in pairs))
+    return forward, (*forward, *(pair[1] for pair in pairs))
