@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from bridge.report.table import Column, table
@@ -56,6 +57,6 @@ def band_dict(band: Band) -> dict[str, Any]:
 
 
 def _numbers(row: BandRow) -> dict[str, Any]:
-    from bridge.training.metrics import finite
-
-    return finite({"error": row.error, "bound": row.bound, "control": row.control}) | {"inside": row.is_inside}
+    """Return the numbers of a row; JSON has no infinity and no NaN."""
+    values = {"error": row.error, "bound": row.bound, "control": row.control}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()} | {"inside": row.is_inside}
