@@ -77,6 +77,8 @@ class DelayedScaling(torch.nn.Module):
     Buffers (saved in checkpoints, always FP32, whatever the module is converted to):
         scale: (3,)
         amax_history: (history length, 3)
+        stored_scale: () the scale of a weight that is stored as codes, from when it was last quantised; a step that was
+            skipped renews `scale` and leaves the codes
 
     The owner calls `update("forward")` once after the forward passes that belong together, and `update("backward")`
     after the backward pass; with several ranks it reduces `pending("forward")` and hands it over.
@@ -84,6 +86,7 @@ class DelayedScaling(torch.nn.Module):
 
     scale: torch.Tensor
     amax_history: torch.Tensor
+    stored_scale: torch.Tensor
 
     def __init__(self, precision: GemmPrecision, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -95,6 +98,7 @@ class DelayedScaling(torch.nn.Module):
         self.register_buffer("scale", torch.ones(len(SLOTS), dtype=torch.float32, device=device))
         history = torch.zeros(precision.amax_history_len, len(SLOTS), dtype=torch.float32, device=device)
         self.register_buffer("amax_history", history)
+        self.register_buffer("stored_scale", torch.ones((), dtype=torch.float32, device=device))
         self._lent: torch.Tensor | None = None
 
     def scale_of(self, operand: str) -> float:
@@ -108,6 +112,19 @@ class DelayedScaling(torch.nn.Module):
             entry = self.amax_history[0, SLOTS[operand]]
             if amax > entry.item():
                 entry.fill_(amax)
+
+    def note_stored(self) -> None:
+        """Note that the weight is stored as codes of its present scale; nothing is noted while scales are lent."""
+        if self._lent is None:
+            self.stored_scale.copy_(self.scale[SLOTS["weight"]])
+
+    @contextmanager
+    def as_stored(self) -> Iterator[None]:
+        """Quantise the weight as it was last stored, and record no amaxes."""
+        scales = self.stash()
+        scales[SLOTS["weight"]] = self.stored_scale
+        with self.using(scales):
+            yield
 
     def pending(self, which: str) -> torch.Tensor:
         """Return a copy of the amaxes that the next update of "forward" or "backward" will read."""

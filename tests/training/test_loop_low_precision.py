@@ -7,7 +7,7 @@ import pytest
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.training.loop import pretrain
 from tests.training.grid import slow
-from tests.training.loop_tiny import SIX, losses, tiny, trace
+from tests.training.loop_tiny import SIX, losses, records, tiny, trace
 
 SCHEMES = ("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4")
 FORMATS = {"nvfp4": ("e2m1", "e2m1")}
@@ -72,6 +72,21 @@ def test_resumed_run_with_stored_weights_is_exact(scheme, mode, tmp_path):
     pretrain(tiny(**arguments, train={**schedule, "train_iters": 3}, save=saved), run_dir=tmp_path / "parts")
     pretrain(tiny(**arguments, train={**schedule, "seed": 99}, load=saved), run_dir=tmp_path / "parts")
     assert trace(tmp_path / "parts") == trace(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("sharded", [True, slow(False)])
+def test_a_run_saved_at_a_skipped_step_is_resumed_exactly(sharded, tmp_path):
+    """The step renews the delayed scales of its forward pass, and leaves the codes of the step before."""
+    scaler = {"initial_loss_scale": 2.0**17, "hysteresis": 1, "loss_scale_window": 2}
+    saved = tmp_path / "checkpoints"
+    arguments = {"mode": "fp16", "sharded": sharded, "low": "delayed", "stored": True, "optimizer": scaler}
+    arguments["train"] = {"train_iters": 10, "eval_iters": 0}
+    pretrain(tiny(**arguments, save=str(saved), save_interval=1), run_dir=tmp_path / "whole")
+    steps = records(tmp_path / "whole")
+    last = max(step["step"] for step in steps[:-2] if step["skipped"] and step["step"] > 3)
+    (saved / "latest_checkpointed_iteration.txt").write_text(f"{last}\n")
+    pretrain(tiny(**arguments, load=str(saved)), run_dir=tmp_path / "resumed")
+    assert trace(tmp_path / "resumed") == trace(tmp_path / "whole")[last:]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -100,10 +100,10 @@ def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def requantise_stored_weights(optimizer: Any) -> None:
-    """Quantise stored weights from the optimizer's masters, as after a step; a collective call.
+    """Quantise stored weights from the optimizer's masters, as after the last step; a collective call.
 
     A checkpoint holds weights dequantised, so that any precision can read them. Quantising those again would not
-    always give the codes they came from; the masters do.
+    always give the codes they came from; the masters do, with the scales of that step under delayed scaling.
     """
     for part in parts(optimizer):
         if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
@@ -112,7 +112,8 @@ def requantise_stored_weights(optimizer: Any) -> None:
                 shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
             for weights, masters, starts in shards:
                 if all(isinstance(weight, StoredWeight) for weight in weights):
-                    quantize_shards(weights, masters, starts, part.data_parallel_group)
+                    with _as_stored(weights):
+                        quantize_shards(weights, masters, starts, part.data_parallel_group)
                 else:
                     _requantise_as_after_a_step(part)
             continue
@@ -120,4 +121,15 @@ def requantise_stored_weights(optimizer: Any) -> None:
         for weights, masters in groups:
             for weight, master in zip(weights, masters, strict=True):
                 if isinstance(weight, StoredWeight):
-                    weight.quantize_(master)
+                    with _as_stored([weight]):
+                        weight.quantize_(master)
+
+
+@contextmanager
+def _as_stored(weights: Sequence[StoredWeight]) -> Iterator[None]:
+    """Quantise weights with the delayed scales of their codes, for the length of a ``with`` block."""
+    with ExitStack() as stack:
+        for weight in weights:
+            if weight.scaling is not None:
+                stack.enter_context(weight.scaling.as_stored())
+        yield

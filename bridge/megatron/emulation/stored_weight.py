@@ -72,6 +72,11 @@ class StoredWeight(torch.Tensor):
         return self._store.quantised
 
     @property
+    def scaling(self) -> DelayedScaling | None:
+        """Scales and histories, under delayed scaling."""
+        return self._store.state
+
+    @property
     def gathered_dtype(self) -> torch.dtype:
         """Dtype that a master is rounded to before it is quantised."""
         return self._store.gathered_dtype
@@ -167,6 +172,7 @@ def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None
     fresh = quantise(x_NK, spec, col=not spec.copies_share_values, scale=scale)
     if state is not None:
         state.record("weight", fresh.amax.item())
+        state.note_stored()
     return fresh
 
 
