@@ -27,6 +27,8 @@ TEXT = {
     "storage": "planned {planned} as the stored format of the weight, got {ran}",
     "absent": "planned {planned}, recorded no such GEMM",
     "unplanned": "ran {ran}, which is not in the plan",
+    "error": "planned a relative error of at most {planned}, got {ran}",
+    "stale": "planned the quantisation of the current weight, multiplied an older one",
     "census": "planned {planned}, got {ran}",
     "differs": "{planned} in the first, {ran} in the second",
 }
@@ -72,7 +74,8 @@ def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
         record: GEMMs of one step of all pipeline stages, and the tensors of one rank. Without a census no tensors are
             compared.
     """
-    return (*compare_gemms(plan, record.gemms), *_compare_census(plan.settings, record))
+    gemms = compare_gemms(plan, record.gemms)
+    return (*gemms, *_folded(list(_unhealthy(record))), *_compare_census(plan.settings, record))
 
 
 def compare_gemms(plan: PrecisionPlan, rows: Iterable[GemmRow]) -> tuple[Mismatch, ...]:
@@ -130,8 +133,10 @@ def _expected(module: PlanModule, gemm: str) -> dict[str, str]:
 
 
 def _tile(scale: str, *, columnwise: bool) -> str:
-    """Return the tile of one copy from the plan's text, "1x32" of "1x32 / 32x1, stochastic"."""
-    return scale.split(", ", maxsplit=1)[0].split(" / ")[-1 if columnwise else 0]
+    """Return the tile of one copy from the plan's text, "1x16, stochastic" of "1x16 / 16x1, hadamard, stochastic"."""
+    tiles, *details = scale.split(", ")
+    tile = tiles.split(" / ")[-1 if columnwise else 0]
+    return ", ".join([tile, *(detail for detail in details if columnwise or detail != "hadamard")])
 
 
 def _tiles(row: GemmRow) -> str:
@@ -166,6 +171,17 @@ def _folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:
             groups.setdefault(replace(one, **none), []).extend(getattr(one, name))
         found = [replace(one, **{**none, name: tuple(dict.fromkeys(values))}) for one, values in groups.items()]
     return tuple(found)
+
+
+def _unhealthy(record: Record) -> Iterator[Mismatch]:
+    """Yield the modules that multiplied wrong tensors."""
+    for row in record.health:
+        at = _at(row.layer, row.module, "fprop")
+        if not row.error <= row.limit:  # NaN is not either
+            yield Mismatch(column="error", planned=f"{row.limit:g}", ran=f"{row.error:.2g}", **at)
+        if not row.is_fresh:
+            cause = "set_is_first_microbatch() was not called after the optimizer's step"
+            yield Mismatch(column="stale", planned="", ran="", cause=cause, **at)
 
 
 def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:

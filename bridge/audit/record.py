@@ -81,11 +81,26 @@ class CensusRow:
     """Source of the dtype."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class HealthRow:
+    """The tensors behind one low-precision module: the error of its result, and the age of its weight."""
+
+    layer: str
+    module: str
+    error: float
+    """Relative error of the first fprop GEMM, against FP32 on the operands before they were quantised."""
+    limit: float
+    """Largest error that the format should have."""
+    is_fresh: bool = True
+    """The weight's operand is the quantisation of the weight as it was in this step."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """Everything that was recorded in one step."""
 
     gemms: tuple[GemmRow, ...]
+    health: tuple[HealthRow, ...] = ()
     census: tuple[CensusRow, ...] = ()
     """Tensors of one rank."""
     backend: str = ""
@@ -94,7 +109,7 @@ class Record:
 
     def write(self, path: Path, **more: Any) -> None:
         """Write the record as JSON, a line per row, with further entries."""
-        rows: dict[str, tuple[GemmRow | CensusRow, ...]] = {"gemms": self.gemms, "census": self.census}
+        rows: dict[str, tuple[Row, ...]] = {"gemms": self.gemms, "census": self.census, "health": self.health}
         head = {"version": 1, "backend": self.backend, "step": self.step, **more}
         parts = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
         for name, own in rows.items():
@@ -113,13 +128,17 @@ class Record:
             content = json.loads(path.read_text(encoding="utf-8"))
             gemms = tuple(GemmRow(**_texts(row, GemmRow)) for row in content["gemms"])
             census = tuple(CensusRow(**row) for row in content["census"])
-            return cls(gemms=gemms, census=census, backend=str(content["backend"]), step=content["step"])
+            health = tuple(HealthRow(**row) for row in content["health"])
+            return cls(gemms=gemms, census=census, health=health, backend=str(content["backend"]), step=content["step"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = "Give the record.json of a run of this version."
             raise RunConfigError.of("record", f"must be a record of a run ({error})", str(path), remedy) from None
 
 
-def _filled(row: GemmRow | CensusRow) -> dict[str, Any]:
+Row = GemmRow | CensusRow | HealthRow
+
+
+def _filled(row: Row) -> dict[str, Any]:
     return {name: value for name, value in asdict(row).items() if value != ""}
 
 
@@ -136,9 +155,10 @@ def _texts(row: dict[str, Any], kind: type) -> dict[str, str]:
     return row
 
 
-def tile_name(tile: Tile) -> str:
-    """Return a tile as the plan writes it."""
-    return "tensor" if tile == WHOLE else f"{tile[0]}x{tile[1]}"
+def tile_name(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -> str:
+    """Return the tile of one copy as the plan writes it: "tensor", "16x1, hadamard, stochastic"."""
+    text = "tensor" if tile == WHOLE else f"{tile[0]}x{tile[1]}"
+    return text + ", hadamard" * hadamard + ", stochastic" * stochastic
 
 
 def layer_order(label: str) -> tuple[int, int, str]:

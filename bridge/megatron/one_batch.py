@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bridge.compare.band import Place
-from bridge.megatron.audit import global_layer_names
+from bridge.megatron.record.telemetry import global_layer_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

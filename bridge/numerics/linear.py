@@ -15,6 +15,7 @@ Shapes: M tokens (all leading axes), K inputs, N outputs.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.numerics.quantise import as_matrix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from bridge.numerics.delayed import DelayedScaling
     from bridge.numerics.quantised import Quantised
@@ -42,6 +43,22 @@ class Observer:
 
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         """Observe a GEMM (fprop, dgrad, wgrad) about to run."""
+
+    def finished(self, gemm: str, out: torch.Tensor) -> None:
+        """Observe the result of the GEMM that `multiplied` announced. Keep it no longer than the step."""
+
+
+_OF_ALL_CALLS: list[Observer] = []
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let an observer see every call of a ``with`` block, on all threads, next to the observer of each call."""
+    _OF_ALL_CALLS.append(observer)
+    try:
+        yield
+    finally:
+        _OF_ALL_CALLS.remove(observer)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -109,15 +126,22 @@ class LinearCall:
 
     def multiply(self, gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
         """Run a GEMM."""
-        if self.observer is not None:
-            self.observer.multiplied(gemm, left, right)
-        return multiply(gemm, left, right)
+        observers = self._observers()
+        for observer in observers:
+            observer.multiplied(gemm, left, right)
+        out = multiply(gemm, left, right)
+        for observer in observers:
+            observer.finished(gemm, out)
+        return out
+
+    def _observers(self) -> list[Observer]:
+        return _OF_ALL_CALLS if self.observer is None else [self.observer, *_OF_ALL_CALLS]
 
     def _note(self, source: torch.Tensor, made: GemmOperand, *, record: bool = True) -> None:
         if self.state is not None and made.amax is not None and record:
             self.state.record(made.role, made.amax)
-        if self.observer is not None:
-            self.observer.quantised(source, made)
+        for observer in self._observers():
+            observer.quantised(source, made)
 
 
 class ScaledLinearFunction(torch.autograd.Function):

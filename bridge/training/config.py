@@ -84,6 +84,10 @@ class TrainConfig:
     """Seed of the weights and of dropout."""
     check_for_nan_in_loss: bool = True
     """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, which overflows by design."""
+    audit: str = "error"
+    """End the run where a step does not multiply and keep what the plan says: error, warn (log it and go on) or off."""
+    audit_interval: int = 0
+    """Steps between two audits; 0: only the first and the last step."""
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from bridge.megatron.audit import format_gemms
+from bridge.audit.sentence import format_gemms
 from bridge.report.quantisation import worst_table
 from bridge.report.table import Column, show, table
 from bridge.training.metrics import TrainRecord, ValidationRecord
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from bridge.megatron.audit import GemmRecord, QuantisationRow
-    from bridge.megatron.census import CensusRow
+    from bridge.audit.record import CensusRow, GemmRow
+    from bridge.megatron.record.telemetry import QuantisationRow
     from bridge.training.run import PhaseRecord
 
 logger = logging.getLogger("bridge.training")
@@ -138,16 +138,17 @@ class RunSummary:
     """Most memory of this rank: allocated on its GPU, or else resident in its process; None where neither is known."""
     parameters: int
     """Parameters of the whole model, padding of the vocabulary included."""
-    gemms: tuple[GemmRecord, ...]
-    """GEMMs of the transformer's linear layers in the first step; empty under Transformer Engine."""
+    gemms: tuple[GemmRow, ...]
+    """GEMMs of the first step, on all ranks."""
     phases: tuple[PhaseRecord, ...]
     """Phases of the precision schedule that this process was in; empty without one."""
     census: tuple[CensusRow, ...]
     """Dtypes and sizes of this rank's tensors."""
 
     def write(self, path: Path) -> None:
-        """Write the summary as JSON."""
+        """Write the summary as JSON, without the GEMMs, which are in the record."""
         content = dataclasses.asdict(self) | {"run_dir": str(self.run_dir)}
+        del content["gemms"]
         path.write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -160,8 +161,7 @@ def show_summary(
     if summary.census:
         show(_census_table(summary.census), console)
     for phase in summary.phases:
-        formats = format_gemms(phase.gemms) if phase.gemms else "run by Transformer Engine"
-        sentence = f"Matmuls from step {phase.first}, {phase.precision}: {formats}."
+        sentence = f"Matmuls from step {phase.first}, {phase.precision}: {format_gemms(phase.gemms)}."
         console.print(sentence, highlight=False, soft_wrap=True)
     if summary.gemms and not summary.phases:
         console.print(f"Matmuls of the first step: {format_gemms(summary.gemms)}.", highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """The run: builds everything from a synchronised `ConfigContainer`, trains, validates, saves and sums up.
 
 Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the tensors are read from the
-tensors themselves (`bridge.megatron.census`) and reported together with the result.
+tensors themselves (`bridge.megatron.record`) and reported together with the result.
 Ctrl-C or the scheduler's signal ends a run between two steps.
 """
 
@@ -20,19 +20,18 @@ from typing import TYPE_CHECKING
 from bridge.checkpoint.lock import folder_lock
 from bridge.errors import TrainingError
 from bridge.megatron.agreement import from_first_rank
-from bridge.megatron.audit import GemmRecord, format_gemms, of_all_stages, watch_gemms
 from bridge.megatron.backend import choose_backend_of_phases, running
-from bridge.megatron.census import take_census, watch_activations
 from bridge.megatron.checkpoint.saving import save_checkpoint
-from bridge.megatron.emulation.linear import scheme_of
 from bridge.megatron.peak_memory import peak_memory, start_peak_memory
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
+from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.te.environment import read_environment
-from bridge.registry.schedule import Phase, PrecisionSchedule
+from bridge.registry.schedule import PrecisionSchedule
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation, write_quantisation
 from bridge.rules.fields import releases
 from bridge.rules.versions import installed
+from bridge.training.audit import Audit
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
@@ -46,7 +45,7 @@ from bridge.training.run import (
 from bridge.training.values import require_sane_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from threading import Event
     from types import FrameType
 
@@ -137,7 +136,7 @@ def _train_and_report(run: Run, run_dir: Path) -> None:
             )
         for note in run.notes:
             screen.note(note)
-        _train(run, metrics, screen, stack.enter_context(stop_on_signal()))
+        _train(run, Audit(run, run_dir), metrics, screen, stack.enter_context(stop_on_signal()))
 
 
 def warn_of_untested(version: Version | None) -> None:
@@ -159,16 +158,16 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
     )
 
 
-def _train(run: Run, metrics: Metrics, screen: Display, request: Event) -> None:
+def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display, request: Event) -> None:
     """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     while not run.is_done and not run.stopped_early:
-        result = _timed_step(run, source, request)
+        result = _timed_step(run, audit, source, request)
         screen.stepped(run.iteration)
         _require_finite(run, result, metrics)
         _require_updates(run, result, metrics)
         run.stopped_early = result.stop and not run.is_done
-        ends = run.is_done or run.stopped_early
+        ends = run.is_done or run.stopped_early or audit.failure is not None
         if ends or result.skipped or _is_due(run, run.config.logging.log_interval):
             return_free_memory()
             record = run.record(result)
@@ -178,6 +177,8 @@ def _train(run: Run, metrics: Metrics, screen: Display, request: Event) -> None:
             _validate(run, metrics, screen)
         if ends or _is_due(run, run.config.checkpoint.save_interval):
             _save(run, screen)
+        if audit.failure is not None:
+            raise TrainingError(audit.failure)
     failure = _failure(run)
     if failure is not None:
         screen.note(failure)
@@ -191,23 +192,20 @@ def _is_due(run: Run, interval: int | None) -> bool:
     return bool(interval) and run.iteration % (interval or 1) == 0
 
 
-def _timed_step(run: Run, source: Iterator[dict[str, torch.Tensor]], request: Event) -> StepResult:
-    """Take one step; the first one also records the activations' dtypes and the formats of the GEMMs."""
+def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]], request: Event) -> StepResult:
+    """Take one step; the first one also records the activations' dtypes, and some are audited."""
     began = time.perf_counter()
-    first, seen, phase = not run.step_seconds, set[GemmRecord](), run.enter_phase()
+    first, phase = not run.step_seconds, run.enter_phase()
     with ExitStack() as stack:
+        stack.enter_context(audit.recording(phase))
         if first:
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
-        if first or phase:
-            seen = stack.enter_context(watch_gemms(run.trainer.model))
-        elif _is_measured(run):
+        elif phase is None and _is_measured(run):
             stack.enter_context(run.telemetry.measuring(run.iteration + 1))
         result = run.trainer.step(source, stop=request.is_set())
     run.count(result, time.perf_counter() - began)
-    if first or phase:
-        gemms = of_all_stages(seen)
-        run.gemms = run.gemms or gemms
-        _require_low_precision(run, phase, gemms)
+    gemms = audit.record.gemms
+    run.gemms = run.gemms or gemms
     if phase:
         run.phases.append(PhaseRecord(first=phase.first, last=phase.last, precision=phase.precision.label, gemms=gemms))
     return result
@@ -217,20 +215,6 @@ def _is_measured(run: Run) -> bool:
     """Return whether the coming step is one in which quantisation is measured: one of each interval, and the last."""
     interval, step = run.config.logging.quantisation_interval, run.iteration + 1
     return bool(interval) and (step % interval == 0 or step == run.config.train.train_iters)
-
-
-def _require_low_precision(run: Run, phase: Phase | None, gemms: Sequence[GemmRecord]) -> None:
-    """End a run that asks for low precision and whose first step, or that of a phase, multiplied nothing in it."""
-    if phase is not None and phase.precision.scheme is None:
-        return
-    if run.backend == "te_cpu" and scheme_of(run.trainer.config) is None:  # Transformer Engine's layers in BF16
-        return
-    if run.backend in ("emulated", "te_cpu") and all(record.scheme == "none" for record in gemms):
-        label = precision_label(run.config) if phase is None else phase.precision.label
-        raise TrainingError(
-            f"precision_backend: the first step of {label} ran no matmul in low precision, got "
-            f"{format_gemms(gemms)}. Check which layers stay in BF16."
-        )
 
 
 def _require_finite(run: Run, result: StepResult, metrics: Metrics) -> None:

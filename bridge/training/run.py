@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
-from bridge.megatron.audit import Telemetry
 from bridge.megatron.backend import Backend, choose_backend_of_phases
-from bridge.megatron.census import Activations
 from bridge.megatron.checkpoint import loading
 from bridge.megatron.checkpoint.state import Position
 from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
@@ -18,6 +16,8 @@ from bridge.megatron.data.corpus import open_corpus
 from bridge.megatron.emulation.model import switch_precision
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
+from bridge.megatron.record.census import Activations
+from bridge.megatron.record.telemetry import Telemetry
 from bridge.megatron.run_fields import require_honoured
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.megatron.audit import GemmRecord
+    from bridge.audit.record import GemmRow
     from bridge.megatron.process import Process
     from bridge.training.config import ConfigContainer
 
@@ -44,8 +44,8 @@ class PhaseRecord:
     last: int
     """The last step that it was to have."""
     precision: str
-    gemms: tuple[GemmRecord, ...]
-    """GEMMs of its first step in this process; empty under Transformer Engine."""
+    gemms: tuple[GemmRow, ...]
+    """GEMMs of its first step in this process."""
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class Run:
     telemetry: Telemetry
     activations: Activations = field(default_factory=Activations)
     schedule: PrecisionSchedule | None = None
-    gemms: tuple[GemmRecord, ...] = ()
+    gemms: tuple[GemmRow, ...] = ()
     """Of the first step."""
     phases: list[PhaseRecord] = field(default_factory=list)
     """The phases of a schedule that this process was in, each with the GEMMs of its first step."""

@@ -24,6 +24,7 @@ LEAST = (
     ("train", "eval_iters", 0),
     ("train", "lr_warmup_iters", 0),
     ("train", "seed", 0),
+    ("train", "audit_interval", 0),
     ("data", "seed", 0),
     ("data", "num_workers", 0),
     ("logging", "log_interval", 1),
@@ -60,8 +61,9 @@ MOST = (
 CHOICES = (
     ("model", "position_embedding_type", ("rope", "learned_absolute", "mrope", "yarn", "none")),
     ("optimizer", "optimizer", ("adam", "sgd", "lion", "muon", "dist_muon", "adaptive_muon", "soap")),
+    ("train", "audit", ("error", "warn", "off")),
 )
-"""Section, field and the names that a release of Megatron Core knows for it."""
+"""Section, field and its values; of Megatron's fields those that some release knows."""
 UNBOUNDED = ("optimizer.clip_grad",)
 """Fields in which infinity has a meaning: no clipping."""
 

@@ -61,8 +61,8 @@ def main(plan: dict) -> None:
 @contextmanager
 def watched(backend: str, model: list, step: int, operands: list[dict]):
     """Keep the operands of each GEMM of a block."""
-    from bridge.megatron.audit import global_layer_names
     from bridge.megatron.emulation.linear import EmulatedLinear
+    from bridge.megatron.record.telemetry import global_layer_names
     from bridge.megatron.te_cpu import record
     from bridge.numerics import Observer
 

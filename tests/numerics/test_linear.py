@@ -15,6 +15,7 @@ from bridge.numerics import (
     DelayedScaling,
     GemmOperand,
     GemmPrecision,
+    Observer,
     WeightCache,
     make_operand,
     quantise,
@@ -203,7 +204,7 @@ def test_stored_operands_equal_fresh_ones(scheme: str, path: str) -> None:
         assert torch.equal(wide(fresh), wide(decoded))
 
 
-class Counter:
+class Counter(Observer):
     """An observer that remembers what it saw."""
 
     def __init__(self) -> None:

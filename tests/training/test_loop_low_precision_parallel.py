@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import pytest
 
+from bridge.audit.record import Record
 from bridge.errors import RunConfigError
 from bridge.megatron.gpt import run_config
 from bridge.training.loop import pretrain
@@ -92,10 +92,14 @@ def test_two_processes_train_as_one_does(name, run_of, tmp_path):
     assert losses(run_of(name))[0] == pytest.approx(losses(tmp_path)[0], rel=2e-4)
 
 
+def layers_of(folder, scheme):
+    """Return the layers with a GEMM in a scheme, of all stages."""
+    return {row.layer for row in Record.read(folder / "record.json").gemms if row.scheme == scheme}
+
+
 def test_layers_are_counted_over_pipeline_stages(run_of):
-    summary = json.loads((run_of("pp2-tensorwise") / "summary.json").read_text())
-    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "tensorwise"} == {2, 3, 4, 5}
-    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "none"} == {1, 6}
+    assert layers_of(run_of("pp2-tensorwise"), "tensorwise") == {"2", "3", "4", "5"}
+    assert layers_of(run_of("pp2-tensorwise"), "none") == {"1", "6", "output"}
 
 
 @pytest.mark.slow
@@ -106,9 +110,8 @@ def test_stages_learn(name, run_of):
 
 @pytest.mark.slow
 def test_layers_are_counted_over_interleaved_stages(run_of):
-    summary = json.loads((run_of("vpp2-whole") / "summary.json").read_text())
-    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "tensorwise"} == {2, 3, 4, 5, 6, 7}
-    assert {record["layer"] for record in summary["gemms"] if record["scheme"] == "none"} == {1, 8}
+    assert layers_of(run_of("vpp2-whole"), "tensorwise") == {*"234567"}
+    assert layers_of(run_of("vpp2-whole"), "none") == {"1", "8", "output"}
 
 
 @pytest.mark.slow
@@ -123,8 +126,10 @@ def test_two_interleaved_stages_must_overlap_their_messages(tmp_path):
 
 
 def test_rows_that_name_layers_choose_them_in_every_stage(run_of):
-    records = json.loads((run_of("pp2-modules") / "summary.json").read_text())["gemms"]
-    schemes = {(record["layer"], record["module"].rpartition(".")[2]): record["scheme"] for record in records}
+    rows = Record.read(run_of("pp2-modules") / "record.json").gemms
+    schemes = {(row.layer, row.module): row.scheme for row in rows if row.layer != "output"}
     others = {key: scheme for key, scheme in schemes.items() if scheme != "tensorwise"}
     names = ("linear_fc1", "linear_fc2", "linear_proj", "linear_qkv")
-    assert others == {(2, "linear_fc2"): "mxfp8", (6, "linear_fc2"): "mxfp8"} | {(4, name): "none" for name in names}
+    assert others == {("2", "linear_fc2"): "mxfp8", ("6", "linear_fc2"): "mxfp8"} | {
+        ("4", name): "none" for name in names
+    }

@@ -55,7 +55,7 @@ def test_a_schedule_on_the_command_line_is_run_recorded_and_run_again_from_its_r
     words = ["mixed_precision=nvfp4", "mixed_precision.fp4_param_gather=false", "train.train_iters=4"]
     done = train(tmp_path, *words, "precision_schedule=[{until: 0.5}, {recipe: bf16_mixed}]")
     assert done.returncode == 0, done.stderr
-    assert "Matmuls from step 3, bf16_mixed: layers 1-3: bf16." in done.stdout
+    assert "Matmuls from step 3, bf16_mixed: layers 1-3, output: bf16." in done.stdout
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["precision_schedule"] == [{"until": 0.5}, {"recipe": "bf16_mixed"}]
     checked = warm.run(["precision-bridge", "check", "--config", tmp_path / "run" / "config.yaml"], cwd=tmp_path)

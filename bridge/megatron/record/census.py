@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
+from bridge.audit.record import CensusRow
 from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CensusRow:
-    """One kind of tensor in one dtype, on this rank."""
-
-    kind: str
-    """parameters, activations, gradients, gradient reduction, master weights or optimizer state."""
-    dtype: str
-    """Torch's name without ``torch.``."""
-    bytes: int
-    """Size on this rank; for activations, of the outputs of all linear layers in one micro-batch."""
-    read_from: str
-    """Source of the dtype."""
 
 
 class Activations:
@@ -37,6 +24,8 @@ class Activations:
     def __init__(self) -> None:
         self.bytes_of: dict[torch.dtype, int] = {}
         self.layers = 0
+        self.sent: dict[torch.dtype, int] = {}
+        """Of a micro-batch's output that goes to the next pipeline stage."""
 
 
 def _linear_types() -> tuple[type, ...]:
@@ -64,8 +53,14 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
         seen.layers += 1
         handles.pop(module).remove()
 
+    def send(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            seen.sent[output.dtype] = output.numel() * output.element_size()
+
     linear = _linear_types()
     for chunk in model:
+        if not unwrapped(chunk).post_process:
+            handles[chunk] = chunk.register_forward_hook(send)
         module: torch.nn.Module
         for module in chunk.modules():
             if isinstance(module, linear):
@@ -90,6 +85,10 @@ def take_census(model: list[Any], optimizer: Any, activations: Activations) -> t
                 read_from=f"outputs of {activations.layers} linear layers in one step",
             )
             for dtype, size in sorted(activations.bytes_of.items(), key=str)
+        ),
+        *(
+            CensusRow(kind="sent between stages", dtype=_name(dtype), bytes=size, read_from="output of the stage")
+            for dtype, size in sorted(activations.sent.items(), key=str)
         ),
         *_rows("gradients", [p.main_grad for p in parameters if hasattr(p, "main_grad")], "parameter.main_grad"),
         *_reduction(model),

@@ -1,0 +1,125 @@
+"""Errors of the quantisers of a run, every so many steps.
+
+Of each emulated layer the row-wise copies of input, weight and grad_output are compared with their sources, in the
+first micro-batch; the numbers are of this rank's shard. A stored weight is compared with its master where this rank
+holds all of it. Nothing is drawn or changed: a measured step trains as any other.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from bridge.megatron.emulation.linear import EmulatedLinear
+from bridge.megatron.emulation.model import global_layer_number
+from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.numerics import GemmOperand, Observer, QuantisationError, quantisation_error, stored_operand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, tuple[int, str]]:
+    """Return the global number of the layer and the name in it, for every module in a transformer or prediction layer.
+
+    Prediction layers are numbered after the others; names in the transformer layer inside one are as in any other.
+    """
+    names: dict[torch.nn.Module, tuple[int, str]] = {}
+    for chunk in model:
+        for layer in chunk.modules():
+            if isinstance(layer, (TransformerLayer, MultiTokenPredictionLayer)):
+                number = global_layer_number(layer)
+                names |= {module: (number, name) for name, module in layer.named_modules()}
+    return names
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantisationRow:
+    """One operand of one layer at one step."""
+
+    step: int
+    layer: int
+    """Number of the transformer layer in the whole model, from 1 on."""
+    module: str
+    operand: str
+    """input, weight or grad_output."""
+    format: str
+    amax: float
+    scale: float | None
+    underflow: float
+    saturated: float
+    sqnr_db: float
+
+
+class _ErrorObserver(Observer):
+    """Measures one layer's operands, each once."""
+
+    def __init__(self, step: int, where: tuple[int, str], rows: list[QuantisationRow]) -> None:
+        self.step = step
+        self.where = where
+        self.rows = rows
+        self.seen: set[str] = set()
+
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Measure an operand, if it is row-wise and the first of its role."""
+        if operand.columnwise or operand.role in self.seen:
+            return
+        self.seen.add(operand.role)
+        self.rows.append(_row(self.step, self.where, operand, quantisation_error(source, operand)))
+
+
+def _row(step: int, where: tuple[int, str], operand: GemmOperand, found: QuantisationError) -> QuantisationRow:
+    layer, module = where
+    return QuantisationRow(
+        step=step, layer=layer, module=module, operand=operand.role, format=operand.spec.format, **asdict(found)
+    )
+
+
+class Telemetry:
+    """The measurements of a run."""
+
+    def __init__(self, model: Sequence[torch.nn.Module]) -> None:
+        """Find the emulated layers of this rank's model chunks."""
+        self.rows: list[QuantisationRow] = []
+        self._layers: list[tuple[Any, tuple[int, str]]] = [
+            (module, where) for module, where in global_layer_names(model).items() if isinstance(module, EmulatedLinear)
+        ]
+
+    @contextmanager
+    def measuring(self, step: int) -> Iterator[None]:
+        """Measure the operands that are quantised in a ``with`` block, and the stored weights as they are before it."""
+        for layer, where in self._layers:
+            layer.observer = _ErrorObserver(step, where, self.rows)
+            if isinstance(layer.weight, StoredWeight):
+                self._measure_stored(step, where, layer.weight)
+        try:
+            yield
+        finally:
+            for layer, _ in self._layers:
+                layer.observer = None
+
+    def _measure_stored(self, step: int, where: tuple[int, str], weight: StoredWeight) -> None:
+        master = getattr(weight, "main_param", None)
+        if master is None or master.numel() != weight.numel():
+            return
+        source = master.detach().view(weight.shape).to(weight.gathered_dtype)
+        held = stored_operand(weight.stored, "weight")
+        row = _row(step, where, held, quantisation_error(source, held))
+        scale_inv = weight.stored.scale_inv
+        scale = 1 / scale_inv.item() if weight.stored.spec.whole_tensor and scale_inv is not None else None
+        self.rows.append(replace(row, amax=weight.stored.amax.item(), scale=scale))
+
+    def of_all_stages(self) -> list[QuantisationRow]:
+        """Return the rows of all pipeline stages in order; a collective call."""
+        order = {"input": 0, "weight": 1, "grad_output": 2}
+        group = parallel_state.get_pipeline_model_parallel_group()
+        parts: list[Any] = [None] * group.size()
+        torch.distributed.all_gather_object(parts, self.rows, group=group)
+        rows = [row for part in parts for row in part]
+        return sorted(rows, key=lambda row: (row.step, row.layer, row.module, order[row.operand]))

@@ -1,0 +1,118 @@
+# ruff: noqa: N803, N806  (shape suffixes are capitals)
+"""Two checks of the tensors behind the formats: a right format can hold a wrong tensor.
+
+- Error: the result of each low-precision module's first fprop GEMM, compared with the GEMM in FP32 on the operands
+  before they were quantised and on the weight as it is now. A healthy FP8 linear layer has 0.03 to 0.05; a transposed
+  weight, or one from elsewhere, has 1 and more.
+- Freshness: the weight's operand is the quantisation of the weight as it is now. A cache that is not cleared after an
+  optimizer step has too small an error to be seen otherwise.
+
+Of the tokens the first `TOKENS` are compared.
+
+Shapes: M tokens (all leading axes), K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.audit.record import HealthRow
+from bridge.numerics.operand import make_operand, stored_operand
+from bridge.numerics.quantise import quantise
+from bridge.precision.formats import FORMATS
+from bridge.pytorch.record.te import is_quantised
+
+if TYPE_CHECKING:
+    from bridge.numerics.operand import GemmOperand
+    from bridge.pytorch.record.places import Place
+    from bridge.pytorch.record.te import TeGemm
+
+TOKENS = 256
+
+
+def error_limit(format_: str) -> float:
+    """Return the largest healthy error: some four times that of two operands rounded to the format."""
+    return float(2.0 ** -FORMATS[format_].mantissa_bits)
+
+
+def relative_error(out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None) -> float:
+    """Return the Frobenius norm of the error of a result, divided by that of the result in FP32; 0 for zeros."""
+    rows = min(TOKENS, x_MK.shape[0])
+    with torch.autocast(out.device.type, enabled=False):
+        wanted = x_MK[:rows].float() @ w_NK.float().T
+    if bias is not None:
+        wanted += bias.float()
+    norm = wanted.norm()
+    return float((out[:rows].float() - wanted).norm() / norm) if norm > 0 else 0.0
+
+
+def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
+    """Return a module's weight as the next quantisation has to read it; None where this rank does not hold it whole.
+
+    Weights that are stored quantised are read from the optimizer's master.
+    """
+    weight = getattr(module, name, None)
+    if weight is None or not (is_quantised(weight) or hasattr(weight, "stored")):
+        return None if weight is None else weight.detach()
+    master = getattr(weight, "main_param", None)
+    if master is None or master.numel() != weight.numel():
+        return None
+    found: torch.Tensor = master.detach().view(weight.shape).to(getattr(weight, "gathered_dtype", weight.dtype))
+    return found
+
+
+def of_emulated(
+    module: torch.nn.Module, place: Place, x_MK: torch.Tensor, operand: GemmOperand, out: torch.Tensor
+) -> HealthRow | None:
+    """Return the health of an emulated layer's fprop GEMM; None where the weight is not known here."""
+    weight = live_weight(module)
+    if weight is None:
+        return None
+    fresh = None
+    if operand.amax is None:
+        if operand.spec.scheme != "delayed":  # its stored weights keep the scale of the step before
+            fresh = stored_operand(quantise(weight, operand.spec, col=False), "weight")
+    else:
+        fresh = make_operand(weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale)
+    is_fresh = fresh is None or (torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor)
+    return _row(place, operand.spec.format, relative_error(out, x_MK, weight), is_fresh=is_fresh)
+
+
+def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: str) -> HealthRow | None:
+    """Return the health of one of Transformer Engine's fprop GEMMs; None where its parts are not known here."""
+    weight = live_weight(module, "weight" if call.part is None else f"weight{call.part}")
+    if weight is None or not isinstance(call.out, torch.Tensor) or is_quantised(call.out) or not arguments:
+        return None
+    source = arguments[0]
+    x_MK = _normed(module, source.detach()).reshape(-1, source.shape[-1])
+    if call.part is not None:
+        x_MK = torch.split(x_MK, list(call.splits))[call.part]
+    out = call.out.detach().reshape(-1, call.out.shape[-1])
+    if out.shape[0] > x_MK.shape[0]:  # gathered over the sequence: the rows of this rank
+        out = out[torch.distributed.get_rank(module.tp_group) * x_MK.shape[0] :]
+    quantizer = getattr(call.right, "_quantizer", None)
+    is_stored = is_quantised(getattr(module, "weight", None))
+    is_fresh = True
+    if quantizer is not None and not (is_stored and type(quantizer).__name__ == "Float8Quantizer"):
+        with torch.no_grad():
+            is_fresh = torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
+    return _row(place, format_, relative_error(out, x_MK, weight, call.bias), is_fresh=is_fresh)
+
+
+def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return the input of a module's GEMM: behind its norm, if it has one."""
+    gain = getattr(module, "layer_norm_weight", None)
+    if gain is None:
+        return x
+    gain = gain.detach().float() + (1.0 if module.zero_centered_gamma else 0.0)
+    wide, shape = x.float(), (x.shape[-1],)
+    if module.normalization == "RMSNorm":
+        return torch.nn.functional.rms_norm(wide, shape, gain, module.eps)
+    return torch.nn.functional.layer_norm(wide, shape, gain, module.layer_norm_bias.detach().float(), module.eps)
+
+
+def _row(place: Place, format_: str, error: float, *, is_fresh: bool) -> HealthRow:
+    layer, module = place
+    return HealthRow(layer=layer, module=module, error=round(error, 4), limit=error_limit(format_), is_fresh=is_fresh)

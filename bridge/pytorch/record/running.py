@@ -1,0 +1,94 @@
+"""The module whose forward or backward pass is running.
+
+Forward, hooks keep the modules that run, the innermost last. Backward, autograd names the node that it runs; the nodes
+that a module's forward pass made are marked with the module when that pass ends. This needs no change of the functions
+of Megatron or Transformer Engine, and holds under activation recomputation, which runs forward passes again.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+KEY = "bridge.module"
+"""Entry of a node's metadata."""
+
+
+class Running:
+    """Modules that run, and the nodes of autograd that they made."""
+
+    def __init__(self, entered: Callable[[torch.nn.Module, tuple[Any, ...]], None] | None = None) -> None:
+        """Prepare without hooks.
+
+        Args:
+            entered: Called with a module and its positional arguments before each forward pass.
+        """
+        self._entered = entered
+        self._stack: list[torch.nn.Module] = []
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The innermost module that runs; None outside of all of them."""
+        if self._stack:
+            return self._stack[-1]
+        node = self._node
+        found: torch.nn.Module | None = None if node is None else node.metadata.get(KEY)
+        return found
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether a backward pass runs, and no forward pass inside it."""
+        return not self._stack and self._node is not None
+
+    @property
+    def _node(self) -> Any:
+        return torch._C._current_autograd_node()  # noqa: SLF001  no public name has it
+
+    @contextmanager
+    def following(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+        """Follow modules for a ``with`` block; those that only hold others are left out."""
+        handles = []
+        for module in modules:
+            if not list(module.children()) or list(module.parameters(recurse=False)):
+                handles.append(module.register_forward_pre_hook(self._enter))
+                handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stack.clear()
+
+    def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
+        self._stack.append(module)
+        if self._entered is not None:
+            self._entered(module, arguments)
+
+    def _leave(self, module: torch.nn.Module, arguments: Any, named: Any, output: Any) -> None:
+        self._stack.pop()
+        _mark(module, _nodes((arguments, named)), _nodes(output))
+
+
+def _nodes(value: Any) -> list[Any]:
+    """Return the nodes that made the tensors of a value."""
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+
+
+def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:
+    """Mark the nodes between inputs and outputs with a module, except those of a module inside it."""
+    seen = set(inputs)
+    waiting = [node for node in outputs if node not in seen]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        node.metadata.setdefault(KEY, module)
+        waiting += [following for following, _ in node.next_functions if following is not None]

@@ -1,0 +1,217 @@
+"""GEMMs of Transformer Engine, seen where its Python calls the compiled extension.
+
+The same code serves a GPU and the stand-in on a CPU: both are the module `transformer_engine_torch`. Nothing is
+imported here; a process that has not loaded the extension runs none of its GEMMs.
+
+Source: Transformer Engine 2.20.2 pytorch/cpp_extensions/gemm.py, 2.9.0 and 2.14.0 likewise.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+
+from bridge.audit.record import tile_name
+from bridge.precision.dtypes import SPELLINGS
+from bridge.precision.schemes import SCHEMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+EXTENSION = "transformer_engine_torch"
+CUSTOM = "transformer_engine.pytorch.cpp_extensions.gemm"
+FUSED = "fused_weight_gradient_mlp_cuda"
+"""Apex's extension, with which Megatron adds weight gradients to their buffer outside of Transformer Engine."""
+STATES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
+"""Modules that hold the state of the autocast; the first of them in newer releases."""
+GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
+"""(transA, transB) -> the GEMM of a linear layer."""
+SCHEME_OF_QUANTIZER = {
+    "Float8Quantizer": "delayed",
+    "Float8CurrentScalingQuantizer": "tensorwise",
+    "Float8BlockQuantizer": "blockwise",
+    "MXFP8Quantizer": "mxfp8",
+    "NVFP4Quantizer": "nvfp4",
+}
+"""Class of a quantizer -> Megatron's name of the scheme."""
+_SIZE = {"mxfp8": 32, "nvfp4": 16, "blockwise": 128}
+_SCHEME_OF_RECIPE = {scheme.te_class: scheme.name for scheme in SCHEMES}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeGemm:
+    """One call of the extension: a GEMM, or a group of them with equal formats."""
+
+    gemm: str
+    left: Any
+    """Operand with the result's first axis: a tensor, or a storage of Transformer Engine."""
+    right: Any
+    """Operand with the result's last axis, the first one of cuBLAS."""
+    out: Any
+    bias: Any = None
+    """Added to the product before it was rounded."""
+    part: int | None = None
+    """Number of the GEMM in its group; None outside of one."""
+    splits: Sequence[int] = ()
+    """Rows of each GEMM of the group."""
+    accumulates: bool = False
+    split_accumulator: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Described:
+    """Formats of an operand."""
+
+    format: str
+    scheme: str = "none"
+    tile: str = ""
+    copy: str = ""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the token of a dtype, or torch's own name."""
+    name = str(dtype).removeprefix("torch.")
+    return SPELLINGS.get(name, name)
+
+
+def is_quantised(tensor: Any) -> bool:
+    """Return whether a tensor is a storage of Transformer Engine."""
+    return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
+
+
+def describe(tensor: Any, *, columnwise: bool) -> Described:
+    """Return the formats of the copy of an operand that a GEMM reads."""
+    if getattr(tensor, "custom", False) is True:
+        return Described(format="custom", scheme="custom")
+    if not is_quantised(tensor):
+        return Described(format=dtype_name(tensor.dtype))
+    code = getattr(tensor, "_fp8_dtype", None)
+    name = "e2m1" if code is None else str(getattr(code, "name", code))[-4:].lower()
+    quantizer = getattr(tensor, "_quantizer", None)
+    scheme = SCHEME_OF_QUANTIZER.get(type(quantizer).__name__) or _scheme_of_storage(tensor)
+    size = _SIZE.get(scheme)
+    if size is None:
+        is_transposed = columnwise and getattr(tensor, "_transpose_invalid", True) is False
+        return Described(format=name, scheme=scheme, tile="tensor", copy="column" if is_transposed else "row")
+    is_square = (
+        getattr(tensor, "_is_2D_scaled", False)
+        or getattr(quantizer, "with_2d_quantization", False)
+        or getattr(quantizer, "block_scaling_dim", 1) == 2
+    )
+    tile = (size, size) if is_square else (size, 1) if columnwise else (1, size)
+    hadamard = columnwise and bool(getattr(quantizer, "with_rht", False))
+    stochastic = bool(getattr(quantizer, "stochastic_rounding", False))
+    text = tile_name(tile, hadamard=hadamard, stochastic=stochastic)
+    return Described(format=name, scheme=scheme, tile=text, copy="column" if columnwise else "row")
+
+
+def _scheme_of_storage(tensor: Any) -> str:
+    """Return the scheme of a tensor without a quantizer; per-tensor scales are those of the autocast's recipe."""
+    kind = type(tensor).__name__
+    named = {"MXFP8": "mxfp8", "NVFP4": "nvfp4", "Float8Blockwise": "blockwise"}
+    found = next((scheme for start, scheme in named.items() if kind.startswith(start)), None)
+    return found or (context() if context() != "off" else "tensorwise")
+
+
+def context() -> str:
+    """Return the scheme of the autocast that is on, "off" outside of one."""
+    for name in STATES:
+        manager = getattr(sys.modules.get(name), "FP8GlobalStateManager", None)
+        if manager is not None:
+            if not manager.is_fp8_enabled():
+                return "off"
+            recipe = type(manager.get_fp8_recipe()).__name__
+            return _SCHEME_OF_RECIPE.get(recipe, recipe)
+    return "off"
+
+
+def is_te(module: torch.nn.Module) -> bool:
+    """Return whether a module is one of Transformer Engine's, or derived from one."""
+    return hasattr(module, "fp8_meta")
+
+
+@contextmanager
+def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Iterator[None]:
+    """Hand every GEMM of the extension to a watcher, after it has run, for a ``with`` block.
+
+    Args:
+        watcher: Called with each GEMM.
+        quiet: Makes a context for the call itself, in which the operators of torch are part of the GEMM.
+    """
+
+    def of_one(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with quiet():
+                result = original(*args, **kwargs)
+            right, transposed, left, is_wgrad, buffer = args[:5]
+            flags: dict[str, Any] = {
+                "accumulates": bool(args[14]) and buffer is not None,
+                "split_accumulator": bool(args[15]),
+            }
+            bias = args[7] if args[7] is not None and args[7].numel() and not args[11] else None
+            gemm = GEMM_OF_LAYOUT[transposed, is_wgrad]
+            out = None if args[9] else result[0]  # behind the GELU
+            watcher(TeGemm(gemm=gemm, left=left, right=right, out=out, bias=bias, **flags))
+            return result
+
+        return call
+
+    def of_group(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with quiet():
+                result = original(*args, **kwargs)
+            rights, transposed, lefts, is_wgrad, outs = args[:5]
+            gemm, splits = GEMM_OF_LAYOUT[transposed, is_wgrad], list(args[6] or ())
+            if args[9] and splits:
+                outs = torch.split(outs[0] if isinstance(outs, (list, tuple)) else outs, splits)
+            flags = {"splits": splits, "accumulates": args[14], "split_accumulator": args[15]}
+            for part, (left, right) in enumerate(zip(lefts, rights, strict=True)):
+                watcher(TeGemm(gemm=gemm, left=left, right=right, out=outs[part], part=part, **flags))
+            return result
+
+        return call
+
+    def of_custom(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(right: Any, left: Any, *args: Any, **kwargs: Any) -> Any:
+            with quiet():
+                result = original(right, left, *args, **kwargs)
+            layout = kwargs.get("layout", args[6] if len(args) > 6 else "TN")
+            gemm = GEMM_OF_LAYOUT[layout[0] == "T", layout[1] == "T"]
+            watcher(TeGemm(gemm=gemm, left=left, right=right, out=result[0]))
+            return result
+
+        return call
+
+    def of_fused(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(right: Any, left: Any, buffer: Any) -> Any:
+            with quiet():
+                result = original(right, left, buffer)
+            watcher(TeGemm(gemm="wgrad", left=left, right=right, out=buffer, accumulates=True))
+            return result
+
+        return call
+
+    wrappers = (
+        (EXTENSION, "generic_gemm", of_one),
+        (EXTENSION, "te_general_grouped_gemm", of_group),
+        (CUSTOM, "custom_gemm", of_custom),
+        (FUSED, "wgrad_gemm_accum_fp32", of_fused),
+        (FUSED, "wgrad_gemm_accum_fp16", of_fused),
+    )
+    with ExitStack() as stack:
+        for name, function, wrapper in wrappers:
+            owner = sys.modules.get(name)
+            original = getattr(owner, "__dict__", {}).get(function)
+            if original is not None:
+                stack.enter_context(patch.object(owner, function, wrapper(original)))
+        yield

@@ -1,0 +1,243 @@
+"""One record of every GEMM of a model in a block of code, from three sources that do not overlap.
+
+- `bridge.numerics` announces the GEMMs that it emulates.
+- Transformer Engine's Python calls its extension (`te.py`).
+- Any other matrix multiplication is an operator of torch, which a dispatch mode sees below autograd.
+
+The first two multiply with operators of torch themselves, or hide them; these are kept out of the third.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bridge.audit.record import GemmRow, HealthRow, merged, tile_name
+from bridge.numerics.linear import Observer, observing
+from bridge.precision.schemes import GEMMS
+from bridge.pytorch.record import te
+from bridge.pytorch.record.health import of_emulated, of_te
+from bridge.pytorch.record.places import ATTENTION_CORE, places
+from bridge.pytorch.record.running import Running
+from bridge.pytorch.record.te import Described, TeGemm, describe, dtype_name, is_quantised, is_te
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from bridge.numerics.operand import GemmOperand
+
+OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"})
+"""Operators below autograd that multiply matrices."""
+WITH_SUMMAND = frozenset({"addmm", "baddbmm"})
+"""Operators whose first argument is added to the product."""
+
+
+class GemmWatch(Observer):
+    """The rows of the GEMMs that ran."""
+
+    def __init__(self, model: Iterable[torch.nn.Module]) -> None:
+        """Find the modules of a model, or of its chunks."""
+        self.places = places(model)
+        self.running = Running(self._entered)
+        self._rows: set[GemmRow] = set()
+        self._depth = 0
+        self._contexts: dict[torch.nn.Module, str] = {}
+        self._parameters: set[int] = set()
+        self._quantised: GemmOperand | None = None
+        self._inputs: dict[torch.nn.Module, Any] = {}
+        self._source: torch.Tensor | None = None
+        self._pending: tuple[torch.nn.Module, GemmOperand] | None = None
+        self._health: dict[tuple[torch.nn.Module, int | None], HealthRow | None] = {}
+
+    @property
+    def rows(self) -> tuple[GemmRow, ...]:
+        """The different rows, in the order of layers."""
+        return merged(self._rows)
+
+    @property
+    def health(self) -> tuple[HealthRow, ...]:
+        """The health of each low-precision module, of its first forward pass."""
+        return tuple(sorted(row for row in self._health.values() if row is not None))
+
+    @contextmanager
+    def watching(self) -> Iterator[GemmWatch]:
+        """Record for a ``with`` block."""
+        self._parameters = {parameter.data_ptr() for parameter in self._plain_parameters()}
+        with ExitStack() as stack:
+            stack.enter_context(self.running.following(self.places))
+            stack.enter_context(observing(self))
+            stack.enter_context(te.watching(self._te_gemm, self._quiet))
+            stack.enter_context(_Dispatch(self))
+            yield self
+
+    def _plain_parameters(self) -> Iterator[torch.nn.Parameter]:
+        for module in self.places:
+            for parameter in module.parameters(recurse=False):
+                if not is_quantised(parameter) and not hasattr(parameter, "stored"):
+                    yield parameter
+
+    def _entered(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        if is_te(module):
+            self._contexts[module] = te.context()
+            self._inputs[module] = arguments
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    # -- sources ---------------------------------------------------------------------------------------------------
+
+    def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Remember the weight and the input that were quantised last."""
+        if operand.role == "weight":
+            self._quantised = operand
+        elif operand.role == "input" and not operand.columnwise:
+            self._source = source.detach()
+
+    def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
+        """Note an emulated GEMM."""
+        self._depth += 1
+        weight = ""
+        if right.role == "weight":
+            weight = "stored" if right.amax is None else "quantised" if right is self._quantised else "cached"
+        self._note(gemm, _of_operand(left), _of_operand(right), weight=weight)
+        module = self.running.module
+        if gemm == "fprop" and module is not None and (module, None) not in self._health:
+            self._pending = module, right
+
+    def finished(self, gemm: str, out: torch.Tensor) -> None:
+        """Leave an emulated GEMM."""
+        del gemm
+        if self._pending is not None and self._source is not None:
+            module, weight = self._pending
+            row = of_emulated(module, self.places[module], self._source, weight, out)
+            self._health[module, None] = row
+        self._source = self._pending = None
+        self._depth -= 1
+
+    def _te_gemm(self, call: TeGemm) -> None:
+        row = GEMMS[call.gemm]
+        left = describe(call.left, columnwise=row.left_columnwise)
+        right = describe(call.right, columnwise=row.right_columnwise)
+        out = call.out
+        output = "" if out is None or is_quantised(out) else dtype_name(out.dtype)
+        columns = {"output": output, "into": output if call.accumulates else ""}
+        if left.scheme != "none":
+            columns["accumulate"] = "fp32" if call.split_accumulator else "fp32 fast"
+        self._note(call.gemm, left, right, weight=self._te_weight(call), **columns)
+        if call.gemm == "fprop" and left.scheme not in ("none", "custom"):
+            self._check_te(call, left.format)
+
+    def _check_te(self, call: TeGemm, format_: str) -> None:
+        module = self.running.module
+        if module in self._inputs and (module, call.part) not in self._health:
+            with self._quiet():
+                health = of_te(module, self.places[module], self._inputs[module], call, format_)
+            self._health[module, call.part] = health
+
+    def _te_weight(self, call: TeGemm) -> str:
+        """Return where Transformer Engine's quantised weight of a forward pass comes from; Megatron says which."""
+        module = self.running.module
+        if call.gemm != "fprop" or module is None or not is_quantised(call.right):
+            return ""
+        if any(is_quantised(parameter) for parameter in module.parameters(recurse=False)):
+            return "stored"
+        first = getattr(module, "is_first_microbatch", None)
+        return "" if first is None else "quantised" if first else "cached"
+
+    def operator(self, name: str, arguments: Any, out: Any) -> None:
+        """Note an operator of torch."""
+        start = name in WITH_SUMMAND
+        matrices = [value for value in arguments[start : start + 2] if isinstance(value, torch.Tensor)]
+        module = self.running.module
+        if self._depth or len(matrices) < 2 or module is None or is_te(module):
+            return
+        gemm = self._gemm_of(module, *matrices)
+        left, right = (Described(format=dtype_name(matrix.dtype)) for matrix in matrices)
+        if "_scaled" in name:
+            left, right = (Described(format=side.format, scheme="scaled") for side in (left, right))
+        self._note(gemm, left, right, output=dtype_name(out.dtype))
+
+    def _gemm_of(self, module: torch.nn.Module, left: torch.Tensor, right: torch.Tensor) -> str:
+        """Return the GEMM of an operator; backward, dgrad reads the weight, and wgrad's result has its shape."""
+        if not self.running.is_backward:
+            return "fprop"
+        if {left.data_ptr(), right.data_ptr()} & self._parameters:
+            return "dgrad"
+        sizes = [{*parameter.shape} for parameter in module.parameters(recurse=False) if parameter.dim() == 2]
+        if sizes and {left.shape[-2], right.shape[-1]} not in sizes:
+            return "dgrad"
+        return "wgrad" if left.stride(-2) == 1 else "dgrad"  # wgrad reads its left operand transposed
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _note(self, gemm: str, left: Described, right: Described, **columns: str) -> None:
+        module = self.running.module
+        if module is None:
+            return
+        layer, name = self.places[module]
+        if ATTENTION_CORE in name.split("."):
+            return
+        self._rows.add(
+            GemmRow(
+                layer=layer,
+                module=name,
+                gemm=gemm,
+                left=left.format,
+                right=right.format,
+                scheme=left.scheme,
+                left_tile=left.tile,
+                right_tile=right.tile,
+                left_copy=left.copy,
+                right_copy=right.copy,
+                storage=_storage(module),
+                by=_class_name(module),
+                context=self._contexts.get(module, ""),
+                **columns,
+            )
+        )
+
+
+class _Dispatch(TorchDispatchMode):
+    """Hands the operators that multiply matrices to a watch."""
+
+    def __init__(self, watch: GemmWatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in OPERATORS:
+            self._watch.operator(name, args, out)
+        return out
+
+
+def _of_operand(operand: GemmOperand) -> Described:
+    spec = operand.spec
+    hadamard = spec.hadamard and operand.columnwise
+    tile = tile_name(spec.tile(operand.columnwise), hadamard=hadamard, stochastic=spec.stochastic)
+    copy = "column" if operand.columnwise else "row"
+    return Described(format=spec.format, scheme=spec.scheme, tile=tile, copy=copy)
+
+
+def _storage(module: torch.nn.Module) -> str:
+    """Return the format of a module's weight between steps, "" without a weight of its own."""
+    for parameter in module.parameters(recurse=False):
+        if parameter.dim() > 1:
+            stored = getattr(parameter, "stored", None)  # an emulated weight in low precision
+            return stored.spec.format if stored is not None else describe(parameter, columnwise=False).format
+    return ""
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    kind = type(module)
+    package = "torch.nn." if kind.__module__.startswith("torch.nn.") else f"{kind.__module__.partition('.')[0]} "
+    return package + kind.__name__

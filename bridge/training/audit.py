@@ -1,0 +1,141 @@
+"""The audit of a run: its first two steps, the last, the first of each phase, and one every so many steps."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bridge.audit.compare import compare
+from bridge.audit.record import FILE, Record, merged
+from bridge.audit.sentence import format_gemms
+from bridge.errors import TrainingError
+from bridge.megatron.record.census import take_census
+from bridge.plan.precision_plan import precision_plan
+from bridge.pytorch.record.watch import GemmWatch
+from bridge.registry.registry import get_mixed_precision_config
+from bridge.rules.versions import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from bridge.audit.compare import Mismatch
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.registry.schedule import Phase
+    from bridge.training.run import Run
+
+log = logging.getLogger("bridge.training")
+
+SHOWN = 12
+"""Mismatches that a message lists; the others are counted."""
+
+
+class Audit:
+    """Compares the record of single steps with the plan of the run."""
+
+    def __init__(self, run: Run, run_dir: Path) -> None:
+        self._run = run
+        self._path = run_dir / FILE
+        self._phase: Phase | None = None
+        self._everywhere = Record(gemms=())
+        self.record = Record(gemms=())
+        """The last record."""
+        self.failure: str | None = None
+        """Why a step after the first was not what was planned; the run ends once it has saved."""
+
+    def is_due(self) -> bool:
+        """Return whether the coming step is audited."""
+        run, settings = self._run, self._run.config.train
+        step = run.iteration + 1
+        if not run.step_seconds:
+            return True
+        if settings.audit == "off":
+            return False
+        is_second = len(run.step_seconds) == 1  # the first in which a weight can be older than its master
+        is_last, interval = step == settings.train_iters, settings.audit_interval
+        return is_second or is_last or bool(interval and step % interval == 0)
+
+    @contextmanager
+    def recording(self, phase: Phase | None) -> Iterator[None]:
+        """Record the step of a ``with`` block and compare it with the plan, where it is due or begins a phase.
+
+        Args:
+            phase: The phase that begins with this step; None: the one before goes on.
+
+        Raises:
+            TrainingError: The first step of the run or of a phase is not what was planned, under ``audit=error``.
+        """
+        is_first = not self._run.step_seconds or phase is not None
+        self._phase = phase or self._phase
+        if not is_first and not self.is_due():
+            yield
+            return
+        watch = GemmWatch(self._run.trainer.model)
+        with watch.watching():
+            yield
+        self._take(watch)
+        if self._run.config.train.audit != "off":
+            self._compare(must_raise=is_first)
+
+    def _take(self, watch: GemmWatch) -> None:
+        """Gather the record of this step from all ranks; a collective call."""
+        run = self._run
+        own = take_census(run.trainer.model, run.trainer.optimizer, run.activations)
+        parts: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(parts, (watch.rows, own, watch.health))
+        gemms = merged(row for rows, _, _ in parts for row in rows)
+        health = tuple(sorted(row for _, _, rows in parts for row in rows))
+        self.record = Record(gemms=gemms, census=own, health=health, backend=run.backend, step=run.iteration + 1)
+        dtypes = {(row.kind, row.dtype): row for _, rows, _ in parts for row in rows}
+        self._everywhere = replace(self.record, census=tuple(dtypes.values()))
+
+    def plan(self) -> PrecisionPlan:
+        """Return the plan of the precision that the run is in."""
+        config, precision = self._run.config, self._run.config.mixed_precision
+        if self._phase is not None:
+            precision = self._phase.precision
+        elif isinstance(precision, str):
+            precision = get_mixed_precision_config(precision)
+        model = self._run.trainer.config
+        return precision_plan(precision, model, optimizer=config.optimizer, ddp=config.ddp, mcore=installed("mcore"))
+
+    def _compare(self, *, must_raise: bool) -> None:
+        plan = self.plan()
+        found = compare(plan, self._everywhere)
+        if self._run.process.is_first:
+            self.record.write(self._path, audit=[str(one) for one in found])
+        if plan.settings.family is not None and must_raise:
+            _require_low_precision(plan, self.record)
+        if not found:
+            return
+        sentence = _sentence(self.record.step, found)
+        if self._run.config.train.audit == "warn":
+            if self._run.process.is_first:
+                log.warning(sentence)
+        elif must_raise:
+            raise TrainingError(sentence)
+        else:
+            self.failure = sentence
+
+
+def _require_low_precision(plan: PrecisionPlan, record: Record) -> None:
+    """End a run that asks for low precision and multiplies nothing in it, as planned."""
+    if all(row.scheme == "none" for row in record.gemms) and not plan.linears()[0]:
+        raise TrainingError(
+            f"precision_backend: the first step of {plan.label} ran no matmul in low precision, got "
+            f"{format_gemms(record.gemms)}. Check which layers stay in BF16."
+        )
+
+
+def _sentence(step: int | None, found: tuple[Mismatch, ...]) -> str:
+    lines = [f"  {one}" for one in found[:SHOWN]]
+    if len(found) > SHOWN:
+        lines.append(f"  and {len(found) - SHOWN} more")
+    head = (
+        f"audit: step {step} must run what is planned, and does not in {len(found)} places. train.audit=warn goes on."
+    )
+    return "\n".join([head, *lines])
