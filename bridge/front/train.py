@@ -16,6 +16,7 @@ from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
 from bridge.front.problems import MADE_BY
+from bridge.front.signals import exit_on_signals
 from bridge.precision.dtypes import dtype_token
 from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
     from bridge.training.config import ConfigContainer
 
-STOPPED = 130
-"""Exit code of a run that Ctrl-C or a termination signal ended before its last step; everything is written."""
 FINDINGS = "findings.json"
 
 log = logging.getLogger("train")
@@ -44,6 +43,7 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
         words: Overrides and Hydra's flags; None: the process's command line.
         config_path: Folder of the config tree; None: ``conf`` here, or else the one of this package.
     """
+    exit_on_signals()
     main(train, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
 
 
@@ -65,8 +65,8 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
     summary = pretrain(config, run_dir=run_dir)
     if summary.failure is not None:
         raise TrainingError(summary.failure)
-    if summary.stopped_early:
-        sys.exit(STOPPED)  # not 0: the scheduler that waits for the run has to see that it is not done
+    if summary.stop_signal is not None:
+        sys.exit(128 + summary.stop_signal)  # not 0: the scheduler that waits for the run has to see it is not done
 
 
 def require_checked(config: ConfigContainer, run_dir: Path) -> set[tuple[str, str]]:

@@ -20,7 +20,7 @@ from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.optimizer import inner_optimizers, parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from bridge.megatron.process import Process
 
@@ -43,8 +43,8 @@ class StepResult:
     """The scale this step's loss was multiplied with."""
     learning_rate: float
     """The rate this step used."""
-    stop: bool
-    """Whether any rank asked to stop."""
+    stop: int
+    """The largest number of the signals that asked any rank to stop; 0 for none."""
 
 
 def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,12 +125,12 @@ class Trainer:
         if ddp.overlap_param_gather and ddp.align_param_gather:
             config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
 
-    def step(self, batches: Iterator[Batch], *, stop: bool = False) -> StepResult:
+    def step(self, batches: Iterator[Batch], *, stop: Callable[[], int] = int) -> StepResult:
         """Train on one global batch.
 
         Args:
             batches: This rank's micro-batches.
-            stop: This rank's wish to stop after this step; the result says whether any rank has it.
+            stop: Asked at the end of the step: the number of the signal that this rank is to stop on, 0 for none.
         """
         losses = self.forward_backward(batches)
         learning_rate = self._learning_rate()
@@ -140,7 +140,7 @@ class Trainer:
             updated, grad_norm, _ = self.optimizer.step()
         if updated:
             self.scheduler.step(increment=self.global_batch_size)
-        loss, stop_everywhere = self._mean_over_ranks(losses, stop)
+        loss, number = self._mean_over_ranks(losses, stop())
         return StepResult(
             loss=loss,
             skipped=not updated,
@@ -148,7 +148,7 @@ class Trainer:
             grad_norm=float(grad_norm) if updated and grad_norm is not None else None,
             loss_scale=loss_scale,
             learning_rate=learning_rate,
-            stop=stop_everywhere,
+            stop=number,
         )
 
     def forward_backward(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
@@ -168,7 +168,7 @@ class Trainer:
         finally:
             for chunk in self.model:
                 chunk.train()
-        return self._mean_over_ranks(losses, stop=False)[0]
+        return self._mean_over_ranks(losses, stop=0)[0]
 
     @contextmanager
     def parameters_in_place(self) -> Iterator[None]:
@@ -238,15 +238,15 @@ class Trainer:
         groups = self.optimizer.param_groups
         return float(next((group for group in groups if group.get("default_config", True)), groups[0])["lr"])
 
-    def _mean_over_ranks(self, losses: list[torch.Tensor], stop: bool) -> tuple[float, bool]:
-        """Return the mean loss of the last stages, known on every rank, and whether any rank wants to stop."""
+    def _mean_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
+        """Return the mean loss of the last stages and the largest number in `stop`, both known on every rank."""
         process = self.process
         mean = torch.stack(losses).mean() if losses else torch.zeros((), device=process.device)
         if process.world_size == 1:
             return float(mean), stop
-        flag = torch.tensor(float(stop), device=process.device)
-        both = torch.stack([mean.float() if process.is_last_stage else torch.zeros_like(flag), flag])
-        torch.distributed.all_reduce(both)
-        total, stops = both.tolist()
+        own = mean.float() if process.is_last_stage else torch.zeros((), device=process.device)
+        torch.distributed.all_reduce(own)
+        largest = torch.tensor(stop, device=process.device)
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
         last_stages = process.world_size // process.pipeline_size
-        return (total / last_stages if not math.isnan(total) else math.nan), stops > 0
+        return float(own) / last_stages, int(largest)

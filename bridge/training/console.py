@@ -120,8 +120,8 @@ class RunSummary:
     """Steps with NaN or Inf in the gradients, which updated nothing; those before a resumed checkpoint included."""
     failure: str | None
     """Why a run that went to its end is no success: most of its steps were skipped; None for a success."""
-    stopped_early: bool
-    """Whether Ctrl-C or a termination signal ended the run before its last step."""
+    stop_signal: int | None
+    """Number of the signal that ended the run before its last step, Ctrl-C's 2 say; 128 + it is the exit code."""
     train_loss: float | None
     """Mean over the last `logging.log_interval` steps, in nats per token; None without a step."""
     validation_loss: float | None
@@ -188,7 +188,7 @@ def _result_table(summary: RunSummary) -> RenderableType:
         ("skipped steps", f"{summary.skipped_steps:,}"),
         ("seconds", f"{summary.seconds:,.0f}"),
     ]
-    if summary.stopped_early:
+    if summary.stop_signal is not None:
         rows.append(("ended", "early, on request"))
     return table(("", Column(number=True)), rows, title=f"{summary.precision}: step {summary.iteration}")
 

@@ -46,7 +46,6 @@ from bridge.training.values import require_sane_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from threading import Event
     from types import FrameType
 
     import torch
@@ -158,22 +157,23 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
     )
 
 
-def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display, request: Event) -> None:
+def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display, request: StopRequest) -> None:
     """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
-    while not run.is_done and not run.stopped_early:
+    while not run.is_over:
         result = _timed_step(run, audit, source, request)
         screen.stepped(run.iteration)
         _require_finite(run, result, metrics)
         _require_updates(run, result, metrics)
-        run.stopped_early = result.stop and not run.is_done
-        ends = run.is_done or run.stopped_early or audit.failure is not None
+        if result.stop and not run.is_done:
+            run.stop_signal = result.stop
+        ends = run.is_over or audit.failure is not None
         if ends or result.skipped or _is_due(run, run.config.logging.log_interval):
             return_free_memory()
             record = run.record(result)
             metrics.add(record)
             screen.logged(record)
-        if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.stopped_early):
+        if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):
             _validate(run, metrics, screen)
         if ends or _is_due(run, run.config.checkpoint.save_interval):
             _save(run, screen)
@@ -182,7 +182,7 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display, request: E
     failure = _failure(run)
     if failure is not None:
         screen.note(failure)
-    if run.stopped_early:
+    if run.stop_signal is not None:
         lost = "" if run.config.checkpoint.save else " Nothing was saved: checkpoint.save names no folder."
         screen.note(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.{lost}")
 
@@ -192,7 +192,7 @@ def _is_due(run: Run, interval: int | None) -> bool:
     return bool(interval) and run.iteration % (interval or 1) == 0
 
 
-def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]], request: Event) -> StepResult:
+def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]], request: StopRequest) -> StepResult:
     """Take one step; the first one also records the activations' dtypes, and some are audited."""
     began = time.perf_counter()
     first, phase = not run.step_seconds, run.enter_phase()
@@ -202,7 +202,7 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
         elif phase is None and _is_measured(run):
             stack.enter_context(run.telemetry.measuring(run.iteration + 1))
-        result = run.trainer.step(source, stop=request.is_set())
+        result = run.trainer.step(source, stop=request)
     run.count(result, time.perf_counter() - began)
     gemms = audit.record.gemms
     run.gemms = run.gemms or gemms
@@ -295,7 +295,7 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         steps=run.steps,
         skipped_steps=run.skipped_steps,
         failure=_failure(run),
-        stopped_early=run.stopped_early,
+        stop_signal=run.stop_signal,
         train_loss=sum(run.recent_losses) / len(run.recent_losses) if run.recent_losses else None,
         validation_loss=run.validation.loss if run.validation is not None else None,
         validation_step=run.validation.step if run.validation is not None else None,
@@ -313,21 +313,31 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class StopRequest:
+    """The number of the signal that asked this process to stop, 0 for none."""
+
+    number = 0
+
+    def __call__(self) -> int:
+        """Return the number."""
+        return self.number
+
+
 @contextmanager
-def stop_on_signal() -> Iterator[threading.Event]:
+def stop_on_signal() -> Iterator[StopRequest]:
     """Turn the first SIGINT or SIGTERM of a ``with`` block into a request; a second one acts as it always does.
 
     A step is never interrupted half way, so what is saved afterwards is whole. Outside the main thread, where Python
     allows no signal handlers, nothing is changed.
     """
-    request = threading.Event()
+    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        request.set()
+        request.number = number
         signal.signal(number, before[signal.Signals(number)])
 
     for number in _SIGNALS:

@@ -73,7 +73,8 @@ class Run:
     """Of the whole run, those before a resumed checkpoint included."""
     stuck_in_a_row: int = 0
     """The last steps, all skipped where no lower loss scale is left."""
-    stopped_early: bool = False
+    stop_signal: int | None = None
+    """Number of the signal that ended the run before its last step."""
     recent_losses: deque[float] = field(default_factory=deque)
     validation: ValidationRecord | None = None
     """The last one of this process."""
@@ -84,6 +85,11 @@ class Run:
     def is_done(self) -> bool:
         """Whether the last step was taken."""
         return self.iteration >= self.config.train.train_iters
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is taken."""
+        return self.is_done or self.stop_signal is not None
 
     @property
     def steps(self) -> int:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -191,7 +192,7 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint_before(tmp_path: P
         from bridge.training.loop import pretrain
         from tests.training.loop_tiny import tiny
         step = Trainer.step
-        def limited(self, batches, *, stop=False):
+        def limited(self, batches, *, stop):
             if self.scheduler.num_steps == 3 * 8:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
             return step(self, batches, stop=stop)
@@ -230,3 +231,12 @@ def test_a_torn_last_line_of_the_metrics_is_left_out(torn: str, saved: Path, tmp
     assert metrics.read_text() == whole
     warned = f"{metrics}:7: is no record and is left out. A crash can leave a line torn."
     assert (warned in caplog.messages) is bool(torn)
+
+
+def test_a_save_starts_no_process_that_could_outlive_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[object] = []
+    start = BaseProcess.start
+    monkeypatch.setattr(BaseProcess, "start", lambda self: (started.append(self), start(self)))
+    pretrain(tiny(train={**SCHEDULE, "train_iters": 1}, save=str(tmp_path / "saved")), run_dir=tmp_path)
+    assert (tmp_path / "saved" / "iter_0000001" / "manifest.json").is_file()
+    assert not started

@@ -82,7 +82,7 @@ def test_gradients_that_stay_not_finite_end_the_run(poisoned, tmp_path) -> None:
 def test_a_checkpoint_with_a_weight_that_is_not_finite_is_not_written(mode, monkeypatch, tmp_path) -> None:
     step = Trainer.step
 
-    def broken(self, batches, *, stop=False):
+    def broken(self, batches, *, stop):
         result = step(self, batches, stop=stop)
         if self.scheduler.num_steps == 5 * 8:
             next(iter(self.model[0].parameters())).data.view(-1)[7] = math.inf

@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,28 +17,44 @@ from tests.training.grid import slow
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
-def test_a_signal_ends_the_run_after_its_step_with_everything_written_and_exit_code_130(
-    number: int, tmp_path: Path
-) -> None:
+@contextmanager
+def endless_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     words = ["model=gpt_tiny", "train=smoke", "train.train_iters=100000", "train.eval_interval=0"]
     words += [f"checkpoint.save={tmp_path / 'saved'}", f"hydra.run.dir={tmp_path / 'run'}"]
-    with subprocess.Popen(
-        [sys.executable, str(SCRIPT), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
-    ) as process:
+    command = [sys.executable, str(SCRIPT), *words]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **output, text=True, cwd=tmp_path) as process:
+        yield process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
+def test_a_signal_ends_the_run_after_its_step_with_everything_written(number: int, tmp_path: Path) -> None:
+    with endless_run(tmp_path) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "step" in line and "tokens/s" in line:
                 process.send_signal(number)
                 break
         output = process.stdout.read()
-    assert process.returncode == 130, output
+    assert process.returncode == 128 + number, output
     assert "Stopped on request after step" in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["stopped_early"]
+    assert summary["stop_signal"] == number
     assert (tmp_path / "run" / "loss.png").is_file()
     saved = (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text()
     assert int(saved) == summary["iteration"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
+def test_a_signal_before_the_first_step_ends_the_command_in_one_sentence(number: int, tmp_path: Path) -> None:
+    with endless_run(tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # logged before the model is built
+        process.send_signal(number)
+        output = process.stdout.read()
+    assert process.returncode == 128 + number, output
+    assert output.endswith("Stopped on request.\n")
+    assert "Traceback" not in output
 
 
 def train(tmp_path: Path, *words: str) -> warm.Done:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing.dummy
 import queue
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import torch
 from megatron.core import dist_checkpointing
@@ -20,6 +22,7 @@ from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.checkpoint.state import SHARDING, identity, layout, sharded_state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from bridge.megatron.checkpoint.state import Position
@@ -52,10 +55,7 @@ def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
             kept = f"Nothing was written. {_kept(folder)}"
             raise TrainingError(f"checkpoint.save: {rule}, {found}. {kept}. Lower optimizer.lr.")
     from_first_rank(lambda: _make_room(target))
-    # Megatron collects the writers' results in a queue of a spawned manager process, which imports the main script
-    # again and outlives a hard exit; the writers of a synchronous save are threads, so a queue in memory will do.
-    filesystem_async._results_queue = queue.Queue()
-    with trainer.parameters_in_place():
+    with trainer.parameters_in_place(), _written_by_threads():
         state = {
             **sharded_state(trainer, is_loading=False, with_random_states=True),
             "iteration": position.iteration,
@@ -71,6 +71,19 @@ def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
     torch.distributed.barrier()
     from_first_rank(lambda: _finish(target, position.iteration))
     return target
+
+
+@contextmanager
+def _written_by_threads() -> Iterator[None]:
+    """Let Megatron's writers of a checkpoint be threads, for the length of a ``with`` block.
+
+    megatron-core 0.16.1 forks a process per file, which outlives a killed run and holds its output, and collects the
+    results in a queue of a spawned process, which imports the main script again (strategies/filesystem_async.py:54 and
+    :266). Later releases write with threads.
+    """
+    filesystem_async._results_queue = queue.Queue()
+    with patch.object(filesystem_async.mp, "get_context", lambda _method: multiprocessing.dummy):
+        yield
 
 
 def _make_room(target: Path) -> None:
