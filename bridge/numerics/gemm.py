@@ -1,9 +1,9 @@
 """The emulated GEMM: one native BF16 product of two operands, accumulated in FP32, times one factor.
 
-    result = bf16( factor * sum over k of left * right )
+    result = bf16( factor * sum over k of left * right + bias )
 
-The factor multiplies the FP32 sum and the product is rounded once, because it goes in as the `alpha` of `addmm`:
-scaling the BF16 result afterwards would round twice, and read and write it again.
+The factor multiplies the FP32 sum, the bias is added to it, and the result is rounded once, because they go in as
+`alpha` and summand of `addmm`: on the BF16 result both would round again, and read and write it again.
 
 For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. With an infinite amax it is infinite, and
 so is the result: the one place where infinity in a tensor shows after quantisation.
@@ -46,13 +46,14 @@ def operand_factor(operand: GemmOperand) -> float:
     return fp32(operand.factor / _LARGEST) if operand.spec.scheme == "nvfp4" else operand.factor
 
 
-def multiply(gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
+def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Run fprop, dgrad or wgrad and return its result in BF16.
 
     Args:
         gemm: a row of `GEMMS`, which names the transposed operands.
         left: the operand with the result's first axis.
         right: the operand with the result's last axis.
+        bias: one value per column of the result, rounded to BF16 before it is added, as Transformer Engine's are.
 
     Returns:
         NaN where a NaN takes part; infinity where the result exceeds BF16. Zeros where the factor is zero, as cuBLAS
@@ -62,13 +63,16 @@ def multiply(gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
     a = left.values.T if row.left_columnwise else left.values
     b = right.values if row.right_columnwise else right.values.T
     factor = output_factor(left, right)
+    summand = _unread(a.device) if bias is None else bias.to(torch.bfloat16)
     if factor == 0 or a.numel() == 0 or b.numel() == 0:
-        return a.new_zeros(a.shape[0], b.shape[1])
+        zeros = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16)
+        return zeros if bias is None else zeros + summand
     on = torch.is_autocast_enabled(a.device.type)  # FP16 autocast would cast the operands, and change them
     with torch.autocast(a.device.type, enabled=False) if on else nullcontext():
-        if factor == 1.0:
+        if factor == 1.0 and bias is None:
             return torch.mm(a, b)
-        return torch.addmm(_unread(a.device).expand(a.shape[0], b.shape[1]), a, b, beta=0, alpha=factor)
+        start = summand.expand(a.shape[0], b.shape[1])
+        return torch.addmm(start, a, b, beta=0 if bias is None else 1, alpha=factor)
 
 
 @cache

@@ -44,8 +44,8 @@ class Observer:
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         """Observe a GEMM (fprop, dgrad, wgrad) about to run."""
 
-    def finished(self, gemm: str, out: torch.Tensor) -> None:
-        """Observe the result of the GEMM that `multiplied` announced. Keep it no longer than the step."""
+    def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Observe the result, with the bias, of the GEMM that `multiplied` announced. Keep it no longer than the step."""
 
 
 _OF_ALL_CALLS: list[Observer] = []
@@ -124,14 +124,16 @@ class LinearCall:
             cache.put(made)
         return made
 
-    def multiply(self, gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
+    def multiply(
+        self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Run a GEMM."""
         observers = self._observers()
         for observer in observers:
             observer.multiplied(gemm, left, right)
-        out = multiply(gemm, left, right)
+        out = multiply(gemm, left, right, bias)
         for observer in observers:
-            observer.finished(gemm, out)
+            observer.finished(gemm, out, bias)
         return out
 
     def _observers(self) -> list[Observer]:
@@ -156,7 +158,7 @@ class ScaledLinearFunction(torch.autograd.Function):
         spec = call.precision.spec("input")
         x_row = call.operand(x_MK, "input")
         w_row = call.weight_operand(weight)
-        y_MN = call.multiply("fprop", x_row, w_row)
+        y_MN = call.multiply("fprop", x_row, w_row, bias)
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
         ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
         x_col = None
@@ -165,8 +167,6 @@ class ScaledLinearFunction(torch.autograd.Function):
             ctx.x_factor, ctx.x_amax = x_col.factor, x_col.amax
         keep_weight = ctx.needs_input_grad[0] and call.stored_weight is None
         ctx.save_for_backward(None if x_col is None else x_col.values, weight if keep_weight else None)
-        if bias is not None:
-            y_MN += bias
         return y_MN.to(x.dtype).view(*x.shape[:-1], y_MN.shape[1])
 
     @staticmethod
@@ -223,7 +223,7 @@ def scaled_linear(
     Args:
         x: (..., K) FP32, BF16 or FP16; cast to autocast's dtype first where autocast is on.
         weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not read.
-        bias: (N,), added in the dtype of the GEMM's result.
+        bias: (N,), added to the FP32 product.
         precision: the recipe.
         state: scales and histories, for delayed scaling and only for it. The caller updates it.
         cache: where to keep the weight's operands between microbatches.

@@ -6,12 +6,12 @@ learning rate is 0, so the weights stay as they are, and a step of one backend c
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from bridge.preflight.te_cpu import declare
 
@@ -36,9 +36,6 @@ def main(plan: dict) -> None:
         from bridge.megatron.te_cpu import norms
 
         norms.FUSED.clear()
-    if plan.get("to_nearest"):
-        own = emulated.gemm_precision
-        emulated.gemm_precision = lambda config: dataclasses.replace(own(config), disable_stochastic_rounding=True)
     arguments = plan.get("arguments", {})
     shape = {"hidden_size": 128, "ffn_hidden_size": 256, **arguments.pop("model", {})}
     still = {"lr": 0.0, "min_lr": 0.0, **arguments.pop("optimizer", {})}
@@ -48,7 +45,14 @@ def main(plan: dict) -> None:
     backend = choose_backend(plan["backend"], config.model)
     operands: list[dict] = []
     losses: list[float] = []
-    with training_process(config.model, seed=config.train.seed) as process, running(backend):
+    nearest = emulated.GemmPrecision(scheme="nvfp4", format="e2m1", disable_stochastic_rounding=True)
+    own = emulated.gemm_precision
+    chosen = (lambda config: nearest if config.fp4 else own(config)) if plan.get("to_nearest") else own
+    with (
+        patch.object(emulated, "gemm_precision", chosen),
+        training_process(config.model, seed=config.train.seed) as process,
+        running(backend),
+    ):
         run = build_run(config, process, backend=backend)
         source = run.batches_of(run.splits.train, start=0)
         for step in range(STEPS):
@@ -60,13 +64,17 @@ def main(plan: dict) -> None:
 
 @contextmanager
 def watched(backend: str, model: list, step: int, operands: list[dict]):
-    """Keep the operands of each GEMM of a block."""
+    """Keep the operands of each GEMM in low precision of a block."""
+    import torch
+
     from bridge.megatron.emulation.linear import EmulatedLinear
     from bridge.megatron.record.telemetry import global_layer_names
     from bridge.megatron.te_cpu import record
     from bridge.numerics import Observer
 
     def keep(where: tuple[int, str], gemm: str, left, right) -> None:
+        if isinstance(left, torch.Tensor):  # a layer in BF16
+            return
         sides = {"left": left, "right": right}
         kept = {
             name: {"values": side.values.clone(), "factor": side.factor, "spec": str(side.spec)}

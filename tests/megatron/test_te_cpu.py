@@ -10,7 +10,8 @@ import re
 import socket
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,14 @@ from bridge.megatron.te_cpu.find import find_te
 from bridge.megatron.te_cpu.patches import patches
 from bridge.numerics.grid import code_values
 from bridge.precision.formats import FORMATS
+from bridge.precision.schemes import GEMMS
 from bridge.preflight.te_cpu import declare
 from tests import warm
 from tests.training.grid import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 TE = Path(sys.prefix) / "te"
+BACKENDS = ("te_cpu", "emulated")
 SCHEMES = ("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4")
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "bf16": True}
 
@@ -62,42 +65,45 @@ def fresh(module: str, plan: Path, *, processes: int = 1) -> None:
         assert rank.returncode == 0, errors[-4000:]
 
 
-def operands(folder: Path, scheme: str, *, processes: int = 1, emulated: dict | None = None, **plan) -> list:
-    """Return what both backends multiplied, one pair a rank: that of Transformer Engine's Python, and the emulation's.
+def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1) -> dict[str, list]:
+    """Return what both backends multiplied: run -> a pair per rank, of Transformer Engine's Python and the emulation.
 
     Args:
         folder: Takes plans and results.
-        scheme: The scaling scheme.
-        processes: Ranks of the run.
-        emulated: Entries of the emulation's plan alone.
-        **plan: Entries of both plans.
+        runs: Name -> plan of `te_cpu_operands`; all on one GPU.
+        processes: Ranks of each run.
     """
-    for backend, own in (("te_cpu", {}), ("emulated", emulated or {})):
+    module = "tests.megatron.te_cpu_operands"
+    for backend in BACKENDS:
         path = folder / f"{backend}.json"
-        path.write_text(
-            json.dumps([{"backend": backend, "scheme": scheme, "out": str(folder / backend), **plan, **own}])
-        )
-        module = "tests.megatron.te_cpu_operands"
+        plans = [{**plan, "backend": backend, "out": f"{folder}/{backend}-{name}"} for name, plan in runs.items()]
+        path.write_text(json.dumps(plans))
         if backend == "te_cpu":
             fresh(module, path, processes=processes)
-        elif processes > 1:
-            for done in warm.launch(["python", "-m", module, path], processes=processes, cwd=ROOT):
-                assert done.returncode == 0, done.stderr[-4000:]
-        else:
-            done = warm.run(["python", "-m", module, path], cwd=ROOT)
+            continue
+        words = ["python", "-W", "ignore", "-m", module, path]
+        alone = processes == 1
+        for done in [warm.run(words, cwd=ROOT)] if alone else warm.launch(words, processes=processes, cwd=ROOT):
             assert done.returncode == 0, done.stderr[-4000:]
-    return [
-        tuple(torch.load(folder / f"{backend}-{rank}.pt") for backend in ("te_cpu", "emulated"))
-        for rank in range(processes)
-    ]
+    return {
+        name: [
+            tuple(torch.load(folder / f"{backend}-{name}-{rank}.pt") for backend in BACKENDS)
+            for rank in range(processes)
+        ]
+        for name in runs
+    }
 
 
 def by_gemm(run: dict) -> dict:
-    """Return the operands of each GEMM, micro-batch after micro-batch."""
+    """Return the operands of each GEMM, micro-batch after micro-batch, in each of these expert after expert."""
     found = defaultdict(list)
+    batches = Counter()
     for gemm in run["operands"]:
-        found[gemm["step"], gemm["layer"], gemm["module"], gemm["gemm"]].append(gemm)
-    return dict(found)
+        key = (gemm["step"], gemm["layer"], re.sub(r"local_experts\.\d+\.", "", gemm["module"]), gemm["gemm"])
+        expert = (*key, gemm["module"])  # sequential experts are modules of their own; grouped ones come in order
+        batches[expert] += "local_experts" in gemm["module"]
+        found[key].append(((batches[expert], gemm["module"]), gemm))
+    return {key: [gemm for _, gemm in sorted(rows, key=itemgetter(0))] for key, rows in found.items()}
 
 
 def value_of(operand: dict) -> torch.Tensor:
@@ -105,14 +111,11 @@ def value_of(operand: dict) -> torch.Tensor:
     return operand["values"].double() * operand["factor"]
 
 
-def assert_equal_operands(ours: dict, emulated: dict) -> None:
-    """Both backends ran the same GEMMs, in the same formats, on the same bits."""
+def assert_equal_operands(ours: dict, emulated: dict, modules: set[str], name: str = "") -> None:
+    """Both backends ran all GEMMs of these modules, and no others, in the same formats, on the same bits."""
     ours, emulated = by_gemm(ours), by_gemm(emulated)
-    assert ours.keys() == emulated.keys()
-    modules = {"self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"}
-    assert {key[1:] for key in ours} == {
-        (layer, module, gemm) for layer in (1, 2) for module in modules for gemm in ("fprop", "dgrad", "wgrad")
-    }
+    assert ours.keys() == emulated.keys(), name
+    assert {key[2:] for key in ours} == {(module, gemm) for module in modules for gemm in GEMMS}, name
     wrong = [
         (*key, side)
         for key in ours
@@ -120,22 +123,118 @@ def assert_equal_operands(ours: dict, emulated: dict) -> None:
         for side in ("left", "right")
         if mine[side]["spec"] != theirs[side]["spec"] or not torch.equal(value_of(mine[side]), value_of(theirs[side]))
     ]
-    assert wrong == []
+    assert wrong == [], name
 
 
 @needs_te
 @pytest.mark.parametrize("scheme", [one if one == "tensorwise" else slow(one) for one in SCHEMES])
 def test_every_gemm_reads_the_bits_of_the_emulation(scheme, tmp_path):
     # Under delayed scaling Transformer Engine's norm quantises before it rounds; a test of its own measures that.
-    ((ours, emulated),) = operands(tmp_path, scheme, unfused=scheme == "delayed")
-    assert_equal_operands(ours, emulated)
-    assert ours["losses"] == emulated["losses"]
+    kinds = ("dense", "latent", "grouped") if scheme == "tensorwise" else ("dense",)
+    runs = {kind: {"scheme": scheme, "unfused": True, "arguments": {"model": KINDS[kind]}} for kind in kinds}
+    for kind, ((ours, emulated),) in operands(tmp_path, runs).items():
+        assert_equal_operands(ours, emulated, modules_of(kind), kind)
+        assert ours["losses"] == emulated["losses"]
+
+
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 128,
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_aux_loss_coeff": 0.01,
+    "moe_token_dispatcher_type": "alltoall",
+}
+LATENT = {"qk_head_dim": 32, "qk_pos_emb_head_dim": 32, "v_head_dim": 32, "rope_type": "rope"}
+LATENT |= {"multi_latent_attention": True, "q_lora_rank": 64, "kv_lora_rank": 64}
+KINDS = {
+    "dense": {},
+    "gated": {"gated_linear_unit": True, "activation_func": "silu", "num_query_groups": 2, "qk_layernorm": True},
+    "biases": {"normalization": "LayerNorm", "add_bias_linear": True},
+    "latent": LATENT,
+    "latent_keys": {**LATENT, "q_lora_rank": None},
+    "prediction": {"mtp_num_layers": 1},
+    "sequential": EXPERTS,
+    "grouped": {**EXPERTS, "moe_grouped_gemm": True},
+    "shared": {**EXPERTS, "moe_grouped_gemm": True, "moe_shared_expert_intermediate_size": 128},
+}
+"""Kind of model -> its fields."""
+DENSE = {"self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"}
+
+
+def modules_of(kind: str, *, scheme: str = "tensorwise") -> set[str]:
+    """Return the modules in low precision of a kind of model."""
+    shape, found = KINDS[kind], set(DENSE)
+    if "multi_latent_attention" in shape:
+        queries = {"linear_q_down_proj", "linear_q_up_proj"} if shape["q_lora_rank"] else {"linear_q_proj"}
+        names = {"linear_kv_down_proj", "linear_kv_up_proj", *queries}
+        found = found - {"self_attention.linear_qkv"} | {f"self_attention.{name}" for name in names}
+    if "num_moe_experts" in shape:
+        found -= {"mlp.linear_fc1", "mlp.linear_fc2"}
+        owners = ["experts", "shared_experts"] if "moe_shared_expert_intermediate_size" in shape else ["experts"]
+        found |= {f"mlp.{owner}.{name}" for owner in owners for name in ("linear_fc1", "linear_fc2")}
+    return found | ({"eh_proj"} if "mtp_num_layers" in shape and scheme != "nvfp4" else set())
+
+
+TWO_STAGES = {"pipeline_model_parallel_size": 2, "overlap_p2p_comm": True, "batch_p2p_comm": False}
+MIXED = ("tensorwise", "mxfp8")
+LAYOUTS = {
+    "hopper": (1, {}, ("tensorwise", "delayed", "blockwise"), KINDS),
+    "blackwell": (1, {}, ("tensorwise", "delayed", "mxfp8", "nvfp4"), KINDS),
+    "tp2-sp": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}, MIXED, [*KINDS][3:]),
+    "pp2": (2, {"pipeline_model_parallel_size": 2}, MIXED, KINDS),
+    "pp2-vpp2": (2, {**TWO_STAGES, "virtual_pipeline_model_parallel_size": 2, "num_layers": 4}, MIXED, KINDS),
+    "ep2": (2, {"expert_model_parallel_size": 2}, MIXED, ("sequential", "grouped", "shared")),
+}
+"""Layout -> processes, its fields, schemes, kinds of models."""
+
+
+@needs_te
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kinds_of_models_read_the_bits_of_the_emulation_in_every_layout(layout, tmp_path):
+    processes, fields, schemes, kinds = LAYOUTS[layout]
+    target = "h100" if layout == "hopper" else "b200"
+    runs = {
+        f"{kind}-{scheme}": {
+            "scheme": scheme,
+            "target": target,
+            "unfused": True,
+            "to_nearest": True,
+            "arguments": {"model": {**KINDS[kind], **fields}},
+        }
+        for kind in kinds
+        for scheme in schemes
+    }
+    for name, pairs in operands(tmp_path, runs, processes=processes).items():
+        kind, _, scheme = name.partition("-")
+        modules = modules_of(kind, scheme=scheme)
+        for rank, (ours, emulated) in enumerate(pairs):
+            if layout == "tp2-sp" and kind.startswith("latent"):  # down projections are whole in one, cut in the other
+                assert_near_operands(ours, emulated, modules, name)
+                continue
+            is_first_stage = "pipeline_model_parallel_size" in fields and rank == 0
+            assert_equal_operands(ours, emulated, modules - {"eh_proj"} if is_first_stage else modules, name)
+            assert ours["losses"] == emulated["losses"], name
+
+
+def assert_near_operands(ours: dict, emulated: dict, modules: set[str], name: str) -> None:
+    """Both backends ran all GEMMs of these modules; with MXFP8 the forward pass reads the same bits."""
+    forward = {key: rows for key, rows in by_gemm(ours).items() if key[3] == "fprop"}
+    assert {key[2] for key in forward} == modules
+    assert ours["losses"] == pytest.approx(emulated["losses"], abs=0.02)
+    if name.endswith("mxfp8"):
+        others = by_gemm(emulated)
+        for key, rows in forward.items():
+            if "_down_proj" not in key[2]:
+                for mine, theirs in zip(rows, others[key], strict=True):
+                    assert torch.equal(value_of(mine["left"]), value_of(theirs["left"])), (name, key)
 
 
 @needs_te
 @pytest.mark.slow
 def test_the_fused_norm_of_delayed_scaling_moves_some_inputs_by_one_code(tmp_path):
-    ((ours, emulated),) = operands(tmp_path, "delayed")
+    ((ours, emulated),) = operands(tmp_path, {"fused": {"scheme": "delayed"}})["fused"]
     key = (0, 1, "self_attention.linear_qkv", "fprop")
     (mine, *_), (theirs, *_) = by_gemm(ours)[key], by_gemm(emulated)[key]
     assert torch.equal(value_of(mine["right"]), value_of(theirs["right"]))  # the weights
@@ -146,21 +245,16 @@ def test_the_fused_norm_of_delayed_scaling_moves_some_inputs_by_one_code(tmp_pat
     assert 0 < (apart > 0).float().mean() < 0.08
 
 
-SEQUENCE_PARALLEL = {"model": {"tensor_model_parallel_size": 2, "sequence_parallel": True}}
-
-
 @needs_te
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("layout", [SEQUENCE_PARALLEL, {"sharded": True}], ids=["tp2-sp", "dp2-sharded"])
+@pytest.mark.parametrize("layout", [{"model": LAYOUTS["tp2-sp"][1]}, {"sharded": True}], ids=["tp2-sp", "dp2-sharded"])
 def test_two_ranks_read_the_bits_of_the_emulation(scheme, layout, tmp_path):
     # Where ranks hold parts of a gradient, each draws its own random numbers for it: so NVFP4 rounds to nearest here.
     to_nearest = scheme == "nvfp4" and "model" in layout
-    pairs = operands(
-        tmp_path, scheme, processes=2, arguments=layout, to_nearest=to_nearest, unfused=scheme == "delayed"
-    )
-    for ours, emulated in pairs:
-        assert_equal_operands(ours, emulated)
+    plan = {"scheme": scheme, "arguments": layout, "to_nearest": to_nearest, "unfused": True}
+    for ours, emulated in operands(tmp_path, {"dense": plan}, processes=2)["dense"]:
+        assert_equal_operands(ours, emulated, DENSE)
         assert ours["losses"] == emulated["losses"]
 
 

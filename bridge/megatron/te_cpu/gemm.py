@@ -7,8 +7,8 @@ op(B) op(A) in row-major order. Its three layouts are the three GEMMs of a linea
     NN   dgrad   A weight, column-wise    B grad_output, row-wise
     NT   wgrad   A input, column-wise     B grad_output, column-wise
 
-`bridge.numerics` multiplies two quantised operands, as in the emulation. Where the result is FP32, or a bias is added
-before the result is rounded, the product stays in FP32 until then.
+`bridge.numerics` multiplies two quantised operands, as in the emulation. Where the result is FP32, or more is done with
+it than adding a bias before it is rounded, the product stays in FP32 until then.
 
 Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the epilogue adds the bias in FP32).
 """
@@ -28,7 +28,6 @@ from bridge.precision.schemes import GEMMS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bridge.numerics import GemmOperand
 
 GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
 """(transA, transB) -> the GEMM of a linear layer."""
@@ -65,16 +64,13 @@ def generic_gemm(
     gemm = GEMM_OF_LAYOUT[transA, transB]
     dtype = _output_dtype(A, D, output_dtype)
     has_bias = bias is not None and bias.numel() > 0
-    in_fp32 = dtype == torch.float32 or (has_bias and not grad) or gelu or accumulate or alpha != 1.0
-    out = _product(gemm, B, A, in_fp32=in_fp32)
-    if alpha != 1.0:
-        out = out * alpha
+    added = bias.detach() if bias is not None and has_bias and not grad else None
+    in_fp32 = dtype == torch.float32 or gelu or accumulate or alpha != 1.0
+    out = _product(gemm, B, A, added, alpha=alpha, in_fp32=in_fp32)
     bias_gradient = gelu_input = None
     if has_bias and grad:
         source = B.dequantize() if is_quantized(B) else B
         bias_gradient = source.reshape(-1, source.shape[-1]).float().sum(0).to(dtype)
-    elif bias is not None and has_bias:
-        out = out + bias.detach().float()
     if gelu and not grad:
         gelu_input = out.to(dtype)
         out = gelu_values(out)
@@ -103,9 +99,11 @@ def _delivered(out: torch.Tensor, destination: Any, quantizer: Any) -> Any:
     return destination.copy_(out.reshape(destination.shape))
 
 
-def _product(gemm: str, left: Any, right: Any, *, in_fp32: bool) -> torch.Tensor:
-    """Return a GEMM's product of two operands as Transformer Engine stores them; both are quantised, or neither."""
-    row = GEMMS[gemm]
+def _product(
+    gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, alpha: float, in_fp32: bool
+) -> torch.Tensor:
+    """Return alpha left right + bias; both operands are quantised, or neither."""
+    row, factor = GEMMS[gemm], alpha
     if is_quantized(left) != is_quantized(right):
         names = f"{type(left).__name__} and {type(right).__name__}"
         raise RuntimeError(f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}")
@@ -113,18 +111,17 @@ def _product(gemm: str, left: Any, right: Any, *, in_fp32: bool) -> torch.Tensor
         first = operand_of(left, row.left, columnwise=row.left_columnwise)
         second = operand_of(right, row.right, columnwise=row.right_columnwise)
         record.note(gemm, first, second)
-        return _product_in_fp32(gemm, first, second) if in_fp32 else multiply(gemm, first, second)
-    record.note(gemm, left, right)
-    a, b = (tensor.detach().reshape(-1, tensor.shape[-1]) for tensor in (left, right))
-    if in_fp32:
-        a, b = a.float(), b.float()
-    return torch.mm(a.T if row.left_columnwise else a, b if row.right_columnwise else b.T)
-
-
-def _product_in_fp32(gemm: str, left: GemmOperand, right: GemmOperand) -> torch.Tensor:
-    row = GEMMS[gemm]
-    a, b = left.values.float(), right.values.float()
-    return torch.mm(a.T if row.left_columnwise else a, b if row.right_columnwise else b.T) * output_factor(left, right)
+        if not in_fp32:
+            return multiply(gemm, first, second, bias)
+        a, b, factor = first.values, second.values, alpha * output_factor(first, second)
+    else:
+        record.note(gemm, left, right)
+        a, b = (tensor.detach().reshape(-1, tensor.shape[-1]) for tensor in (left, right))
+    a, b = a.T if row.left_columnwise else a, b if row.right_columnwise else b.T
+    if not in_fp32:
+        return torch.mm(a, b) if bias is None else torch.addmm(bias.to(a.dtype), a, b)
+    out = torch.mm(a.float(), b.float()) * factor
+    return out if bias is None else out + bias.float()
 
 
 def te_general_grouped_gemm(
@@ -152,17 +149,10 @@ def te_general_grouped_gemm(
     if single_output:
         outs = list(torch.split(D if isinstance(D, torch.Tensor) else D[0], m_splits))
     for index, (left, right) in enumerate(zip(A, B, strict=True)):
-        out = outs[index]
-        if out.numel() == 0:
-            continue
-        if 0 in shape_of(left) or 0 in shape_of(right):
-            if not accumulate:
-                out.zero_()
-            continue
         own = bias[index] if bias else None
         found = generic_gemm(
-            left, transA, right, transB, out, None, None, own, bias_type, False, None, grad, None, 0, accumulate,
-            use_split_accumulator,
+            left, transA, right, transB, outs[index], None, None, own, bias_type, False, None, grad, None, 0,
+            accumulate, use_split_accumulator,
         )  # fmt: skip
         if found[1] is not None and bias is not None:
             bias[index].copy_(found[1])

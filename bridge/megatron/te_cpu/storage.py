@@ -283,10 +283,10 @@ def held(tensor: Any, quantizer: Any = None) -> Quantised:
     amax, amax_t = getattr(tensor, "_amax_rowwise", None), getattr(tensor, "_amax_columnwise", None)
     return Quantised(
         **common,
-        codes=None if row is None else row.reshape(rows, -1),
+        codes=None if row is None else _matrix(row),
         scale_inv=None if row is None else _compact(tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False),
         amax=nothing if amax is None else amax,
-        codes_t=None if col is None else col.reshape(col.shape[0], -1) if spec.scheme != "mxfp8" else _matrix(col),
+        codes_t=None if col is None else _matrix(col) if spec.scheme == "mxfp8" else col.flatten(1),
         scale_inv_t=None
         if col is None
         else _compact(tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True),
@@ -295,7 +295,7 @@ def held(tensor: Any, quantizer: Any = None) -> Quantised:
 
 
 def _matrix(codes: torch.Tensor) -> torch.Tensor:
-    return codes.reshape(-1, codes.shape[-1])
+    return codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
 
 
 def _compact(scales: torch.Tensor, spec: QuantSpec, rows: int, columns: int, *, columnwise: bool) -> torch.Tensor:

@@ -64,7 +64,12 @@ def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor |
 
 
 def of_emulated(
-    module: torch.nn.Module, place: Place, x_MK: torch.Tensor, operand: GemmOperand, out: torch.Tensor
+    module: torch.nn.Module,
+    place: Place,
+    x_MK: torch.Tensor,
+    operand: GemmOperand,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> HealthRow | None:
     """Return the health of an emulated layer's fprop GEMM; None where the weight is not known here."""
     weight = live_weight(module)
@@ -77,7 +82,7 @@ def of_emulated(
     else:
         fresh = make_operand(weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale)
     is_fresh = fresh is None or (torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor)
-    return _row(place, operand.spec.format, relative_error(out, x_MK, weight), is_fresh=is_fresh)
+    return _row(place, operand.spec.format, relative_error(out, x_MK, weight, bias), is_fresh=is_fresh)
 
 
 def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: str) -> HealthRow | None:

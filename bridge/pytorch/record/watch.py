@@ -112,12 +112,12 @@ class GemmWatch(Observer):
         if gemm == "fprop" and module is not None and (module, None) not in self._health:
             self._pending = module, right
 
-    def finished(self, gemm: str, out: torch.Tensor) -> None:
+    def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Leave an emulated GEMM."""
         del gemm
         if self._pending is not None and self._source is not None:
             module, weight = self._pending
-            row = of_emulated(module, self.places[module], self._source, weight, out)
+            row = of_emulated(module, self.places[module], self._source, weight, out, bias)
             self._health[module, None] = row
         self._source = self._pending = None
         self._depth -= 1
