@@ -45,7 +45,7 @@ class Observer:
         """Observe a GEMM (fprop, dgrad, wgrad) about to run."""
 
     def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Observe the result, with the bias, of the GEMM that `multiplied` announced. Keep it no longer than the step."""
+        """Observe the result of the announced GEMM, with its bias. Keep it no longer than the step."""
 
 
 _OF_ALL_CALLS: list[Observer] = []

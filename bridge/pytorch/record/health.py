@@ -69,6 +69,7 @@ def of_emulated(
     x_MK: torch.Tensor,
     operand: GemmOperand,
     out: torch.Tensor,
+    *,
     bias: torch.Tensor | None,
 ) -> HealthRow | None:
     """Return the health of an emulated layer's fprop GEMM; None where the weight is not known here."""

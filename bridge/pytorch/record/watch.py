@@ -117,7 +117,7 @@ class GemmWatch(Observer):
         del gemm
         if self._pending is not None and self._source is not None:
             module, weight = self._pending
-            row = of_emulated(module, self.places[module], self._source, weight, out, bias)
+            row = of_emulated(module, self.places[module], self._source, weight, out, bias=bias)
             self._health[module, None] = row
         self._source = self._pending = None
         self._depth -= 1
