@@ -102,7 +102,7 @@ def as_overrides(words: list[str]) -> list[str]:
 def _quoted(word: str) -> str:
     """Return ``target=h100x8,te2.8`` with quotes: Hydra takes a comma for a sweep."""
     key, _, value = word.partition("=")
-    return f"{key}='{value}'" if key == "target" and value[:1] not in ("", "[", "'", '"') else word
+    return f"{key}='{value}'" if key == "target" and "," in value and value[0] not in "['\"" else word
 
 
 def plan_of(run: RunValues) -> PrecisionPlan:

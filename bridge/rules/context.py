@@ -43,6 +43,11 @@ class View:
         def __getattr__(self, name: str) -> Any: ...
 
 
+def _owner_of(field: str) -> str | None:
+    """Return the first owner that has a field."""
+    return next((role for role in PRECISION_OWNERS if field in DEFAULTS[role]), None)
+
+
 def reading_of(config: PrecisionConfig) -> dict[str, Any]:
     """Return what the fields of `config` read as, and what Megatron makes of them before any owner is known."""
     values = config.to_dict(full=True)
@@ -200,8 +205,12 @@ class RuleContext:
         )
 
     def stands_out(self, field: str) -> bool:
-        """Return whether a precision field was stated with another value than its default."""
-        return field in self.stated and self.stated[field] != FIELD_DEFAULTS[field]
+        """Return whether a field was stated with another value than its default, in the precision or for an owner."""
+        if field in self.stated:
+            return bool(self.stated[field] != FIELD_DEFAULTS[field])
+        role = _owner_of(field) if field in MEGATRON_FIELDS else None
+        held = getattr(self.views[role], field) if role in self.given else None
+        return held is not None and held != DEFAULTS[role or ""][field]
 
     def inert_and_stated(self, fields: Iterable[str]) -> list[dict[str, Any]]:
         """Return a finding for each of `fields` that was stated, away from its default, and has no effect."""
@@ -217,9 +226,10 @@ class RuleContext:
             return f"mixed_precision.{setting}"
         if name not in FIELD_DEFAULTS:
             return name
-        if self.precision is not None:
+        is_of_an_owner = name in MEGATRON_FIELDS and name not in self.stated
+        if self.precision is not None and not is_of_an_owner:
             return f"mixed_precision.{name}"
-        return f"{next((role for role in PRECISION_OWNERS if name in DEFAULTS[role]), 'model')}.{name}"
+        return f"{_owner_of(name) or 'model'}.{name}"
 
     def value(self, path: str) -> Any:
         """Return what a path holds; None for one that is no setting."""
@@ -227,7 +237,7 @@ class RuleContext:
         if section == "mixed_precision":
             if name in self.stated:
                 return self.stated[name]
-            role = next((role for role in PRECISION_OWNERS if name in DEFAULTS[role]), None)
+            role = _owner_of(name)
             return FIELD_DEFAULTS.get(name) if role is None else getattr(self.views[role], name)
         return getattr(self.views[section], name, None) if section in self.views else None
 

@@ -134,7 +134,6 @@ owners_rule = partial(Rule, needs="owners")
 target_rule = partial(Rule, needs="target")
 environment_rule = partial(Rule, needs="environment")
 sync_rule = partial(owners_rule, sync="reported")
-inert_rule = partial(sync_rule, gate="precision")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bridge.precision.config import MEGATRON_FIELDS
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.rules import rulebook
-from bridge.rules.context import RuleContext
+from bridge.rules.context import PRECISION_OWNERS, RuleContext
+from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, ask, by_gate, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from tests.rules.cases import CASES
@@ -74,6 +76,24 @@ def test_every_rule_is_a_whole_row() -> None:
         assert dated, f"{rule.id}: its source names no version, date or thread"
         if rule.evidence == "weak":
             assert rule.severity != "error", "what rests on weak evidence is a warning that says so"
+
+
+def test_a_field_of_an_owner_is_judged_as_it_is_in_the_precision() -> None:
+    judged = set()
+    for name, (breaks, _) in CASES.items():
+        precision = breaks.get("precision")
+        moved = {key: precision[key] for key in precision if key in MEGATRON_FIELDS} if type(precision) is dict else {}
+        if not moved or BY_ID[name].needs == "precision":  # one is about the value in the precision itself
+            continue
+        rest = {key: value for key, value in precision.items() if key not in moved}
+        roles = {key: next(role for role in PRECISION_OWNERS if key in DEFAULTS[role]) for key in moved}
+        sections = {
+            role: {**(breaks.get(role) or {}), **{key: moved[key] for key in moved if roles[key] == role}}
+            for role in {*roles.values()}
+        }
+        assert name in said_by(setup_of({**breaks, "precision": rest, **sections})), name
+        judged.add(name)
+    assert len(judged) > 5
 
 
 @pytest.mark.parametrize("needs", ["precision", "owners"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, sync_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, mcore, sync_rule, target_rule
 from bridge.rules.versions import at_least
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ RULES = (
         warning="attention_softmax_in_fp32: has no effect: Transformer Engine's attention does not read it",
         remedies=("drop it", "set model.transformer_impl=local"),
         verified="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",
-        gate="precision",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB446: norm of an indexer that is not there",
         predicate=lambda s: (
             s.stands_out("dsa_indexer_k_norm_fp32") and s.has_model and s.model.experimental_attention_variant != "dsa"

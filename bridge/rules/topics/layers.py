@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, precision_rule, te
+from bridge.rules.rule import MODEL_CHECK, Rule, precision_rule, sync_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -56,7 +56,7 @@ RULES = (
         verified="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
         "training/mixed_precision.py, 2026-08-22, whose 0 and 0 switch it off",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB262: layer counts without the switch",
         warning="num_layers_at_start_in_bf16: has no effect: {why}",
         predicate=lambda s: s.inert_and_stated(LAYER_COUNTS),
@@ -121,7 +121,7 @@ RULES = (
         remedies=("read the last layers as those of the decoder",),
         verified="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB269: layers in BF16 without low precision",
         warning="first_last_layers_bf16: has no effect: {why}",
         predicate=lambda s: s.stated.get("first_last_layers_bf16") and s.inert_and_stated(["first_last_layers_bf16"]),

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import PARSER, Rule, each, inert_rule, owners_rule, precision_rule, sync_rule
+from bridge.rules.rule import PARSER, Rule, each, owners_rule, precision_rule, sync_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -68,7 +68,7 @@ RULES = (
         remedies=("use 1000, Megatron's default",),
         verified="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler.update",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB144: loss-scale schedule without effect",
         warning="initial_loss_scale: has no effect: {why}",
         predicate=lambda s: s.inert_and_stated(SCALER_SCHEDULE),

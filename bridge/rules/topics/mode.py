@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, inert_rule, mcore, owners_rule, precision_rule
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, owners_rule, precision_rule, sync_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -77,7 +77,7 @@ RULES = (
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
         verified="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB105: autocast dtype without autocast",
         warning="autocast_dtype: has no effect: {why}",
         predicate=lambda s: s.inert_and_stated(["autocast_dtype"]),
@@ -148,7 +148,7 @@ RULES = (
         remedies=("use one of these", "drop it"),
         verified="PyTorch 2.13 torch/amp/autocast_mode.py",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB114: BF16 sums outside BF16",
         predicate=lambda s: s.stands_out("disable_bf16_reduced_precision_matmul") and not s.is_bf16,
         warning="disable_bf16_reduced_precision_matmul: has no effect: Megatron sets the switch in bf16 runs only, and "
@@ -162,7 +162,6 @@ RULES = (
         warning="mamba_training_ssm_states_dtype: has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),
         verified="megatron-core 0.19.2 ssm/mamba_mixer.py:227",
-        gate="precision",
         versions=(mcore(since="0.19"),),
     ),
 )

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, inert_rule, mcore, te
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, sync_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -177,7 +177,7 @@ RULES = (
         verified="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
         versions=(mcore(since="0.20"),),
     ),
-    inert_rule(
+    sync_rule(
         heading="PB435: setting of experts in a model without",
         predicate=_without_experts,
         warning="moe_router_dtype: has no effect: the model has no experts",

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.config import CHOICES
-from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, inert_rule, owners_rule, target_rule, te
+from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, owners_rule, sync_rule, target_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -154,7 +154,7 @@ RULES = (
         remedies=("set one of the two to False",),
         verified="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB353: param remainders without effect",
         predicate=_unread_remainders,
         warning="store_param_remainders: has no effect: {why}",
@@ -162,7 +162,7 @@ RULES = (
         verified="megatron-core 0.16.1 optimizer/__init__.py:387; Transformer Engine 2.20 "
         "pytorch/optimizers/fused_adam.py",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB354: precision of Muon without Muon",
         predicate=_unread_matmuls,
         warning="muon_fp32_matmul_prec: has no effect: the optimizer is {s.optimizer.optimizer}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import PARSER, Rule, inert_rule, mcore, owners_rule
+from bridge.rules.rule import PARSER, Rule, mcore, owners_rule, sync_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -78,7 +78,7 @@ RULES = (
         verified="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
         versions=(mcore(since="0.17"),),
     ),
-    inert_rule(
+    sync_rule(
         heading="PB366: FP32 accumulation without effect",
         predicate=_unread_accumulation,
         warning="reduce_scatter_with_fp32_accumulation: has no effect: {why}",

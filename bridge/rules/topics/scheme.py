@@ -8,7 +8,7 @@ from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.rule import MODEL_CHECK, Rule, inert_rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
 from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
 from bridge.rules.versions import at_least
 
@@ -68,7 +68,9 @@ def _scheme_without_format(s: RuleContext) -> list[dict[str, Any]]:
 
 
 def _without_effect(s: RuleContext) -> list[dict[str, Any]]:
-    settings = [name for name in (*SCHEME_SETTINGS, PADDING) if name != BUFFER]
+    # A model's own FP8 output head and router padding are errors (PB215, PB423).
+    errors = {BUFFER, *({"fp8_output_proj", PADDING} - {*s.stated})}
+    settings = [name for name in (*SCHEME_SETTINGS, PADDING) if name not in errors]
     if not s.fp8:
         settings.append("fp8_wgrad")
     # A scheme, stored weights or the buffer without their format are an error (PB205, PB305, PB244) unless the format
@@ -173,7 +175,7 @@ RULES = (
         verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
         gate="is_custom",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB210: setting without effect",
         warning="fp8_margin: has no effect: {why}",
         predicate=_without_effect,
@@ -248,7 +250,7 @@ RULES = (
         verified="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
         gate="precision",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB219: FP8 activation input without the fused activation",
         predicate=_unfused_activation,
         warning="activation_func_fp8_input_store: has no effect: only a fused activation stores its input in FP8",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, inert_rule, mcore, owners_rule, sync_rule, te
+from bridge.rules.rule import PARSER, mcore, owners_rule, sync_rule, te
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -149,7 +149,7 @@ RULES = (
         remedies=("set {path}=True, as runtime_config_update does",),
         verified="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
     ),
-    inert_rule(
+    sync_rule(
         heading="PB331: setting of Megatron-FSDP without effect",
         predicate=_unread_by_ddp,
         warning="megatron_fsdp_main_params_dtype: has no effect: {why}",

@@ -4,6 +4,8 @@ from tests.rules.cases.runs import B200, BF16, CURRENT, DENSE, H100, MEGATRON_FS
 
 NVFP4_ATTENTION = dict(NVFP4, fp4_param_gather=False, fp8_dot_product_attention=True)
 
+SCALED = dict(DENSE, apply_query_key_layer_scaling=True, transformer_impl="local")
+
 CASES = {
     "PB441": (
         full(dict(CURRENT, fp8_dot_product_attention=True), H100),
@@ -18,8 +20,8 @@ CASES = {
         full(NVFP4_ATTENTION, "b200x8,te2.14,cuda12.9,mcore0.17"),
     ),
     "PB444": (
-        run("bf16_mixed", model=dict(DENSE, apply_query_key_layer_scaling=True, attention_softmax_in_fp32=False)),
-        run("bf16_mixed", model=dict(DENSE, apply_query_key_layer_scaling=True)),
+        run("bf16_mixed", model=dict(SCALED, attention_softmax_in_fp32=False)),
+        run("bf16_mixed", model=SCALED),
     ),
     "PB445": (
         run(dict(BF16, attention_softmax_in_fp32=False), H100, model=DENSE),
