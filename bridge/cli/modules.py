@@ -65,7 +65,6 @@ def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
 
 def _modules(chosen: argparse.Namespace) -> int:
     """Print the selection and what the rules say of it; return 2 with errors, else 0."""
-    from bridge.plan.selection import module_selection
     from bridge.preflight.check import check_run
 
     run = read_run(chosen)
@@ -73,9 +72,9 @@ def _modules(chosen: argparse.Namespace) -> int:
         _refuse_rows(run)
         run = _with_file(run, chosen.file)
     plan = plan_of(run)
-    found = module_selection(plan, run.precision, run.model)
-    if found is None:
-        _list(plan, run, as_json=chosen.json)
+    found = plan.selection
+    if not found.rows:
+        _list(plan, as_json=chosen.json)
         return 0
     if chosen.write:
         _write(plan, chosen.write)
@@ -123,11 +122,9 @@ def _layout(plan: PrecisionPlan) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes if size > 1 or name == "PP")
 
 
-def _list(plan: PrecisionPlan, run: RunValues, *, as_json: bool) -> None:
+def _list(plan: PrecisionPlan, *, as_json: bool) -> None:
     """Print the modules of a run that chooses nothing per module, as rows of `modules` would name them."""
-    from bridge.plan.selection import linear_modules
-
-    names = [module.path for module in linear_modules(plan, run.model)]
+    names = [module.path for module in plan.selection.left]
     if as_json:
         print_json({"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,7 @@ from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.without_te import config_checks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 """Names that `activation_func` accepts as well as a function."""
@@ -218,7 +219,7 @@ def _build_chunk(
     phases: Sequence[Any],
 ) -> torch.nn.Module:
     """Build one model chunk, in the dtype it is trained in."""
-    with marked_weights(config) as marks:
+    with marked_weights(config) as marks, _recipe_of_chunk(config, vp_stage):
         model: torch.nn.Module = GPTModel(
             config=config,
             transformer_layer_spec=block_spec(config, backend=backend, vp_stage=vp_stage, phases=phases),
@@ -240,6 +241,19 @@ def _build_chunk(
     if backend == "emulated":
         prepare_emulation(model, config, ddp)
     return model
+
+
+@contextmanager
+def _recipe_of_chunk(config: Any, vp_stage: int | None) -> Iterator[None]:
+    """Let the model config hold the per-module recipe of one chunk while that chunk is built, and matched."""
+    held: Any = getattr(config, "quant_recipe", None)
+    if vp_stage is not None and hasattr(held, "of_chunk"):
+        config.quant_recipe = held.of_chunk(vp_stage)
+    try:
+        yield
+    finally:
+        if held is not None:
+            config.quant_recipe = held
 
 
 def parameter_count(model: list[Any]) -> int:

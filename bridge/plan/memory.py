@@ -262,4 +262,4 @@ def _notes(plan: PrecisionPlan, workload: Workload, ddp: Any, capability: tuple[
         )
     if plan.shape.experts is not None and workload.seq_length:
         notes.append("Activations of experts are those of an even load; the busiest rank of a real step needs more.")
-    return (*notes, *plan.without_module)
+    return (*notes, *plan.row_notes)

@@ -31,16 +31,19 @@ from bridge.plan.fields import absent_fields, without
 from bridge.plan.module_paths import ModulePaths, effects_of, recipe_of
 from bridge.plan.modules import modules_of
 from bridge.plan.rows import PlanRow, module_rows
-from bridge.plan.selection import module_selection, rows_without_module
+from bridge.plan.selection import module_selection
 from bridge.plan.settings import Settings
 from bridge.plan.shape import ModelShape
+from bridge.precision.modules import module_rows as parsed_rows
 from bridge.rules.stages import Parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bridge.plan.modules import Module
+    from bridge.plan.selection import ModuleSelection
     from bridge.precision.config import PrecisionConfig
+    from bridge.precision.modules import ModuleRow
     from bridge.precision.quant_recipe import ModuleEffect
     from bridge.rules.stages import Place
     from bridge.rules.versions import Version
@@ -111,13 +114,25 @@ class PrecisionPlan:
     shape: ModelShape
     parallel: Parallel
     layers: tuple[PlanLayer, ...]
-    without_module: tuple[str, ...] = ()
-    """Rows of `modules` that take no linear layer, and rows that name layers without taking any, as sentences."""
+    paths: ModulePaths
+    """How the model names its modules."""
+    module_rows: tuple[ModuleRow, ...] = ()
+    """The rows of the precision's `modules`."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Settings that were asked for and have no effect, as sentences."""
-        return (*self.settings.notes, *self.without_module)
+        return (*self.settings.notes, *self.row_notes)
+
+    @property
+    def row_notes(self) -> tuple[str, ...]:
+        """Rows of `modules` that take no linear layer, or none in a layer that they name, as sentences."""
+        return self.selection.notes if self.module_rows else ()
+
+    @cached_property
+    def selection(self) -> ModuleSelection:
+        """The modules that each row of `modules`, or each matcher of a foreign recipe, takes."""
+        return module_selection(self)
 
     def low_precision_layers(self) -> tuple[int, ...]:
         """Return the numbers of the layers with at least one GEMM in FP8 or FP4."""
@@ -262,14 +277,16 @@ def precision_plan(
     settings = Settings.of(precision, model, optimizer, ddp, mcore=mcore)
     if shape.is_hybrid:
         settings = settings.of_hybrid(mcore)
-    plan = PrecisionPlan(
+    paths = ModulePaths.of(model)
+    return PrecisionPlan(
         label=precision.label if precision is not None else f"{settings.mode}, as the configs say",
         settings=settings,
         shape=shape,
         parallel=layout,
-        layers=tuple(_layers(shape, layout, settings, ModulePaths.of(model))),
+        layers=tuple(_layers(shape, layout, settings, paths)),
+        paths=paths,
+        module_rows=parsed_rows(precision.reading("modules")) if precision is not None else (),
     )
-    return replace(plan, without_module=rows_without_module(module_selection(plan, precision, model)))
 
 
 def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: ModulePaths) -> Iterator[PlanLayer]:

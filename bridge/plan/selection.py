@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
-from bridge.plan.module_paths import ModulePaths, recipe_of
+from bridge.plan.module_paths import recipe_of
 from bridge.plan.modules import modules_of
-from bridge.precision.modules import HIGH, module_rows
+from bridge.precision.modules import HIGH
+from bridge.precision.quant_recipe import EVALUATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.precision.config import PrecisionConfig
-    from bridge.precision.modules import ModulePrecision
-    from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe
+    from bridge.precision.modules import ModuleRow
+    from bridge.precision.quant_recipe import QuantRecipe
     from bridge.rules.stages import Parallel
 
-UNREAD = {"embedding": "the embedding", "router": "the router", "norm": "norms", "head": "the output layer"}
-"""Kind of a module that reads no per-module recipe -> its name in messages."""
+UNREAD = ("embedding", "router", "norm", "head")
+"""Kinds of modules that read no per-module recipe."""
 OTHER_STAGES = (1, 2, 4, 8)
 """Pipeline sizes that a foreign recipe is compared under."""
 
@@ -47,43 +47,76 @@ class Taken:
     """Its name within its model chunk."""
     chunk: int
     """Its chunk's place in the order of execution."""
-    scheme: str | None = None
+    is_low: bool
+    """Its layer runs in FP8 or FP4."""
+    scheme: str | None
     """The scaling scheme of its GEMMs in the plan; None: none of them is in FP8 or FP4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Selected:
-    """One row or matcher, and the modules that it selects."""
+class Entry:
+    """A row or matcher."""
 
     name: str
     """The row's number, or the matcher's name."""
     pattern: str
     precision: str
-    """A scheme, or bf16 for no FP8 and FP4."""
-    taken: tuple[Taken, ...]
-    """Linear layers that it decides for."""
-    shadowed: tuple[Taken, ...] = ()
-    """Linear layers that it selects and an earlier one takes."""
-    by: tuple[str, ...] = ()
-    """Names of those earlier ones."""
-    unread: tuple[Taken, ...] = ()
-    """Modules that it selects and that read no per-module recipe."""
-    nearest: tuple[str, ...] = ()
-    """Names of modules that look like the pattern, where it selects none."""
-    missed: tuple[int, ...] = ()
-    """Layers that it names, as it states them, and in which it selects no module."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A row or matcher that can be asked."""
-
-    name: str
-    pattern: str
-    precision: str
+    """A scheme, bf16 for no FP8 and FP4, or kitchen for a payload of that library."""
+    evaluation: str | None = None
+    """The same outside of training; None: that of training."""
     takes: Callable[[Taken], bool]
     layers: tuple[int, ...] = ()
     """Numbers of the layers that it names, as they are stated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selected:
+    """The modules that one row or matcher selects."""
+
+    entry: Entry
+    taken: tuple[Taken, ...]
+    """Linear layers that it decides for."""
+    shadowed: tuple[Taken, ...]
+    """Linear layers that it selects and an earlier one takes."""
+    by: tuple[str, ...]
+    """Names of those earlier ones."""
+    unread: tuple[Taken, ...]
+    """Modules that it selects and that read no per-module recipe."""
+    nearest: tuple[str, ...]
+    """Names of modules that look like the pattern, where it selects none."""
+    missed: tuple[int, ...]
+    """Layers that it names, as it states them, and in which it selects no module."""
+
+    @property
+    def name(self) -> str:
+        """The row's number, or the matcher's name."""
+        return self.entry.name
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it selects no linear layer at all."""
+        return not self.taken and not self.shadowed
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether earlier ones take every linear layer that it selects."""
+        return not self.taken and bool(self.shadowed)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the layers that it selects linear layers of."""
+        return tuple(dict.fromkeys(one.number for one in (*self.taken, *self.shadowed) if one.number is not None))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Elsewhere:
+    """A foreign matcher that means other layers under another pipeline size."""
+
+    row: Selected
+    stages: int
+    """The other pipeline size."""
+    there: tuple[int, ...]
+    """The numbers of its layers there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,173 +130,141 @@ class ModuleSelection:
     """Linear layers that nothing selects."""
     num_layers: int
     """Layers of the whole model."""
-    layers_elsewhere: tuple[tuple[str, int, tuple[int, ...], tuple[int, ...]], ...] = ()
-    """Foreign matchers that mean other layers in another pipeline: name, its stages, layers here, layers there."""
+    elsewhere: tuple[Elsewhere, ...] = ()
 
     @property
-    def empty(self) -> tuple[Selected, ...]:
-        """Rows that select no linear layer at all."""
-        return tuple(row for row in self.rows if not row.taken and not row.shadowed)
-
-    @property
-    def hidden(self) -> tuple[Selected, ...]:
-        """Rows that decide for nothing, since earlier ones take every module that they select."""
-        return tuple(row for row in self.rows if not row.taken and row.shadowed)
-
-    @property
-    def beyond(self) -> tuple[Selected, ...]:
-        """Rows that choose FP8 or FP4 and select modules too that read no per-module recipe, without naming them."""
-        return tuple(row for row in self.rows if row.precision != HIGH and row.unread and (row.taken or row.shadowed))
+    def notes(self) -> tuple[str, ...]:
+        """One sentence for each row of `modules` that takes no linear layer, or none in a layer that it names."""
+        found = []
+        for row in () if self.is_foreign else self.rows:
+            what = f"Row {row.name} of modules ({row.entry.pattern}) takes"
+            if row.is_empty:
+                found.append(f"{what} no linear layer of this model.")
+            elif row.missed:
+                found.append(f"{what} nothing in layer {', '.join(map(str, row.missed))}.")
+        return tuple(found)
 
 
-def module_selection(plan: PrecisionPlan, precision: PrecisionConfig | None, model: Any) -> ModuleSelection | None:
-    """Return which modules each row or matcher takes; None for a run without any.
-
-    Args:
-        plan: The plan of the run.
-        precision: Its precision, whose `modules` count where they are stated.
-        model: Its model's fields.
-    """
-    paths = ModulePaths.of(model)
-    rows = module_rows(precision.reading("modules")) if precision is not None else ()
-    if rows:
-        entries = [
-            Entry(
-                name=str(number),
-                pattern=str(row),
-                precision=_spelled(row.precision),
-                takes=_matching_any(row.patterns(plan.shape.num_layers)),
-                layers=row.layer_numbers,
-            )
-            for number, row in enumerate(rows)
-        ]
-        return _selection(entries, _modules(plan, plan.parallel, paths), plan.shape.num_layers, is_foreign=False)
+def module_selection(plan: PrecisionPlan) -> ModuleSelection:
+    """Return which modules each row or matcher of a plan takes."""
+    modules, num_layers = _modules(plan, plan.parallel), plan.shape.num_layers
     recipes = plan.settings.recipes
-    if not recipes:
-        return None
-    modules = _modules(plan, plan.parallel, paths)
-    found = _selection(_entries(recipes), modules, plan.shape.num_layers, is_foreign=True)
-    return replace(found, layers_elsewhere=tuple(_elsewhere(plan, paths, recipes, found)))
+    if plan.module_rows:
+        entries = [_row_entry(number, row, num_layers) for number, row in enumerate(plan.module_rows)]
+        return _selection(entries, modules, num_layers)
+    found = _selection(_entries(recipes), modules, num_layers, is_foreign=True)
+    return replace(found, elsewhere=tuple(_elsewhere(plan, found)) if len(recipes) == 1 else ())
 
 
-def rows_without_module(selection: ModuleSelection | None) -> tuple[str, ...]:
-    """Return one sentence for each row of `modules` that takes no linear layer, or none in a layer that it names."""
-    if selection is None or selection.is_foreign:
-        return ()
-    notes = []
-    for row in selection.rows:
-        if row in selection.empty:
-            notes.append(f"Row {row.name} of modules ({row.pattern}) takes no linear layer of this model.")
-        elif row.missed:
-            layers = ", ".join(map(str, row.missed))
-            notes.append(f"Row {row.name} of modules ({row.pattern}) takes nothing in layer {layers}.")
-    return tuple(notes)
-
-
-def linear_modules(plan: PrecisionPlan, model: Any) -> tuple[Taken, ...]:
-    """Return the linear layers of a run, which read a per-module recipe."""
-    modules = _modules(plan, plan.parallel, ModulePaths.of(model))
-    return tuple(module for module in modules if module.kind == "linear")
-
-
-def _matching_any(patterns: Sequence[str]) -> Callable[[Taken], bool]:
-    return lambda module: any(fnmatchcase(module.path, pattern) for pattern in patterns)
+def _row_entry(number: int, row: ModuleRow, num_layers: int) -> Entry:
+    patterns = row.patterns(num_layers)
+    return Entry(
+        name=str(number),
+        pattern=str(row),
+        precision=row.precision.scheme or HIGH,
+        evaluation=(row.evaluation.scheme or HIGH) if row.evaluation is not None else None,
+        takes=lambda module: any(fnmatchcase(module.path, pattern) for pattern in patterns),
+        layers=row.layer_numbers,
+    )
 
 
 def _entries(recipes: Sequence[QuantRecipe]) -> list[Entry]:
     """Return the matchers of a foreign recipe; each chunk has its own where there are several recipes."""
-    first: dict[str, Entry] = {}
+    found: dict[str, Entry] = {}
     for recipe in recipes:
         for matcher in recipe.matchers:
-            name, pattern = matcher.name, matcher.pattern
-            precision = _effect_name(recipe.effect_of(matcher.config))
-            first.setdefault(
-                name, Entry(name=name, pattern=pattern, precision=precision, takes=_matching(recipes, name))
+            evaluation = recipe.effect_of(matcher.config, EVALUATION)
+            entry = Entry(
+                name=matcher.name,
+                pattern=matcher.pattern,
+                precision=_precision(recipe, matcher.config),
+                evaluation=(evaluation.scheme or HIGH) if evaluation is not None else None,
+                takes=_matching(recipes, matcher.name),
             )
-    return list(first.values())
+            found.setdefault(matcher.name, entry)
+    return list(found.values())
+
+
+def _precision(recipe: QuantRecipe, config: str) -> str:
+    effect = recipe.effect_of(config)
+    if effect is not None:
+        return effect.scheme or HIGH
+    return "kitchen" if "kitchen_config_type" in (recipe.configs.get(config) or {}) else "unknown"
 
 
 def _matching(recipes: Sequence[QuantRecipe], name: str) -> Callable[[Taken], bool]:
     def takes(module: Taken) -> bool:
         recipe = recipe_of(recipes, module.chunk)
-        patterns = [one.pattern for one in recipe.matchers if one.name == name] if recipe is not None else []
-        return any(fnmatchcase(module.local, pattern) for pattern in patterns)
+        matchers = recipe.matchers if recipe is not None else ()
+        return any(one.name == name and fnmatchcase(module.local, one.pattern) for one in matchers)
 
     return takes
 
 
-def _modules(plan: PrecisionPlan, parallel: Parallel, paths: ModulePaths) -> list[Taken]:
+def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
     """Return every module of the model under a layout, in order."""
     places = parallel.places(plan.shape.num_layers)
-    chunk_of = {
-        index: (chunk, place.layers.index(index)) for chunk, place in enumerate(places) for index in place.layers
-    }
+    at = {index: (chunk, local) for chunk, place in enumerate(places) for local, index in enumerate(place.layers)}
     mtp = next((chunk for chunk, place in enumerate(places) if place.mtp), len(places) - 1)
     found: list[Taken] = []
     for layer in plan.layers:
-        label, kind = layer.label, layer.kind
         schemes = {module.name: module.scheme for module in layer.modules}
-        number = int(label) - 1 if label.isdecimal() else None
-        chunk, local = chunk_of[number] if number is not None else (0 if label == "embedding" else mtp, 0)
+        number = layer.number - 1 if layer.number is not None else None
+        chunk, local = at[number] if number is not None else (0 if layer.label == "embedding" else mtp, 0)
         found.extend(
             Taken(
-                layer=label,
+                layer=layer.label,
                 number=number,
                 module=module.name,
                 kind=module.kind,
-                path=paths.path(label, number or 0, module.name),
-                local=paths.path(label, local, module.name),
+                path=plan.paths.path(layer.label, number or 0, module.name),
+                local=plan.paths.path(layer.label, local, module.name),
                 chunk=chunk,
+                is_low=layer.low,
                 scheme=schemes.get(module.name),
             )
-            for module in modules_of(plan.shape, label, kind)
+            for module in modules_of(plan.shape, layer.label, layer.kind)
         )
     return found
 
 
 def _selection(
-    entries: Sequence[Entry], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool
+    entries: Sequence[Entry], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool = False
 ) -> ModuleSelection:
-    taken: dict[str, list[Taken]] = {entry.name: [] for entry in entries}
-    shadowed: dict[str, list[Taken]] = {entry.name: [] for entry in entries}
-    unread: dict[str, list[Taken]] = {entry.name: [] for entry in entries}
-    by: dict[str, dict[str, None]] = {entry.name: {} for entry in entries}
-    reached: dict[str, set[int | None]] = {entry.name: set() for entry in entries}
-    left = []
-    for module in modules:
-        found = [entry.name for entry in entries if entry.takes(module)]
-        for name in found:
-            reached[name].add(module.number)
-        if module.kind in UNREAD:
-            for name in found:
-                unread[name].append(module)
-        elif module.kind == "linear" and found:
-            first, *later = found
-            taken[first].append(module)
-            for name in later:
-                shadowed[name].append(module)
-                by[name][first] = None
-        elif module.kind == "linear":
-            left.append(module)
-    rows = tuple(
-        Selected(
-            name=entry.name,
-            pattern=entry.pattern,
-            precision=entry.precision,
-            taken=tuple(taken[entry.name]),
-            shadowed=tuple(shadowed[entry.name]),
-            by=tuple(by[entry.name]),
-            unread=tuple(unread[entry.name]),
-            nearest=() if taken[entry.name] or shadowed[entry.name] else _nearest(entry.pattern, modules),
-            missed=tuple(
-                number
-                for number in entry.layers
-                if (number + num_layers if number < 0 else number) not in reached[entry.name]
-            ),
-        )
-        for entry in entries
+    selected = {entry.name: [module for module in modules if entry.takes(module)] for entry in entries}
+    first: dict[Taken, str] = {}
+    for name, found in selected.items():
+        for module in found:
+            if module.kind == "linear":
+                first.setdefault(module, name)
+    return ModuleSelection(
+        rows=tuple(_selected(entry, selected[entry.name], first, modules, num_layers) for entry in entries),
+        is_foreign=is_foreign,
+        left=tuple(module for module in modules if module.kind == "linear" and module not in first),
+        num_layers=num_layers,
     )
-    return ModuleSelection(rows=rows, is_foreign=is_foreign, left=tuple(left), num_layers=num_layers)
+
+
+def _selected(
+    entry: Entry, found: Sequence[Taken], first: dict[Taken, str], modules: Sequence[Taken], num_layers: int
+) -> Selected:
+    """Return one row: `found` is all that it selects, `first` says which row takes a linear layer."""
+    linears = [module for module in found if module in first]
+    shadowed = [module for module in linears if first[module] != entry.name]
+    reached = {module.number for module in found}
+    return Selected(
+        entry=entry,
+        taken=tuple(module for module in linears if first[module] == entry.name),
+        shadowed=tuple(shadowed),
+        by=tuple(dict.fromkeys(first[module] for module in shadowed)),
+        unread=tuple(module for module in found if module.kind in UNREAD),
+        nearest=() if linears else _nearest(entry.pattern, modules),
+        missed=tuple(
+            number
+            for number in entry.layers
+            if not -num_layers <= number < num_layers or number % num_layers not in reached
+        ),
+    )
 
 
 def _nearest(pattern: str, modules: Sequence[Taken]) -> tuple[str, ...]:
@@ -273,20 +274,15 @@ def _nearest(pattern: str, modules: Sequence[Taken]) -> tuple[str, ...]:
     return tuple(close_matches(words[-1], names)) if words else ()
 
 
-def _elsewhere(
-    plan: PrecisionPlan, paths: ModulePaths, recipes: Sequence[QuantRecipe], here: ModuleSelection
-) -> list[tuple[str, int, tuple[int, ...], tuple[int, ...]]]:
+def _elsewhere(plan: PrecisionPlan, here: ModuleSelection) -> list[Elsewhere]:
     """Return the matchers that mean other layers in one stage, or in several where the run has one."""
-    if len(recipes) > 1:
-        return []
-    single = plan.parallel.pipeline * plan.parallel.virtual == 1
-    others = [size for size in OTHER_STAGES if (size > 1 if single else size == 1)]
-    size = next((size for size in others if plan.shape.num_layers % size == 0), None)
-    if size is None:
+    is_single = plan.parallel.pipeline * plan.parallel.virtual == 1
+    others = [size for size in OTHER_STAGES if (size > 1) == is_single and plan.shape.num_layers % size == 0]
+    if not others:
         return []
     layout = replace(
         plan.parallel,
-        pipeline=size,
+        pipeline=others[0],
         virtual=1,
         layout=None,
         first_stage_layers=None,
@@ -294,22 +290,9 @@ def _elsewhere(
         embedding_counts=False,
         loss_counts=False,
     )
-    there = _selection(_entries(recipes), _modules(plan, layout, paths), plan.shape.num_layers, is_foreign=True)
-    found = []
-    for mine, other in zip(here.rows, there.rows, strict=True):
-        layers = _layers(mine), _layers(other)
-        if layers[0] != layers[1]:
-            found.append((mine.name, size, *layers))
-    return found
-
-
-def _layers(row: Selected) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(one.number for one in (*row.taken, *row.shadowed) if one.number is not None))
-
-
-def _spelled(precision: ModulePrecision) -> str:
-    return precision.scheme or HIGH
-
-
-def _effect_name(effect: ModuleEffect | None) -> str:
-    return effect.scheme or HIGH if effect is not None else "unknown"
+    there = _selection([row.entry for row in here.rows], _modules(plan, layout), plan.shape.num_layers)
+    return [
+        Elsewhere(row=mine, stages=others[0], there=other.numbers)
+        for mine, other in zip(here.rows, there.rows, strict=True)
+        if mine.numbers != other.numbers
+    ]

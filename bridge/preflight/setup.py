@@ -175,10 +175,9 @@ class Setup(RuleContext):
             return None
         model = self.sections["model"].values
         from bridge.plan.precision_plan import precision_plan
-        from bridge.plan.selection import module_selection
 
         try:
-            return module_selection(precision_plan(self.precision, model), self.precision, model)
+            return precision_plan(self.precision, model).selection
         except RunConfigError:
             return None
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from bridge.plan.selection import ModuleSelection, Selected, Taken
+    from bridge.plan.selection import Entry, ModuleSelection, Selected, Taken
     from bridge.rules.rule import RuleFinding
 
 COLUMNS = (
@@ -45,9 +45,9 @@ def module_table(
     rows = [
         (
             row.name,
-            row.pattern,
-            high if row.precision == HIGH else row.precision,
-            _reach(row.taken, mode, is_low=row.precision != HIGH),
+            row.entry.pattern,
+            _precision(row.entry, high),
+            _reach(row.taken, mode, is_low=row.entry.precision != HIGH),
             str(len(row.taken)),
         )
         for row in selection.rows
@@ -66,8 +66,13 @@ def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) 
         "rows": [_row_dict(row) for row in selection.rows],
         "left": [module.path for module in selection.left],
         "layers_elsewhere": [
-            {"row": name, "pipeline": stages, "layers": list(here), "layers_there": list(there)}
-            for name, stages, here, there in selection.layers_elsewhere
+            {
+                "row": one.row.name,
+                "pipeline": one.stages,
+                "layers": list(one.row.numbers),
+                "layers_there": list(one.there),
+            }
+            for one in selection.elsewhere
         ],
         "findings": [
             {key: asdict(one)[key] for key in ("id", "severity", "path", "rule", "remedy")} for one in findings
@@ -78,8 +83,9 @@ def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) 
 def _row_dict(row: Selected) -> dict[str, Any]:
     return {
         "name": row.name,
-        "select": row.pattern,
-        "precision": row.precision,
+        "select": row.entry.pattern,
+        "precision": row.entry.precision,
+        "evaluation": row.entry.evaluation,
         "takes": [module.path for module in row.taken],
         "in_low_precision": [module.path for module in row.taken if module.scheme is not None],
         "taken_before": [module.path for module in row.shadowed],
@@ -87,6 +93,11 @@ def _row_dict(row: Selected) -> dict[str, Any]:
         "read_no_recipe": [module.path for module in row.unread],
         "nearest": list(row.nearest),
     }
+
+
+def _precision(entry: Entry, high: str) -> str:
+    training, evaluation = (high if one == HIGH else one for one in (entry.precision, entry.evaluation))
+    return f"{training}; evaluation in {evaluation}" if evaluation is not None else str(training)
 
 
 def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:

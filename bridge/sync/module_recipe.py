@@ -2,7 +2,8 @@
 
 An owner of Megatron's class gets an object of the class that its field is annotated with, `RecipeConfig`; a mapping, or
 an object of another class, gets plain data. All ranks hold the same object. Where stages need different recipes it
-asks Megatron for the stage when the model is built, which is after Megatron made its process groups.
+asks Megatron for the stage when the model is built, which is after Megatron made its process groups. Megatron's matcher
+cannot tell the chunks of a stage apart, so the trainer asks for the recipe of each chunk that it builds.
 """
 
 from __future__ import annotations
@@ -114,11 +115,17 @@ class _ModuleRecipe:
         file = files[_stage() if len(files) > 1 else 0]
         if file is None:
             raise RunConfigError(
-                "mixed_precision.modules: the rows name layers of single model chunks, and Megatron has one recipe for "
-                "all chunks of a stage. Use virtual_pipeline_model_parallel_size=None, or rows without layers."
+                "mixed_precision.modules: the model chunks of this stage need different recipes, and Megatron gives "
+                "them one. Build chunk N with model.quant_recipe.of_chunk(N) as its quant_recipe, use "
+                "virtual_pipeline_model_parallel_size=None, or rows without layers."
             )
         matchers: list[Any] = self.kind.from_config_dict(file).matchers
         return matchers
+
+    def of_chunk(self, number: int) -> Any:
+        """Return the recipe of one model chunk of every stage, counted from 0 within the stage."""
+        files = self.files if len(self.files) == 1 else self.files[number * self.stages :][: self.stages]
+        return type(self)(files, len(files))
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._parts() == other._parts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_a_pattern_that_takes_nothing_is_an_error_with_the_nearest_names(capsys:
     assert [one["id"] for one in found["findings"]] == ["PB281"]
     assert found["rows"][0]["takes"] == []
     assert "linear_qkv" in found["rows"][0]["nearest"]
+
+
+def test_a_precision_outside_of_training_is_listed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = 'mixed_precision.modules=[{select:"*.linear_qkv",precision:tensorwise,evaluation:bf16}]'
+    assert main(["modules", RECIPE, row]) == 0
+    assert "tensorwise; evaluation in bf16 (the run's dtype)" in capsys.readouterr().out
+    payload = "{kitchen_config_type: QLinearParams, recipe_idx: 1}"
+    (tmp_path / "kitchen.yaml").write_text(re.sub(r"\{transformer.*", payload, FILE))
+    main(["modules", RECIPE, "--file", str(tmp_path / "kitchen.yaml"), "--json"])
+    assert json.loads(capsys.readouterr().out)["rows"][0]["precision"] == "kitchen"
 
 
 def test_a_foreign_file_is_listed_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +116,7 @@ def test_a_layer_in_which_a_row_takes_nothing_is_named(capsys: pytest.CaptureFix
 
 def test_layers_that_the_run_keeps_in_its_dtype_are_apart(capsys: pytest.CaptureFixture[str]) -> None:
     row = 'mixed_precision.modules=[{select:"*.linear_qkv",precision:mxfp8}]'
-    assert main(["modules", RECIPE, row]) == 0
+    assert main(["modules", RECIPE, row, "mixed_precision.fp8_param_gather=false"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "mxfp8 linear_qkv of 1-4; in bf16 all the same: linear_qkv of 0, 5" in printed
 

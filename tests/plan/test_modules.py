@@ -27,7 +27,6 @@ from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.module_paths import ModulePaths
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
-from bridge.plan.selection import module_selection
 from bridge.precision.module_names import LINEAR_NAMES
 from bridge.precision.module_recipe import chunk_recipes
 from bridge.precision.modules import module_rows
@@ -131,10 +130,7 @@ def test_a_row_means_the_same_layers_under_every_layout(
     """The slow reference: each row's globs over the names in the whole model, which no layout changes."""
     config = MixedPrecisionConfig(bf16=True, modules=rows)
     fields = fields_of("dense", *layout)
-    selection = module_selection(precision_plan(config, fields), config, fields)
-    if selection is None:
-        assert not rows
-        return
+    selection = precision_plan(config, fields).selection
     single = fields_of("dense", 1, None)
     names = [one.path for row in selection.rows for one in row.taken] + [one.path for one in selection.left]
     parsed = module_rows(config.reading("modules"))
@@ -163,9 +159,9 @@ def test_a_foreign_file_counts_layers_within_a_stage() -> None:
     plan = precision_plan(precision, {**model, "pipeline_model_parallel_size": 4})
     high = [layer.number - 1 for layer in plan.layers if layer.number and not any(one.scheme for one in layer.modules)]
     assert high == [0, 20, 40, 60]
-    selection = module_selection(plan, precision, {**model, "pipeline_model_parallel_size": 4})
-    assert selection is not None
-    assert selection.layers_elsewhere == (("first", 1, (0, 20, 40, 60), (0,)),)
+    (found,) = plan.selection.elsewhere
+    assert (found.row.name, found.row.numbers) == ("first", (0, 20, 40, 60))
+    assert (found.stages, found.there) == (1, (0,))
 
 
 def test_a_file_that_forces_every_module_to_bf16_leaves_no_fp8_in_the_plan() -> None:

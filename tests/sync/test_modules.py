@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from megatron.core import parallel_state
 from megatron.core.quantization.quant_config import RecipeConfig
 from megatron.core.quantization.utils import get_quant_config_or_none
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bridge import get_mixed_precision_config, synchronize
 from bridge.errors import RunConfigError, SyncCheckError, SyncConflictError
+from bridge.precision.module_recipe import chunk_recipes
+from bridge.precision.modules import module_rows
 
 PIPELINE = {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.bfloat16}
 ROWS = [
@@ -59,13 +65,35 @@ def test_a_stage_needs_to_be_known_where_stages_differ(megatron_owners) -> None:
     )
 
 
-def test_chunks_that_share_a_recipe_must_agree(megatron_owners) -> None:
-    owners = megatron_owners(num_layers=8, virtual_pipeline_model_parallel_size=2, **PIPELINE)
-    with pytest.raises(SyncCheckError, match="the 2 chunks of stage 0, 1 share one quant_recipe"):
-        synchronize(recipe(), **owners)
-    assert owners["model"].quant_recipe is None
-    synchronize(recipe(ROWS[:1]), **owners)
-    assert len(owners["model"].quant_recipe.matchers) == 1
+def test_each_chunk_of_a_stage_has_its_own_recipe_for_a_trainer_that_asks(megatron_owners) -> None:
+    sizes = {"num_layers": 8, "virtual_pipeline_model_parallel_size": 2, **PIPELINE}
+    owners = megatron_owners(**sizes)
+    report = synchronize(recipe(), **owners)
+    assert [one.id for one in report.findings] == ["PB285"]
+    held = owners["model"].quant_recipe
+    files = chunk_recipes(
+        module_rows(recipe().modules), [(0, 1), (2, 3), (4, 5), (6, 7)], is_low=True, fp8_format="hybrid"
+    )
+    assert [held.of_chunk(chunk).files for chunk in (0, 1)] == [tuple(files[:2]), tuple(files[2:])]
+    assert isinstance(held.of_chunk(1), RecipeConfig)
+    assert synchronize(recipe(ROWS[:1]), **megatron_owners(**sizes)).findings == ()
+    with initialised(pipeline=2):
+        with pytest.raises(RunConfigError, match=r"Build chunk N with model\.quant_recipe\.of_chunk\(N\)"):
+            get_quant_config_or_none("decoder.layers.0.mlp.linear_fc2", held)
+        first, second = (
+            get_quant_config_or_none("decoder.layers.0.mlp.linear_fc2", held.of_chunk(chunk)) for chunk in (0, 1)
+        )
+    assert (first.config_key, second) == ("mxfp8", None)
+
+
+@contextmanager
+def initialised(*, pipeline: int) -> Iterator[None]:
+    """Be the first rank of a pipeline, in process groups that send nothing."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=pipeline, store=FakeStore())
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=pipeline, create_gloo_process_groups=False)
+    yield
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
 
 
 def test_an_owners_own_recipe_conflicts_as_any_field_does(megatron_owners) -> None:

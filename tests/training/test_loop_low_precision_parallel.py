@@ -51,13 +51,13 @@ PLANS = {
         "model": {**SIX, "pipeline_model_parallel_size": 2},
         "train": {"train_iters": 2},
     },
-    "pp2-modules": {
+    "vpp2-modules": {
         "low": "tensorwise",
         "rows": [
             {"select": {"layers": [1, -1], "module": "linear_fc2"}, "precision": "mxfp8"},
             {"select": "decoder.layers.3.*", "precision": "bf16"},
         ],
-        "model": {"num_layers": 6, "pipeline_model_parallel_size": 2},
+        "model": {**INTERLEAVED["model"], "first_last_layers_bf16": False},
         "train": {"train_iters": 2},
     },
     "vpp2-whole": {**INTERLEAVED, "train": {**SCHEDULE, "train_iters": 6}},
@@ -67,7 +67,7 @@ PLANS = {
 }
 
 
-FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise", "pp2-modules")
+FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise", "vpp2-modules")
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +125,11 @@ def test_two_interleaved_stages_must_overlap_their_messages(tmp_path):
         run_config(config.model, vocab_size=256)
 
 
-def test_rows_that_name_layers_choose_them_in_every_stage(run_of):
-    rows = Record.read(run_of("pp2-modules") / "record.json").gemms
+def test_rows_that_name_layers_choose_them_in_every_chunk_of_every_stage(run_of):
+    rows = Record.read(run_of("vpp2-modules") / "record.json").gemms
     schemes = {(row.layer, row.module): row.scheme for row in rows if row.layer != "output"}
     others = {key: scheme for key, scheme in schemes.items() if scheme != "tensorwise"}
     names = ("linear_fc1", "linear_fc2", "linear_proj", "linear_qkv")
-    assert others == {("2", "linear_fc2"): "mxfp8", ("6", "linear_fc2"): "mxfp8"} | {
+    assert others == {("2", "linear_fc2"): "mxfp8", ("8", "linear_fc2"): "mxfp8"} | {
         ("4", name): "none" for name in names
     }

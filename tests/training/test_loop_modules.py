@@ -23,6 +23,10 @@ BY_LAYER = [
     {"select": {"layers": [0, 3], "module": "linear_fc1"}, "precision": "nvfp4"},
     {"select": "*.self_attention.*", "precision": "bf16"},
 ]
+ON_STORED = [
+    {"select": "*.linear_qkv", "precision": "bf16"},
+    {"select": {"layers": [0, 2], "module": "linear_fc1"}, "precision": "tensorwise", "evaluation": "bf16"},
+]
 CURRENT = {"bf16": True, "fp8": "hybrid", "fp8_recipe": "tensorwise"}
 
 
@@ -41,11 +45,12 @@ def run(folder: Any, rows: list[dict[str, Any]], precision: dict[str, Any], **se
         (MIXED, CURRENT, {}),
         (MIXED, {"bf16": True}, {}),
         (BY_LAYER, {**CURRENT, "first_last_layers_bf16": True}, SIX),
+        (ON_STORED, {**CURRENT, "fp8_param_gather": True, "first_last_layers_bf16": True}, SIX),
     ],
-    ids=["in FP8", "in BF16", "by layer"],
+    ids=["in FP8", "in BF16", "by layer", "on stored weights"],
 )
 def test_every_gemm_runs_in_what_the_plan_says(rows, precision, model, tmp_path):
-    summary, plan = run(tmp_path, rows, precision, model=model, train={"train_iters": 2})
+    summary, plan = run(tmp_path, rows, precision, model=model, train={"train_iters": 2}, sharded=True)
     seen = {(record.layer, record.module): record.scheme for record in summary.gemms if record.layer != "output"}
     planned = {
         (layer.label, module.name): module.scheme or "none"
@@ -91,10 +96,10 @@ def test_a_row_of_bf16_for_every_module_trains_as_bf16_does(tmp_path):
             "'custom'. Turn it off, or run this where Transformer Engine works (precision_backend=te).",
         ),
         (
-            {"precision": "bf16"},
+            {"precision": "mxfp8"},
             {**CURRENT, "fp8_param_gather": True},
-            "model.fp8_param: the emulated backend does not run choices per module on weights stored in the run's "
-            "format, got True. Turn it off, or run this where Transformer Engine works (precision_backend=te).",
+            "model.fp8_param: weights stored in tensorwise cannot be multiplied in mxfp8, got True. Turn it off, or "
+            "run this where Transformer Engine works (precision_backend=te).",
         ),
     ],
 )

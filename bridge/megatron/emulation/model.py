@@ -24,15 +24,17 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
 
     Before the model is wrapped for data parallelism, whose buffers take the codes in; in the dtype of its training.
     """
-    layers = emulated_linears([model])
-    if (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param):
-        reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
-        for layer in layers:
-            spec = layer.gemms.training.spec("weight")
-            as_is = reuses and spec.scheme == "mxfp8"
-            through_bf16 = as_is and ddp.grad_reduce_in_fp32
-            gathered = torch.bfloat16 if through_bf16 else None
-            store_weight(layer, spec, layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
+    run = gemm_precision(config)
+    stores = (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param)
+    reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
+    for layer in emulated_linears([model]) if run is not None and stores else ():
+        if not layer.is_low:  # a layer that Megatron builds outside of the FP8 context
+            continue
+        spec = run.spec("weight")
+        as_is = reuses and spec.scheme == "mxfp8"
+        through_bf16 = as_is and ddp.grad_reduce_in_fp32
+        gathered = torch.bfloat16 if through_bf16 else None
+        store_weight(layer, spec, layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
     _attach_updates(model, config)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.numerics import GemmPrecision
+from bridge.precision.modules import HIGH
 from bridge.precision.quant_recipe import EVALUATION, TRAINING, ModuleEffect, quant_recipes
 
 Chosen = GemmPrecision | None
@@ -29,15 +30,27 @@ def per_module_faults(config: Any) -> list[str]:
                 f"model.quant_recipe: the emulated backend does not run {name}, {why}, got {effect.scheme!r}."
             )
         if effect.stored:
-            why = "it stores the weights of a whole run in low precision, or of none"
+            why = "which Megatron drops in a GPT"
             faults.append(f"model.quant_recipe: the emulated backend does not run {name}, {why}, got fp8_param=True.")
-    stored = [name for name in ("fp8", "fp4") if getattr(config, name, None) and getattr(config, f"{name}_param", None)]
-    if stored and _effects(config):
-        faults.append(
-            f"model.{stored[0]}_param: the emulated backend does not run choices per module on weights stored in the "
-            "run's format, got True."
-        )
-    return faults
+    return [*faults, *_faults_of_stored_weights(config)]
+
+
+def _faults_of_stored_weights(config: Any) -> list[str]:
+    """Return a sentence for each choice that cannot be made where the run's weights are stored in FP8 or FP4.
+
+    A module in the dtype of the run dequantises its weight; Transformer Engine refuses one in another scheme.
+    """
+    family = next((one for one in ("fp8", "fp4") if getattr(config, one, None)), None)
+    if family is None or not getattr(config, f"{family}_param", None):
+        return []
+    held = getattr(config, f"{family}_recipe", None)
+    stored = str(getattr(held, "value", held))
+    chosen = {effect.scheme or HIGH for _, effect in _effects(config) if effect.in_low} - {stored}
+    if stored != "delayed":
+        chosen.discard(HIGH)  # under delayed scaling the scale of a weight comes from the steps of its GEMM
+    return [
+        f"model.{family}_param: weights stored in {stored} cannot be multiplied in {', '.join(sorted(chosen))}, got True."
+    ] * bool(chosen)
 
 
 def _effects(config: Any) -> list[tuple[str, ModuleEffect]]:

@@ -30,6 +30,11 @@ def with_row(base, **row):
     return dict(base, modules=[row])
 
 
+def custom(factory):
+    """A row's own quantizer factory."""
+    return {"fp8_recipe": "custom", "fp8_quantizer_factory": factory}
+
+
 MODULE_OFF = {**MODULE_MXFP8, "matchers": {"one": {"type": "glob", "pattern": "*.linear_qkv", "config": "head"}}}
 LATER = {"select": "*.linear_qkv", "precision": "bf16"}
 
@@ -89,5 +94,13 @@ CASES = {
     "PB294": (
         run("bf16_mixed", H100, model=dict(DENSE, quant_recipe="te_quant.yaml")),
         run("bf16_mixed", H100, model=DENSE),
+    ),
+    "PB295": (
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.factories.why_not")), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.factories.why_not_found")), H100),
+    ),
+    "PB296": (
+        full(with_row(CURRENT, select="*.linear_qkv", precision="blockwise"), H100),
+        full(with_row(CURRENT, select="*.linear_qkv", precision="bf16", evaluation="tensorwise"), H100),
     ),
 }

@@ -1,0 +1,160 @@
+"""Predicates about the modules that rows of `modules`, and matchers of a foreign recipe, take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import close_matches, listed
+from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
+from bridge.precision.modules import HIGH, module_rows
+from bridge.rules.fields import whole_number
+from bridge.rules.versions import at_least
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.precision.modules import ModuleRow
+    from bridge.rules.context import RuleContext
+
+PATH = "model.quant_recipe"
+MOST = 6
+"""Names that a message lists."""
+
+
+def about(s: RuleContext, value: object, **words: Any) -> dict[str, Any]:
+    """Return the values of a finding about a row of `modules`, or about a matcher of a foreign recipe."""
+    is_row = s.precision is not None and s.precision.is_stated("modules")
+    return {"path": "modules" if is_row else PATH, "noun": "row" if is_row else "matcher", "value": value, **words}
+
+
+def own_rows(s: RuleContext) -> tuple[ModuleRow, ...]:
+    """Return the rows of the precision's `modules`."""
+    return module_rows(s.stated.get("modules"))
+
+
+def _rows(s: RuleContext) -> Sequence[Any]:
+    """Return the rows or matchers with what they take; none for a model that cannot be planned."""
+    return s.selection.rows if s.selection is not None else ()
+
+
+def empty(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows and matchers that take no linear layer; rows of layers beyond the model are PB292's."""
+    if not s.is_whole:
+        return _misspelt(s)
+    found = []
+    for row in _rows(s):
+        missed = [number for number in row.missed if not _is_beyond(number, s.selection.num_layers)]
+        if not row.is_empty or (row.missed and not missed):
+            continue
+        unread = _listed(row.unread)
+        reason = f": it takes {unread} alone, which read no per-module recipe" if unread else ""
+        severity = {"severity": "warning"} if s.selection.is_foreign else {}  # a file may serve several models
+        near = _near(row.nearest)
+        found.append(about(s, row.entry.pattern, name=row.name, reason=reason, near=near, **severity))
+    return found
+
+
+def _misspelt(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows that take no linear layer of any Megatron model, for a sync, which has no plan."""
+    names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
+    found = []
+    for number, row in enumerate(own_rows(s)):
+        if not takes_a_linear_layer(row):
+            last = (row.select or row.module).rpartition(".")[2].strip("*")
+            near = _near(close_matches(last, names))
+            found.append(about(s, str(row), name=number, reason="", near=near))
+    return found
+
+
+def _near(names: Sequence[str]) -> str:
+    return f" (did you mean {listed(names)}?)" if names else ""
+
+
+def _listed(modules: Sequence[Any]) -> str:
+    names = list(dict.fromkeys(one.module for one in modules))
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return ", ".join(names[:MOST]) + more
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "no layer"
+    more = ", ..." if len(numbers) > MOST else ""
+    return f"layer{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST]))}{more}"
+
+
+def _is_beyond(number: int, num_layers: int) -> bool:
+    return not -num_layers <= number < num_layers
+
+
+def missed_layers(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows that name layers in which they take nothing."""
+    if not s.is_whole:
+        return _beyond_the_model(s, whole_number(s.model.num_layers) or 0)
+    if s.selection is None or s.selection.is_foreign:
+        return []
+    found = _beyond_the_model(s, s.selection.num_layers)
+    for row in s.selection.rows:
+        missed = [number for number in row.missed if not _is_beyond(number, s.selection.num_layers)]
+        if missed and not row.is_empty:
+            words = {"layers": _numbers(missed), "reason": "there is no such module there", "severity": "warning"}
+            found.append(about(s, row.entry.pattern, name=row.name, remedy="drop these numbers", **words))
+    return found
+
+
+def _beyond_the_model(s: RuleContext, num_layers: int) -> list[dict[str, Any]]:
+    """Return the rows that name layers which the model does not have; none where its layers are not known."""
+    is_hybrid = s.model.is_hybrid_model or s.model.hybrid_override_pattern or s.model.hybrid_layer_pattern
+    if num_layers < 1 or (is_hybrid and not s.is_whole):  # a pattern counts a hybrid model's layers
+        return []
+    reason, remedy = f"the model's layers are 0 to {num_layers - 1}", "correct these numbers"
+    return [
+        about(s, str(row), name=number, layers=_numbers(beyond), reason=reason, remedy=remedy)
+        for number, row in enumerate(own_rows(s))
+        if (beyond := row.layers_beyond(num_layers))
+    ]
+
+
+def hidden(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows behind earlier ones that take all of their modules."""
+    return [about(s, row.entry.pattern, name=row.name, by=" and ".join(row.by)) for row in _rows(s) if row.is_hidden]
+
+
+def unread(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows that choose FP8 or FP4 and select modules too that read no such choice, without naming them."""
+    return [
+        about(s, row.entry.pattern, name=row.name, precision=row.entry.precision, modules=_listed(row.unread))
+        for row in _rows(s)
+        if row.unread and not row.is_empty and row.entry.precision != HIGH
+    ]
+
+
+def elsewhere(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the foreign matchers that mean other layers under another pipeline size."""
+    return [
+        {
+            "name": one.row.name,
+            "value": one.row.entry.pattern,
+            "precision": one.row.entry.precision,
+            "here": _numbers(one.row.numbers),
+            "there": _numbers(one.there),
+            "stages": one.stages,
+        }
+        for one in (s.selection.elsewhere if s.selection is not None else ())
+    ]
+
+
+def in_another_scheme(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the rows that multiply weights stored in the run's format in another scheme.
+
+    A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
+    """
+    is_stored = (s.fp8 and s.gathers_fp8) or (s.fp4 and s.gathers_fp4)
+    if not is_stored or (s.is_hybrid and at_least(s.mcore, "0.18") is not False):
+        return []
+    found = []
+    for row in _rows(s):
+        others = [one for one in (row.entry.precision, row.entry.evaluation) if one not in (None, HIGH, s.scheme)]
+        if others and any(module.is_low for module in row.taken):
+            found.append(about(s, row.entry.pattern, name=row.name, other=others[0]))
+    return found
