@@ -27,8 +27,8 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     run = gemm_precision(config)
     stores = (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param)
     reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
-    for layer in emulated_linears([model]) if run is not None and stores else ():
-        if not layer.is_low:  # a layer that Megatron builds outside of the FP8 context
+    for layer in emulated_linears([model]) if stores else ():
+        if run is None or not layer.is_low:  # a layer that Megatron builds outside of the FP8 context
             continue
         spec = run.spec("weight")
         as_is = reuses and spec.scheme == "mxfp8"

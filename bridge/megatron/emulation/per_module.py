@@ -48,9 +48,10 @@ def _faults_of_stored_weights(config: Any) -> list[str]:
     chosen = {effect.scheme or HIGH for _, effect in _effects(config) if effect.in_low} - {stored}
     if stored != "delayed":
         chosen.discard(HIGH)  # under delayed scaling the scale of a weight comes from the steps of its GEMM
-    return [
-        f"model.{family}_param: weights stored in {stored} cannot be multiplied in {', '.join(sorted(chosen))}, got True."
-    ] * bool(chosen)
+    if not chosen:
+        return []
+    others = ", ".join(sorted(chosen))
+    return [f"model.{family}_param: weights stored in {stored} cannot be multiplied in {others}, got True."]
 
 
 def _effects(config: Any) -> list[tuple[str, ModuleEffect]]:
