@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -26,6 +27,8 @@ FORMAT = 1
 ALGORITHM = "sha256"
 THREADS = 8
 """Files of one process that are read at the same time; hashing releases Python's lock."""
+_WRITER = re.compile(r"__(\d{1,9})_")
+"""Begins the name of a file of tensors, with the number of the rank that wrote it."""
 _LARGEST = 64 * 2**20
 """Bytes of the largest manifest that is read; a checkpoint of 100,000 files has one of 15 MB."""
 
@@ -130,6 +133,18 @@ def outline(checkpoint: Path) -> dict[str, int]:
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     named = ((path.relative_to(checkpoint).as_posix(), path) for path in files)
     return {name: path.stat().st_size for name, path in named if name != MANIFEST and not path.name.startswith(".nfs")}
+
+
+def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
+    """Return the files that a rank reads: those that the rank of this number wrote, whose content it may have cached.
+
+    Args:
+        names: Files of a checkpoint.
+        rank: The rank.
+        ranks: All ranks of the run.
+    """
+    written = [(name, _WRITER.match(name)) for name in names]
+    return [name for name, writer in written if (int(writer[1]) if writer is not None else 0) % ranks == rank]
 
 
 def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:

@@ -89,3 +89,24 @@ def from_first_rank(compute: Callable[[], T]) -> T:
         raise CheckpointError(sent[1])
     result: T = sent[0]
     return result
+
+
+def from_all_ranks(compute: Callable[[], T]) -> list[T]:
+    """Return on every rank what `compute` returns on each; the first `CheckpointError` is raised on every rank.
+
+    Args:
+        compute: Called on every rank; its result is plain data.
+    """
+    own: list[Any] = [None, None]
+    try:
+        own[0] = compute()
+    except CheckpointError as error:
+        own[1] = str(error)
+    ranks = torch.distributed.get_world_size()
+    seen: list[Any] = [own] * ranks
+    if ranks > 1:
+        torch.distributed.all_gather_object(seen, own)
+    failed = next((error for _, error in seen if error is not None), None)
+    if failed is not None:
+        raise CheckpointError(failed)
+    return [result for result, _ in seen]

@@ -11,9 +11,10 @@ from megatron.core.dist_checkpointing.core import CheckpointingException
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.checkpoint.folder import LATEST, candidates, folder_of, is_finished, iterations, load_fault, set_aside
-from bridge.checkpoint.manifest import damage
-from bridge.errors import CheckpointError
-from bridge.megatron.agreement import from_first_rank
+from bridge.checkpoint.manifest import MANIFEST, Manifest, damage, share
+from bridge.checkpoint.pickles import pickle_fault
+from bridge.errors import CheckpointError, DamagedCheckpointError
+from bridge.megatron.agreement import from_all_ranks, from_first_rank
 from bridge.megatron.checkpoint.state import (
     Position,
     identity,
@@ -45,32 +46,68 @@ _SCHEDULE = {
 """Attribute of Megatron's scheduler -> the run's key, and whether it counts samples, where the key counts steps."""
 
 
-def newest_sound(folder: Path) -> int:
-    """Return the number of the newest checkpoint that is whole; a collective call.
+def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
+    """Return the number of the newest checkpoint that may be read; a collective call.
 
-    Every checkpoint that is passed over is logged with the reason.
+    Each rank reads a share of the files. Every checkpoint that is passed over is logged with the reason.
+
+    Args:
+        folder: The folder that an earlier run saved to.
+        checksum: Compare the content of the files with the manifest, and not their sizes alone.
+        trust: Take a checkpoint without a manifest too.
 
     Raises:
         CheckpointError: There is none.
     """
-    return from_first_rank(lambda: _newest_sound(folder))
-
-
-def _newest_sound(folder: Path) -> int:
-    fault = load_fault(folder)
-    if fault is not None:
-        raise CheckpointError(str(fault))
     reasons = []
-    for number in candidates(folder):
-        wrong = damage(folder_of(folder, number))
+    for number in from_first_rank(lambda: _candidates(folder)):
+        wrong = _fault(folder_of(folder, number), checksum=checksum, trust=trust)
         if wrong is None:
             return number
-        logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), wrong)
+        if torch.distributed.get_rank() == 0:
+            logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), wrong)
         reasons.append(f"step {number}: {wrong}")
     raise CheckpointError(
         f"checkpoint.load: must hold a whole checkpoint, got {str(folder)!r} ({'; '.join(reasons) or 'none'}). Give "
         "another folder, or leave it at None to start fresh."
     )
+
+
+def _candidates(folder: Path) -> list[int]:
+    fault = load_fault(folder)
+    if fault is not None:
+        raise CheckpointError(str(fault))
+    return candidates(folder)
+
+
+def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
+    """Return why a checkpoint must not be read, as a clause, or None; a collective call."""
+    manifest, wrong = from_first_rank(lambda: _outline(checkpoint, checksum=checksum, trust=trust))
+    if wrong is None and manifest is not None and checksum:
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        mine = share(manifest.checksums, rank, ranks)
+        found = from_all_ranks(lambda: manifest.content_fault(checkpoint, mine))
+        wrong = next((fault for fault in found if fault is not None), None)
+    return from_first_rank(lambda: pickle_fault(checkpoint)) if wrong is None else wrong
+
+
+def facts_of(checkpoint: Path) -> dict[str, Any]:
+    """Return the facts in the manifest of a checkpoint, none where it has no manifest; a collective call."""
+    return from_first_rank(lambda: dict(Manifest.read(checkpoint).run) if is_finished(checkpoint) else {})
+
+
+def _outline(checkpoint: Path, *, checksum: bool, trust: bool) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of a checkpoint and why it must not be read; a trusted one may have none."""
+    if trust and not is_finished(checkpoint):
+        logger.warning("checkpoint.trust: %s has no %s; nothing shows that it is whole.", checkpoint, MANIFEST)
+        return None, None
+    try:
+        manifest = Manifest.read(checkpoint)
+    except DamagedCheckpointError as error:
+        return None, error.reason
+    if checksum and not manifest.checksums:
+        return None, f"{MANIFEST} holds no checksums; checkpoint.checksum=false compares sizes alone"
+    return manifest, manifest.outline_fault(checkpoint)
 
 
 def require_free(folder: Path, start: Position) -> None:

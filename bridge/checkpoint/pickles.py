@@ -1,0 +1,255 @@
+"""The pickles of a checkpoint, read without running code.
+
+A pickle names the classes and functions that make its objects, so that reading one runs whatever it names. Megatron's
+checkpoints are pickles in three places, and their readers take two of them as they come: ``.metadata``, which is small
+and lists the tensors, and the objects between the tensors (random states, the state of Transformer Engine's modules).
+`pickle_fault` reads both before Megatron does, by an allow list, with stand-ins that do nothing in the place of the
+classes on it. A checkpoint that names anything else is refused, whoever wrote its manifest.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import DamagedCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+METADATA = ".metadata"
+BACKEND = "torch_dist"
+"""Megatron's name of the format."""
+_CHECKPOINT = "torch.distributed.checkpoint"
+LISTING: Mapping[str, tuple[str, ...]] = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "collections": ("OrderedDict",),
+    f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    f"{_CHECKPOINT}.planner": ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
+    f"{_CHECKPOINT}.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+}
+"""Module -> the names that a ``.metadata`` needs. Read in torch 2.11 and 2.13, megatron-core 0.16.1 and 0.19.2."""
+MODULE_STATE: Mapping[str, tuple[str, ...]] = {
+    "torch": ("Size",),
+    "torch._utils": ("_rebuild_tensor_v2",),
+    "torch.storage": ("_load_from_bytes",),
+    "collections": ("OrderedDict",),
+    "transformer_engine.common.recipe": (
+        "DelayedScaling",
+        "Float8BlockScaling",
+        "Float8CurrentScaling",
+        "Format",
+        "MMParams",
+        "MXFP8BlockScaling",
+        "NVFP4BlockScaling",
+        "QParams",
+        "_FormatHelper",
+    ),
+    "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
+}
+"""The same for the state of a module of Transformer Engine, which is a pickle in a tensor of bytes."""
+_DTYPE = re.compile(r"(?:bfloat16|float\d+(?:_e\d+m\d+\w*)?|u?int\d+|complex\d+|bool)\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A tensor of a checkpoint, as its ``.metadata`` lists it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """The number of its values."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """An object of a checkpoint and its place in a file."""
+
+    key: str
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """The content of a ``.metadata``."""
+
+    tensors: Mapping[str, Tensor]
+    objects: tuple[Stored, ...]
+    files: frozenset[str]
+    """The files that hold them."""
+
+
+class _Named(type):
+    """The class of stand-ins: a pickle can write onto the objects that it makes, and onto no class."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise pickle.UnpicklingError(f"writes onto {cls.__name__}")
+
+
+class _StandIn(metaclass=_Named):
+    """Stands for an object of a class that is not imported, with what the pickle gives it."""
+
+    def __new__(cls, *arguments: object, **_named: object) -> _StandIn:
+        made = super().__new__(cls)
+        vars(made)["arguments"] = arguments
+        return made
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        """Take anything: the class that this stands for is not known here."""
+
+    def __setstate__(self, state: object) -> None:
+        vars(self)["state"] = state
+        vars(self).update(state if isinstance(state, dict) else {})
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Take the items of a mapping."""
+
+
+class _Bytes(_StandIn):
+    """Stands for ``torch.storage._load_from_bytes``: the bytes are a file of `torch.save`."""
+
+    def __new__(cls, *arguments: object, **named: object) -> _StandIn:
+        for data in arguments:
+            _require_plain(data if isinstance(data, bytes) else b"")
+        return super().__new__(cls, *arguments, **named)
+
+
+class _NotAllowedError(pickle.UnpicklingError):
+    """A pickle that names what is not on the list; `name` is it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(name)
+
+
+class _Reader(pickle.Unpickler):
+    """An unpickler that makes stand-ins for what is on a list, and nothing else."""
+
+    def __init__(self, data: bytes, allowed: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.allowed = allowed
+        self.made: dict[tuple[str, str], type] = {}
+
+    def find_class(self, module: str, name: str) -> type:
+        is_dtype = module == "torch" and _DTYPE.match(name)
+        if not is_dtype and name not in self.allowed.get(module, ()):
+            raise _NotAllowedError(f"{module}.{name}")
+        base = _Bytes if name == "_load_from_bytes" else _StandIn
+        return self.made.setdefault((module, name), _Named(name, (base,), {}))
+
+
+def read_listing(checkpoint: Path) -> Listing:
+    """Return what a checkpoint's ``.metadata`` lists. Neither torch nor code of the file is run.
+
+    Raises:
+        DamagedCheckpointError: There is none, it is damaged, or it names what no listing needs.
+    """
+    try:
+        data = (checkpoint / METADATA).read_bytes() if (checkpoint / METADATA).is_file() else None
+    except OSError as error:
+        reason = f"{METADATA} cannot be read ({(error.strerror or 'an error').lower()})"
+        raise DamagedCheckpointError(checkpoint, reason) from None
+    if data is None:
+        raise DamagedCheckpointError(checkpoint, f"{METADATA} is missing")
+    try:
+        return _listing(_Reader(data, LISTING).load())
+    except _NotAllowedError as error:
+        raise DamagedCheckpointError(checkpoint, _foreign(METADATA, error.name)) from None
+    except Exception:  # noqa: BLE001  a damaged pickle raises errors of any class
+        raise DamagedCheckpointError(checkpoint, f"{METADATA} is damaged") from None
+
+
+def pickle_fault(checkpoint: Path) -> str | None:
+    """Return why the pickles of a checkpoint must not be read, as a clause, or None where they are plain data."""
+    try:
+        backend = json.loads((checkpoint / "metadata.json").read_bytes())["sharded_backend"]
+        if backend != BACKEND:
+            return f"its format is {backend!r:.40} and not {BACKEND}"
+        listing = read_listing(checkpoint)
+    except DamagedCheckpointError as error:
+        return error.reason
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return "metadata.json is damaged"
+    name = ""
+    try:
+        for path in sorted(checkpoint.glob("*.pt")):
+            name = path.name
+            _require_plain(path.read_bytes())
+        for stored in listing.objects:
+            name = stored.key
+            _require_plain(_bytes_of(checkpoint, stored))
+    except _NotAllowedError as error:
+        return _foreign(name, error.name)
+    except Exception:  # noqa: BLE001  as above
+        return f"{name} is damaged, or is no plain data"
+    outside = next((file for file in sorted(listing.files) if not (checkpoint / file).is_file()), None)
+    return None if outside is None else f"{outside:.80} is missing"
+
+
+def _foreign(name: str, what: str) -> str:
+    return f"{name} names {what:.80}, which no checkpoint needs; nothing of it was run"
+
+
+def _require_plain(data: bytes) -> None:
+    """Raise for a file of `torch.save` that is more than tensors, containers and plain values."""
+    import numpy as np  # heavy, and only for the objects of a checkpoint that is read
+    import torch
+
+    rebuild: Any = np.arange(0).__reduce__()[0]
+    names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
+    random_states = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *((rebuild, name) for name in names)]
+    with torch.serialization.safe_globals(random_states):
+        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1 and value.numel():
+        _Reader(value.numpy().tobytes(), MODULE_STATE).load()
+
+
+def _bytes_of(checkpoint: Path, stored: Stored) -> bytes:
+    with (checkpoint / stored.file).open("rb") as stream:
+        stream.seek(stored.offset)
+        return stream.read(stored.length)
+
+
+def _listing(found: Any) -> Listing:
+    """Return the content of an unpickled ``.metadata``, whose objects are stand-ins."""
+    tensors, places = {}, []
+    for key, entry in found.state_dict_metadata.items():
+        if type(entry).__name__ == "TensorStorageMetadata":
+            (shape,) = entry.size.arguments
+            tensors[str(key)] = Tensor(dtype=_dtype(entry.properties), shape=tuple(map(int, shape)))
+    files = set()
+    for index, info in found.storage_data.items():
+        file = str(info.relative_path)
+        if "/" in file or "\0" in file or file in ("", ".", ".."):
+            raise ValueError(file)
+        files.add(file)
+        if index.fqn not in tensors:
+            places.append(Stored(key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)))
+    return Listing(tensors=tensors, objects=tuple(places), files=frozenset(files))
+
+
+def _dtype(properties: Any) -> str:
+    return str(properties.state[0].__name__)
