@@ -21,6 +21,7 @@ from bridge.errors import DamagedCheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from typing import Self
 
 METADATA = ".metadata"
 BACKEND = "torch_dist"
@@ -112,7 +113,7 @@ class _Named(type):
 class _StandIn(metaclass=_Named):
     """Stands for an object of a class that is not imported, with what the pickle gives it."""
 
-    def __new__(cls, *arguments: object, **_named: object) -> _StandIn:
+    def __new__(cls, *arguments: object, **_named: object) -> Self:
         made = super().__new__(cls)
         vars(made)["arguments"] = arguments
         return made
@@ -131,7 +132,7 @@ class _StandIn(metaclass=_Named):
 class _Bytes(_StandIn):
     """Stands for ``torch.storage._load_from_bytes``: the bytes are a file of `torch.save`."""
 
-    def __new__(cls, *arguments: object, **named: object) -> _StandIn:
+    def __new__(cls, *arguments: object, **named: object) -> Self:
         for data in arguments:
             _require_plain(data if isinstance(data, bytes) else b"")
         return super().__new__(cls, *arguments, **named)
@@ -220,7 +221,7 @@ def _require_plain(data: bytes) -> None:
 
     rebuild: Any = np.arange(0).__reduce__()[0]
     names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
-    random_states = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *((rebuild, name) for name in names)]
+    random_states: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *((rebuild, name) for name in names)]
     with torch.serialization.safe_globals(random_states):
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1 and value.numel():

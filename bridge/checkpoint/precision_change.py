@@ -87,7 +87,7 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Chan
     if modes[0] != modes[1]:
         outcome, meaning = _of_mode(*modes)
         yield Change(path=MODE, before=modes[0], now=modes[1], outcome=outcome, meaning=meaning)
-    seen = set()
+    seen = set[str]()
     for subject, names in GROUPS.items():
         for route in [route for name in names for route in ROUTES if route.field == name]:
             path = MODULES if route.field == "modules" else f"{route.owner}.{route.attribute}"

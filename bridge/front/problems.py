@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, TrainConfig
+from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -15,7 +15,13 @@ PRECISION = "mixed_precision"
 RECIPES = "recipes_from"
 MADE_BY = "_recipe_"
 """Key of `mixed_precision` in the config.yaml of a run: the recipe that its fields are from."""
-SECTIONS = {"data": DataConfig, "train": TrainConfig, "checkpoint": CheckpointConfig, "logging": LoggingConfig}
+SECTIONS = {
+    "data": DataConfig,
+    "train": TrainConfig,
+    "checkpoint": CheckpointConfig,
+    "resume": ResumeConfig,
+    "logging": LoggingConfig,
+}
 """Sections with classes of our own; they are listed with their defaults."""
 OWNERS = ("model", "optimizer", "ddp")
 """Sections with classes of Megatron Core, which are imported only when a run needs them."""

@@ -33,6 +33,7 @@ __all__ = [
     "DistributedDataParallelConfig",
     "LoggingConfig",
     "OptimizerConfig",
+    "ResumeConfig",
     "TrainConfig",
     "runtime_config_update",
 ]
@@ -100,6 +101,18 @@ class CheckpointConfig:
     """Steps between two checkpoints; None: one after the last step."""
     load: str | None = None
     """Folder to resume from (its newest checkpoint); None: start fresh."""
+    checksum: bool = True
+    """Write a checksum of every file into the manifest, and compare it before a file is read; off: sizes alone."""
+    trust: bool = False
+    """Load a checkpoint without a manifest, which another program wrote. Code in it is refused all the same."""
+
+
+@dataclass(kw_only=True)
+class ResumeConfig:
+    """Differences between a checkpoint and the run that continues from it."""
+
+    allow_precision_change: bool = False
+    """Continue in a precision that rounds weights or optimizer state of the checkpoint again."""
 
 
 @dataclass(kw_only=True)
@@ -128,6 +141,7 @@ class ConfigContainer:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    resume: ResumeConfig = field(default_factory=ResumeConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
     """A recipe's name, a config (of Megatron Bridge's class, too), or None: the owners keep their own settings."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.checkpoint.lock import folder_lock
+from bridge.checkpoint.manifest import digest
 from bridge.errors import TrainingError
 from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.backend import choose_backend_of_phases, running
@@ -281,8 +282,10 @@ def _save(run: Run, screen: Display) -> None:
     """Write a checkpoint, if the run saves any."""
     folder = run.config.checkpoint.save
     if folder is not None:
-        where = save_checkpoint(run.trainer, Path(folder), run.position)
-        screen.note(f"Checkpoint: {where}")
+        checksum = run.config.checkpoint.checksum
+        where = save_checkpoint(run.trainer, Path(folder), run.position, facts=run.facts, checksum=checksum)
+        proof = from_first_rank(lambda: digest(where))
+        screen.note(f"Checkpoint: {where}, manifest sha256 {proof}")
 
 
 def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:

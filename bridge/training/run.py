@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
 from bridge.megatron.backend import Backend, choose_backend_of_phases
-from bridge.megatron.checkpoint import loading
+from bridge.megatron.checkpoint.loading import newest_sound, require_free
 from bridge.megatron.checkpoint.state import Position
 from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
 from bridge.megatron.data.corpus import open_corpus
@@ -22,7 +23,9 @@ from bridge.megatron.run_fields import require_honoured
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase, PrecisionSchedule
+from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
+from bridge.training.resume import resume
 from bridge.training.values import batch_fault
 
 if TYPE_CHECKING:
@@ -109,6 +112,16 @@ class Run:
             precision = self.schedule.phase_at(max(1, self.iteration)).precision.label
         extra = {"precision": precision, "skipped_steps": self.skipped_steps}
         return Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts about the run for the manifest of a checkpoint, as plain data."""
+        return {
+            "iteration": self.iteration,
+            "consumed_samples": self.consumed_samples,
+            "precision": self.position.extra["precision"],
+            "settings": fingerprint(self.config, os.environ, model=self.trainer.config),
+        }
 
     @property
     def skipped_before(self) -> int:
@@ -232,25 +245,20 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     trainer = _build_trainer(config, adapted, process, backend, phases)
     if schedule is not None:
         schedule.bind(adapted)
-    start = Position()
-    if config.checkpoint.load is not None:
-        saved = loading.newest_sound(Path(config.checkpoint.load))
+    start, resumed = Position(), list[str]()
+    files = config.checkpoint
+    if files.load is not None:
+        saved = newest_sound(Path(files.load), checksum=files.checksum, trust=files.trust)
         if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
             schedule.apply(max(1, saved))
             if backend.name == "emulated":
                 switch_precision(trainer.model, adapted)
-        start = loading.load_checkpoint(trainer, Path(config.checkpoint.load), saved)
-    if config.checkpoint.save is not None:
-        loading.require_free(Path(config.checkpoint.save), start)
-    resumed = []
-    if config.checkpoint.load is not None:
-        before = start.extra.get("precision", "an unknown precision")
-        phase = schedule.phase_at(max(1, start.iteration)) if schedule is not None else None
-        now = phase.precision.label if phase is not None else precision_label(config)
-        other = f", which was saved in {before} and goes on in {now}" if before != now else ""
-        resumed.append(f"Resumed from step {start.iteration} of {config.checkpoint.load}{other}.")
-        if start.iteration >= train.train_iters:
-            resumed.append(f"There is nothing left to do: train.train_iters is {train.train_iters}.")
+        phase = schedule.phase_at(max(1, saved)) if schedule is not None else None
+        label = phase.precision.label if phase is not None else precision_label(config)
+        settings = fingerprint(config, os.environ, model=adapted)
+        start, resumed = resume(config, trainer, saved, precision=label, settings=settings)
+    if files.save is not None:
+        require_free(Path(files.save), start)
     run = Run(
         config=config,
         process=process,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -16,8 +18,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 
 from bridge.checkpoint.lock import LOCK, folder_lock
+from bridge.checkpoint.manifest import Manifest, checksums, damage, outline
+from bridge.checkpoint.pickles import pickle_fault, read_listing
 from bridge.errors import CheckpointError, RunConfigError
 from bridge.training.loop import pretrain
 from tests import warm
@@ -86,7 +91,62 @@ def foreign_code(checkpoint: Path) -> str:
     return ".metadata has other content than when it was written"
 
 
+def forge(checkpoint: Path) -> None:
+    """Write a manifest over the files as they are now, as whoever can write to the folder can."""
+    sizes = outline(checkpoint)
+    Manifest(sizes=sizes, checksums=checksums(checkpoint, sizes), run=Manifest.read(checkpoint).run).write(checkpoint)
+
+
+class Evil:
+    """A pickle of this runs a command."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.command = f"touch {checkpoint.parent}/ran"
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def forged_metadata(checkpoint: Path) -> str:
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Evil(checkpoint)))
+    forge(checkpoint)
+    return ".metadata names posix.system, which no checkpoint needs; nothing of it was run"
+
+
+def forged_object(checkpoint: Path) -> str:
+    stored = next(stored for stored in read_listing(checkpoint).objects if stored.key.startswith("rng_state"))
+    data = bytearray((checkpoint / stored.file).read_bytes())
+    saved = io.BytesIO()
+    torch.save(Evil(checkpoint), saved, _use_new_zipfile_serialization=False)
+    data[stored.offset : stored.offset + stored.length] = saved.getvalue().ljust(stored.length, b"\0")
+    (checkpoint / stored.file).write_bytes(data)
+    forge(checkpoint)
+    return f"{stored.key} is damaged, or is no plain data"
+
+
+def forged_module_state(checkpoint: Path) -> str:
+    stored = next(stored for stored in read_listing(checkpoint).objects if "_extra_state" in stored.key)
+    data = bytearray((checkpoint / stored.file).read_bytes())
+    saved, state = io.BytesIO(), bytearray(pickle.dumps({"scale_fwd": torch.ones(1), "recipe": Evil(checkpoint)}))
+    torch.save(torch.frombuffer(state, dtype=torch.uint8), saved, _use_new_zipfile_serialization=False)
+    data[stored.offset : stored.offset + stored.length] = saved.getvalue().ljust(stored.length, b"\0")
+    (checkpoint / stored.file).write_bytes(data)
+    forge(checkpoint)
+    return f"{stored.key} names posix.system, which no checkpoint needs; nothing of it was run"
+
+
+def empty_manifest(checkpoint: Path) -> str:
+    (checkpoint / "manifest.json").write_text('{"files": {}}')
+    return "manifest.json is damaged"
+
+
+def smuggled(checkpoint: Path) -> str:
+    (checkpoint / "__9_9.distcp").write_bytes(b"")
+    return "__9_9.distcp is not in manifest.json"
+
+
 DAMAGES = (flipped, truncated, emptied, deleted, torn_manifest, unfinished, foreign_code)
+FORGERIES = (forged_metadata, forged_object, forged_module_state, empty_manifest, smuggled)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -105,6 +165,38 @@ def test_a_damaged_checkpoint_is_named_and_skipped(
     assert not (copy / "ran").exists()
     word = "unfinished" if damage is unfinished else "damaged"
     assert sorted(path.name for path in copy.glob("iter_0000006*")) == ["iter_0000006", f"iter_0000006.{word}"]
+
+
+def test_a_forged_manifest_lets_no_code_run(copy: Path, saved: Path) -> None:
+    for forgery in FORGERIES:
+        checkpoint = copy / "iter_0000006"
+        wrong = forgery(checkpoint)
+        assert (damage(checkpoint) or pickle_fault(checkpoint)) == wrong, forgery.__name__
+        assert not (copy / "ran").exists(), forgery.__name__
+        shutil.rmtree(checkpoint)
+        shutil.copytree(saved / "checkpoints" / "iter_0000006", checkpoint)
+    assert (damage(checkpoint) or pickle_fault(checkpoint)) is None
+
+
+def test_a_checkpoint_without_a_manifest_needs_trust_and_without_checksums_their_switch(
+    copy: Path, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = copy / "iter_0000006"
+    sizes = outline(newest)
+    Manifest(sizes=sizes, checksums={}).write(newest)
+    switched_off = pretrain(tiny(train=SCHEDULE, load=str(copy), checksum=False), run_dir=tmp_path / "sizes")
+    assert switched_off.steps == 0
+    assert pretrain(tiny(train=SCHEDULE, load=str(copy)), run_dir=tmp_path / "checked").steps == 2
+    assert (
+        f"checkpoint.load: {newest} is skipped: manifest.json holds no checksums; checkpoint.checksum=false compares "
+        "sizes alone."
+    ) in caplog.messages
+    unfinished(newest)
+    assert pretrain(tiny(train=SCHEDULE, load=str(copy), trust=True), run_dir=tmp_path / "trusted").steps == 0
+    forged_metadata_only = newest / ".metadata"
+    forged_metadata_only.write_bytes(pickle.dumps(Evil(newest)))
+    assert pretrain(tiny(train=SCHEDULE, load=str(copy), trust=True), run_dir=tmp_path / "evil").steps == 2
+    assert not (copy / "ran").exists()
 
 
 def test_without_a_sound_checkpoint_every_reason_is_named(copy: Path, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 
 from bridge.errors import CheckpointError
 from bridge.training.loop import pretrain
 from tests.training.grid import slow
-from tests.training.loop_tiny import records, tiny
+from tests.training.loop_tiny import losses, records, tiny
 
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 FP16 = {"initial_loss_scale": 2.0**24, "hysteresis": 1, "loss_scale_window": 2}
@@ -152,3 +153,52 @@ def test_skipped_steps_go_on_in_a_resumed_run(tmp_path):
     assert [step["skipped_steps"] for step in steps] == [sum(s["skipped"] for s in steps[: n + 1]) for n in range(4)]
     assert second.skipped_steps == steps[-1]["skipped_steps"] >= first.skipped_steps
     assert (second.steps, second.iteration) == (2, 4)
+
+
+FP32_HAS_NONE = (
+    "mixed_precision mode: fp32 in the checkpoint, bf16 in this run (impossible: an FP32 run has no master weights, so "
+    "the optimizer's states have other entries)"
+)
+ROUNDED = (
+    "mixed_precision mode: bf16 in the checkpoint, fp16 in this run (needs resume.allow_precision_change=true: weights "
+    "are rounded again from the FP32 master weights, and the loss scale begins at initial_loss_scale)"
+)
+BEGINS = "scales and amax histories begin anew: a scale is 1 until the first amax is known"
+CHANGES = (
+    ("fp32", "bf16", False, FP32_HAS_NONE),
+    ("fp32", "bf16", True, FP32_HAS_NONE),
+    ("bf16", "fp16", False, ROUNDED),
+    ("bf16", "fp16", True, None),
+    ("constant", "fp16", False, None),
+    ("delayed", "longer", False, None),
+)
+"""Precision of the checkpoint, that of the run, whether a change is allowed, and the refusal."""
+
+
+def test_another_precision_is_re_derived_asked_for_or_impossible(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    kinds = {
+        "fp32": {"mode": "fp32"},
+        "bf16": {"mode": "bf16"},
+        "fp16": {"mode": "fp16", "optimizer": {"initial_loss_scale": 2.0**10}},
+        "constant": {"mode": "fp16", "optimizer": {"loss_scale": 64.0}},
+        "delayed": {"mode": "bf16", "low": "delayed"},
+        "longer": {"mode": "bf16", "low": "delayed", "model": {"fp8_amax_history_len": 8}},
+    }
+    schedule = {"train_iters": 2, "lr_decay_iters": 3, "eval_iters": 0}
+    for name in ("fp32", "bf16", "constant", "delayed"):
+        pretrain(tiny(**kinds[name], train=schedule, save=str(tmp_path / name)), run_dir=tmp_path)
+    expected = losses(tmp_path)[-1]
+    for before, now, is_allowed, refusal in CHANGES:
+        config = tiny(**kinds[now], train={**schedule, "train_iters": 3}, load=str(tmp_path / before))
+        config.resume.allow_precision_change = is_allowed
+        run_dir = tmp_path / f"{before}-{now}"
+        if refusal is not None:
+            with pytest.raises(CheckpointError) as raised:
+                pretrain(config, run_dir=run_dir)
+            assert str(raised.value).splitlines()[1:] == [f"  {refusal}"]
+            continue
+        pretrain(config, run_dir=run_dir)
+        assert losses(run_dir)[-1] == pytest.approx(expected, rel=0.05)
+    changed = f"model.fp8_amax_history_len: 4 in the checkpoint, 8 in this run (re-derived: {BEGINS})."
+    assert changed in caplog.messages

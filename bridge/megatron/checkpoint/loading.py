@@ -23,7 +23,7 @@ from bridge.megatron.checkpoint.state import (
     restore_random_states,
     sharded_state,
 )
-from bridge.megatron.emulation.model import requantise_stored_weights, unrecorded
+from bridge.megatron.emulation.model import requantise_stored_weights, round_masters_anew, unrecorded
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers, unshare_steps
 
@@ -133,13 +133,14 @@ def _require_free(folder: Path, start: Position) -> None:
         )
 
 
-def load_checkpoint(trainer: Trainer, folder: Path, iteration: int) -> Position:
+def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False) -> Position:
     """Continue from a checkpoint of a folder; a collective call.
 
     Args:
         trainer: Gets the checkpoint's state.
         folder: The folder that an earlier run saved to.
         iteration: The result of `newest_sound`.
+        is_rounded_anew: Make the weights from the master weights: the checkpoint's are of another dtype.
 
     Returns:
         How far that run had come.
@@ -152,8 +153,8 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int) -> Position:
         common = dist_checkpointing.load_common_state_dict(str(source))
     except (CheckpointingException, OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({error}). Write the "
-            f"number of an older one into {folder / LATEST}."
+            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({_reason(error)}). Write "
+            f"the number of an older one into {folder / LATEST}."
         ) from error
     _require_same(common.get("identity", {}), identity(trainer), source)
     same_layout = common.get("layout") == layout()
@@ -164,7 +165,8 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int) -> Position:
     try:
         loaded = dist_checkpointing.load(state, str(source))
     except (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({error}). Is it complete?") from error
+        remedy = "Use the configuration that wrote it."
+        raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). {remedy}") from error
     with unrecorded(trainer.model):  # the weights of a checkpoint are no new ones
         for name, chunk in named_chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
@@ -172,36 +174,54 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int) -> Position:
     if inner.get("state"):  # Megatron leaves Adam's step out where it is zero (optimizer.py:836, ``if step:``)
         inner["state"].setdefault("common_step", torch.tensor(0.0))
     _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
+    _leave_out_constant_scale(loaded["optimizer"])
     trainer.optimizer.load_state_dict(loaded["optimizer"])
     unshare_steps(trainer.optimizer)
     requantise_stored_weights(trainer.optimizer)
+    if is_rounded_anew:
+        round_masters_anew(trainer.optimizer)
     _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
     trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     if same_layout:
         restore_random_states(loaded["rng_state"][0])
     return Position(
-        iteration=int(common["iteration"]),
-        consumed_samples=int(common["consumed_train_samples"]),
+        iteration=int(common.get("iteration", iteration)),
+        consumed_samples=int(common.get("consumed_train_samples", 0)),
         extra=common.get("extra", {}),
     )
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
-    """Leave delayed scaling's state out of the load where a checkpoint of another precision has none.
+    """Leave delayed scaling's state out of the load where a checkpoint of another precision has none of its shape.
 
     Returns:
         Whether it was left out: scales then begin at 1, as in a fresh run.
     """
-    held = set(dist_checkpointing.load_tensors_metadata(str(source)))
-    missing = False
+    held = {key: entry.global_shape for key, entry in dist_checkpointing.load_tensors_metadata(str(source)).items()}
+    missing = 0
     for name in named_chunks(trainer):
-        chunk = state[name]
-        for key in [key for key, entry in chunk.items() if ".fp8_state." in key and entry.key not in held]:
-            del chunk[key]
-            missing = True
+        scaling = {key: entry for key, entry in state[name].items() if ".fp8_state." in key}
+        for key in [key for key, entry in scaling.items() if held.get(entry.key) != entry.global_shape]:
+            del state[name][key]
+            missing += 1
     if missing:
-        logger.info("The checkpoint has no delayed scales: they begin at 1, as in a fresh run.")
-    return missing
+        logger.info("The checkpoint has no delayed scales of this run's shape: they begin at 1, as in a fresh run.")
+    return missing > 0
+
+
+def _leave_out_constant_scale(optimizer: dict[Any, Any]) -> None:
+    """Leave a constant loss scale, which has no state, out of the state for a dynamic one."""
+    for state in (optimizer, *optimizer.values()):
+        if isinstance(state, dict) and state.get("grad_scaler") == {}:
+            del state["grad_scaler"]
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of an error; of torch's collective one, that of the first rank that failed."""
+    first = error
+    if isinstance(error, CheckpointException):
+        first = next((failure for failure, _ in error.failures.values()), error)
+    return str(first).strip().partition("\n")[0].rstrip(".") or type(first).__name__
 
 
 def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import multiprocessing.dummy
 import queue
 import shutil
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -16,29 +16,35 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.checkpoint.folder import LATEST, folder_of, is_finished, newest_finished, set_aside
-from bridge.checkpoint.manifest import Manifest, checksums, outline
+from bridge.checkpoint.manifest import Manifest, checksums, outline, share
 from bridge.errors import CheckpointError, TrainingError
-from bridge.megatron.agreement import from_first_rank
+from bridge.megatron.agreement import from_all_ranks, from_first_rank
 from bridge.megatron.checkpoint.state import SHARDING, identity, layout, sharded_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from bridge.megatron.checkpoint.state import Position
     from bridge.megatron.step import Trainer
 
+T = TypeVar("T")
+
 SPACE_BYTES = 2**20
 """A disk with less free space than this is full."""
 
 
-def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
+def save_checkpoint(
+    trainer: Trainer, folder: Path, position: Position, *, facts: Mapping[str, Any], checksum: bool = True
+) -> Path:
     """Write a checkpoint and point to it; a collective call.
 
     Args:
         trainer: The run's state.
         folder: Gets ``iter_<number>/`` and the latest pointer.
         position: Stored with it; `extra` must be the same on all ranks.
+        facts: Facts about the run for the manifest, as plain data.
+        checksum: Write a checksum of every file into the manifest; each rank reads the files that it wrote.
 
     Returns:
         The folder of this checkpoint.
@@ -54,7 +60,7 @@ def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
             found = f"got NaN or Inf at step {position.iteration}"
             kept = f"Nothing was written. {_kept(folder)}"
             raise TrainingError(f"checkpoint.save: {rule}, {found}. {kept}. Lower optimizer.lr.")
-    from_first_rank(lambda: _make_room(target))
+    from_first_rank(lambda: _writable(target, lambda: _make_room(target)))
     with trainer.parameters_in_place(), _written_by_threads():
         state = {
             **sharded_state(trainer, is_loading=False, with_random_states=True),
@@ -69,7 +75,13 @@ def save_checkpoint(trainer: Trainer, folder: Path, position: Position) -> Path:
         except (CheckpointingException, CheckpointException, OSError, RuntimeError) as error:
             raise _unwritten(target, error) from error
     torch.distributed.barrier()
-    from_first_rank(lambda: _finish(target, position.iteration))
+    sizes = from_first_rank(lambda: _writable(target, lambda: outline(target)))
+    mine = share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size()) if checksum else []
+    sums: dict[str, str] = {}
+    for of_rank in from_all_ranks(lambda: _writable(target, lambda: checksums(target, mine))):
+        sums |= of_rank
+    manifest = Manifest(sizes=sizes, checksums=sums, run={**facts, "layout": layout()})
+    from_first_rank(lambda: _writable(target, lambda: _finish(target, position.iteration, manifest)))
     return target
 
 
@@ -86,31 +98,31 @@ def _written_by_threads() -> Iterator[None]:
         yield
 
 
+def _writable(target: Path, work: Callable[[], T]) -> T:
+    """Return the result of work in the folder of a checkpoint; raise `CheckpointError` where the system refuses it."""
+    try:
+        return work()
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
 def _make_room(target: Path) -> None:
     """Make the folder of a checkpoint; one that an interrupted run left unfinished is renamed."""
     if is_finished(target):
         rule = "a finished checkpoint is never written over"
         raise CheckpointError(f"checkpoint.save: {rule}, got {str(target)!r}. Save elsewhere.")
-    try:
-        if target.is_dir():
-            set_aside(target, "unfinished")
-        target.mkdir(parents=True)
-    except OSError as error:
-        raise _unwritten(target, error) from error
+    if target.is_dir():
+        set_aside(target, "unfinished")
+    target.mkdir(parents=True)
 
 
-def _finish(target: Path, iteration: int) -> None:
+def _finish(target: Path, iteration: int, manifest: Manifest) -> None:
     """Point to a checkpoint whose files are written, and give it its manifest."""
     pointer = target.parent / LATEST
     scratch = pointer.with_suffix(".tmp")
-    try:
-        sizes = outline(target)
-        manifest = Manifest(sizes=sizes, checksums=checksums(target, sizes))
-        scratch.write_text(f"{iteration}\n")
-        scratch.replace(pointer)
-        manifest.write(target)
-    except OSError as error:
-        raise _unwritten(target, error) from error
+    scratch.write_text(f"{iteration}\n")
+    scratch.replace(pointer)
+    manifest.write(target)
 
 
 def _unwritten(target: Path, error: BaseException) -> CheckpointError:

@@ -101,6 +101,15 @@ def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
         yield
 
 
+def round_masters_anew(optimizer: Any) -> None:
+    """Write the optimizer's FP32 master weights into the weights, as after a step; a collective call."""
+    for part in parts(optimizer):
+        if hasattr(part, "model_chunks"):
+            _requantise_as_after_a_step(part)
+        elif hasattr(part, "fp32_from_float16_groups"):
+            part._copy_main_params_to_model_params()
+
+
 def requantise_stored_weights(optimizer: Any) -> None:
     """Quantise stored weights from the optimizer's masters, as after the last step; a collective call.
 
