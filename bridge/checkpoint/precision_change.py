@@ -44,9 +44,11 @@ SUBJECTS: Mapping[str, tuple[str, str]] = {
 """Subject of a field -> the outcome and the meaning of its change; the mode is judged by `_of_mode`."""
 FIELDS: Mapping[str, str] = {
     **dict.fromkeys(("fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather"), _STORED),
-    **dict.fromkeys(("fp8_amax_history_len", "fp8_amax_compute_algo"), _BEGINS),
+    "fp8_amax_history_len": _BEGINS,
 }
 """Field -> its meaning, where that is not its subject's."""
+HISTORY = ("fp8_amax_history_len", "fp8_amax_compute_algo")
+"""Fields that only say something next to the same field of another run in delayed scaling."""
 MODULES = "mixed_precision.modules"
 DERIVED = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 """Fields that follow from the mode."""
@@ -92,10 +94,13 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Chan
         for route in [route for name in names for route in ROUTES if route.field == name]:
             path = MODULES if route.field == "modules" else f"{route.owner}.{route.attribute}"
             one, two = before.get(path), now.get(path)
+            acts = _acts(route, before), _acts(route, now)
             is_known = subject != "Mode" and route.field not in (*DERIVED, *seen) and None not in (one, two)
-            if not is_known or one == two or not (_acts(route, before) or _acts(route, now)):
+            if not is_known or one == two or not any(acts):
                 continue
             seen.add(route.field)
+            if route.field in HISTORY and not all(acts):
+                continue
             outcome, meaning = SUBJECTS[subject]
             meaning = FIELDS.get(route.field, meaning)
             if route.field == "fp8_recipe" and "delayed" in (one, two):

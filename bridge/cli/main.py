@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from bridge.cli import (
     check,
+    checkpoint,
     convert,
     explain,
     gradients,
@@ -40,6 +41,7 @@ MODULES = (
     rehearse,
     twin,
     watch,
+    checkpoint,
 )
 TRAIN = "train"
 COMPARE = "compare"

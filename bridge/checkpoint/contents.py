@@ -1,0 +1,183 @@
+"""The contents of a checkpoint for people: which run wrote it, and the tensors by part and dtype."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridge.checkpoint.folder import candidates, is_finished, load_fault
+from bridge.checkpoint.folder import folder_of as folder_of_step
+from bridge.checkpoint.manifest import Manifest, digest, outline
+from bridge.checkpoint.pickles import METADATA, read_listing
+from bridge.checkpoint.precision_change import DERIVED, Change, precision_changes
+from bridge.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from bridge.checkpoint.pickles import Tensor
+
+STATE = "optimizer.state."
+SCALING = ".fp8_state."
+PARTS = {
+    "param": "master weights",
+    "fp32_param": "master weights",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+}
+"""Megatron's name in the optimizer's state -> the part of the training state."""
+HALVES = ("bf16", "fp16", *DERIVED)
+"""Settings that a change of the mode stands for."""
+BITS = {"bool": 8, "float8": 8, "bfloat16": 16, "float4": 4}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """The tensors of one part of the training state in one dtype."""
+
+    part: str
+    dtype: str
+    tensors: int = 0
+    elements: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their values."""
+        name = self.dtype.partition("_")[0]
+        digits = "".join(character for character in name if character.isdigit())
+        return self.elements * BITS.get(name, int(digits or 8)) // 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contents:
+    """A checkpoint as its manifest and its listing describe it; no value of a tensor was read."""
+
+    path: Path
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Facts about the run that wrote it; empty without a manifest."""
+    manifest_digest: str | None = None
+    """None: it has no manifest."""
+    files: int
+    bytes: int
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Contents:
+        """Return the contents of a checkpoint. No code of its files is run, and torch is not imported.
+
+        Raises:
+            CheckpointError: It is none, or its manifest or listing is damaged.
+        """
+        sizes = outline(checkpoint)
+        has_manifest = is_finished(checkpoint)
+        return cls(
+            path=checkpoint,
+            run=Manifest.read(checkpoint).run if has_manifest else {},
+            manifest_digest=digest(checkpoint) if has_manifest else None,
+            files=len(sizes),
+            bytes=sum(sizes.values()),
+            tensors=read_listing(checkpoint).tensors,
+        )
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings of the run that wrote it."""
+        settings = self.run.get("settings")
+        return settings if isinstance(settings, dict) else {}
+
+    @property
+    def parts(self) -> list[Part]:
+        """The tensors by part of the training state and dtype."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for key, tensor in self.tensors.items():
+            found.setdefault((_part_of(key), tensor.dtype), []).append(tensor.elements)
+        return [
+            Part(part=part, dtype=dtype, tensors=len(elements), elements=sum(elements))
+            for (part, dtype), elements in found.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the contents as plain data."""
+        return {
+            "path": str(self.path),
+            "manifest_sha256": self.manifest_digest,
+            "run": dict(self.run),
+            "files": self.files,
+            "bytes": self.bytes,
+            "parts": [{**asdict(part), "bytes": part.bytes} for part in self.parts],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """What differs between two checkpoints; `changes` are those of a run in the second's precision."""
+
+    changes: tuple[Change, ...]
+    settings: tuple[tuple[str, str, str], ...]
+    """Setting, its value in the first, its value in the second; those of `changes` left out."""
+    tensors: tuple[tuple[str, str, str], ...]
+    """Tensor, its dtype and shape in the first, and in the second."""
+
+    @classmethod
+    def of(cls, one: Contents, two: Contents) -> Difference:
+        """Return what differs between two checkpoints."""
+        changes = tuple(precision_changes(one.settings, two.settings) if two.settings else ())
+        shown = {change.path.rpartition(".")[2] for change in changes} | set(HALVES if changes else ())
+        settings = _differing(one.settings, two.settings)
+        tensors = _differing(
+            {key: _text(one.tensors[key]) for key in one.tensors}, {key: _text(two.tensors[key]) for key in two.tensors}
+        )
+        return cls(
+            changes=changes,
+            settings=tuple(row for row in settings if row[0].rpartition(".")[2] not in shown),
+            tensors=tuple(tensors),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.settings or self.tensors)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as plain data."""
+        return {
+            "precision": [change.to_dict() for change in self.changes],
+            "settings": [dict(zip(("setting", "a", "b"), row, strict=True)) for row in self.settings],
+            "tensors": [dict(zip(("tensor", "a", "b"), row, strict=True)) for row in self.tensors],
+        }
+
+
+def checkpoint_at(path: Path) -> Path:
+    """Return the checkpoint that a path names: itself, or the newest one of a folder of checkpoints.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    try:
+        if (path / METADATA).is_file():
+            return path
+        fault = load_fault(path)
+        numbers = candidates(path) if fault is None else []
+    except OSError:
+        numbers = []
+    if not numbers:
+        rule = "must be a checkpoint, or a folder of checkpoints"
+        raise CheckpointError(f"{path!s:.200}: {rule}. Give a folder such as checkpoints/iter_0000100.")
+    return folder_of_step(path, numbers[0])
+
+
+def _part_of(key: str) -> str:
+    if key.startswith(STATE):
+        name = key.removeprefix(STATE).partition(".")[0]
+        return PARTS.get(name, f"optimizer {name}")
+    return "delayed scales" if SCALING in key else "weights"
+
+
+def _text(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name in [*one, *(name for name in two if name not in one)]:
+        before, now = str(one.get(name, "absent")), str(two.get(name, "absent"))
+        if before != now:
+            yield name, before, now

@@ -1,0 +1,85 @@
+"""`precision-bridge checkpoint inspect|diff|verify`: the files of a checkpoint. No code of them is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.checkpoint.contents import Contents, Difference, checkpoint_at
+from bridge.checkpoint.manifest import Manifest, digest
+from bridge.checkpoint.pickles import pickle_fault
+from bridge.cli.arguments import add_command, print_json
+
+if TYPE_CHECKING:
+    import argparse
+
+DAMAGED = 1
+DIFFERENT = 1
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    parser = commands.add_parser("checkpoint", help="read the files of a checkpoint: contents, differences, damage")
+    parts = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    text = "show which run wrote a checkpoint, in which precision, and its tensors by part and dtype"
+    _add_path(add_command(parts, "inspect", _inspect, text), "PATH")
+    text = "show what differs between two checkpoints, and what it means to resume in the other's precision"
+    parser = add_command(parts, "diff", _diff, text)
+    _add_path(parser, "A")
+    _add_path(parser, "B")
+    text = "compare every file with the manifest; exit code 0, 1 where one was changed, 2 without a manifest"
+    parser = add_command(parts, "verify", _verify, text)
+    _add_path(parser, "PATH")
+    parser.add_argument("--digest", metavar="SHA256", help="the manifest's own digest, as the run that wrote it logged")
+
+
+def _add_path(parser: Any, name: str) -> None:
+    text = "a checkpoint, or a folder of checkpoints, whose newest is taken"
+    parser.add_argument(name.lower(), metavar=name, type=Path, help=text)
+
+
+def _inspect(chosen: argparse.Namespace) -> None:
+    """Print the contents of a checkpoint."""
+    contents = Contents.read(checkpoint_at(chosen.path))
+    if chosen.json:
+        print_json(contents.to_dict())
+        return
+    from bridge.report.checkpoint import contents_table
+    from bridge.report.table import show  # rich is heavy
+
+    show(contents_table(contents))
+
+
+def _diff(chosen: argparse.Namespace) -> int:
+    """Print what differs; return 1 where something does."""
+    one, two = (Contents.read(checkpoint_at(path)) for path in (chosen.a, chosen.b))
+    difference = Difference.of(one, two)
+    if chosen.json:
+        print_json({"a": str(one.path), "b": str(two.path), **difference.to_dict()})
+    else:
+        from bridge.report.checkpoint import difference_table
+        from bridge.report.table import show  # rich is heavy
+
+        show(difference_table(one, two, difference))
+    return DIFFERENT if difference else 0
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    """Print whether a checkpoint is as it was written; return 1 where it is not."""
+    checkpoint = checkpoint_at(chosen.path)
+    manifest, own = Manifest.read(checkpoint), digest(checkpoint)
+    wrong = None
+    if chosen.digest is not None and chosen.digest.lower() != own:
+        wrong = "manifest.json is another one than the digest is of"
+    wrong = wrong or manifest.outline_fault(checkpoint) or manifest.content_fault(checkpoint, manifest.checksums)
+    wrong = wrong or pickle_fault(checkpoint)
+    if chosen.json:
+        content = {"path": str(checkpoint), "sound": wrong is None, "fault": wrong, "manifest_sha256": own}
+        print_json(content | {"checksums": len(manifest.checksums), "files": len(manifest.sizes)})
+    elif wrong is not None:
+        print(f"{checkpoint}: {wrong}.")
+    else:
+        compared = "sizes and checksums" if manifest.checksums else "sizes; it holds no checksums"
+        print(f"{checkpoint}: {len(manifest.sizes)} files are as the manifest says ({compared}).")
+        print(f"manifest sha256 {own}" + (", as given" if chosen.digest else ""))
+    return DAMAGED if wrong is not None else 0

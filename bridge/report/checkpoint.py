@@ -1,0 +1,69 @@
+"""Checkpoints for people: the contents of one, and what differs between two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from bridge.report.table import Column, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bridge.checkpoint.contents import Contents, Difference
+
+PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
+SHOWN = 10
+"""Rows of a table of differences; the others are counted."""
+STORED = (
+    "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 master weights again, "
+    "which gives the codes and scales that they had. From the saved weights alone, about one MXFP8 scale in twenty is "
+    "another one, with other codes, for the same values."
+)
+
+
+def contents_table(contents: Contents) -> RenderableType:
+    """Return the contents of a checkpoint as something rich can print."""
+    run, settings = contents.run, contents.settings
+    packages = (f"{name} {settings[f'package {name}']}" for name in PACKAGES if f"package {name}" in settings)
+    layout = run.get("layout") or {}
+    facts = [
+        ("step", str(run.get("iteration", "unknown"))),
+        ("samples", str(run.get("consumed_samples", "unknown"))),
+        ("precision", str(run.get("precision", "unknown"))),
+        ("layout", ", ".join(f"{name}={size}" for name, size in layout.items()) or "unknown"),
+        ("written by", ", ".join(packages) or "unknown"),
+        ("files", f"{contents.files}, {contents.bytes:,} bytes"),
+        ("manifest", f"sha256 {contents.manifest_digest}" if contents.manifest_digest else "none: not by this project"),
+    ]
+    rows = [(one.part, one.dtype, str(one.tensors), f"{one.elements:,}", f"{one.bytes:,}") for one in contents.parts]
+    numbers = [Column(heading=heading, number=True) for heading in ("tensors", "values", "bytes")]
+    stored = any(settings.get(f"model.{name}") == "True" for name in ("fp8_param", "fp4_param"))
+    return Group(
+        table(["", Column(wraps=True)], facts, title=str(contents.path)),
+        table(["part", "dtype", *numbers], rows),
+        *([Text(STORED)] if stored else []),
+    )
+
+
+def difference_table(one: Contents, two: Contents, difference: Difference) -> RenderableType:
+    """Return what differs between two checkpoints as something rich can print."""
+    title = f"A: {one.path}\nB: {two.path}"
+    if not difference:
+        return Text(f"{title}\nNo setting and no tensor's dtype or shape differs.")
+    parts: list[RenderableType] = [Text(title)]
+    if not (one.settings and two.settings):
+        parts.append(Text("One of them has no manifest with settings, so that tensors alone are compared."))
+    wide = Column(heading="resuming A in the precision of B", wraps=True)
+    changes = [(row.path, row.before, row.now, f"{row.outcome}: {row.meaning}") for row in difference.changes]
+    if changes:
+        parts.append(table(["precision", "A", "B", wide], changes))
+    for heading, rows in (("setting", difference.settings), ("tensor", difference.tensors)):
+        if rows:
+            values = [Column(heading=name, wraps=True) for name in ("A", "B")]
+            parts.append(table([heading, *values], rows[:SHOWN]))
+        if len(rows) > SHOWN:
+            parts.append(Text(f"and {len(rows) - SHOWN} more"))
+    return Group(*parts)
