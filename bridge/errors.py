@@ -213,6 +213,23 @@ class TrainingError(BridgeError):
     exit_code = 1
 
 
+class AuditError(TrainingError):
+    """A step that did not run what was planned; `mismatches` are the rows of the plan and the record that differ."""
+
+    shown = 12
+    """Mismatches that the message lists; the others are counted."""
+
+    def __init__(self, rule: str, mismatches: Sequence[object] = ()) -> None:
+        self.rule, self.mismatches = rule, tuple(mismatches)
+        lines = [f"  {one}" for one in self.mismatches[: self.shown]]
+        if len(self.mismatches) > self.shown:
+            lines.append(f"  and {len(self.mismatches) - self.shown} more")
+        super().__init__("\n".join([f"audit: {rule}.", *lines]))
+
+    def __reduce__(self) -> tuple[type[AuditError], tuple[str, tuple[object, ...]]]:
+        return type(self), (self.rule, self.mismatches)
+
+
 def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return at most `limit` of `known` that look like `word`, nearest first; empty where nothing does."""
     known = list(known)

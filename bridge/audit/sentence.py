@@ -23,8 +23,9 @@ def format_gemms(rows: Sequence[GemmRow]) -> str:
         by_kind.setdefault(_kind([row for row in rows if row.layer == layer]), []).append(layer)
     parts = []
     for kind, layers in by_kind.items():
-        is_numbered = any(layer.isdecimal() for layer in layers)
-        parts.append(f"{'layers ' * is_numbered}{compact(layers, limit=len(layers))}: {kind}")
+        word = "layers " if any(layer.isdecimal() for layer in layers) else ""
+        where = word + compact(layers, limit=len(layers))
+        parts.append(f"{where}: {kind}" if where else kind)
     return "; ".join(parts)
 
 

@@ -13,11 +13,15 @@ imported when one of these functions is called, not before.
 
 from bridge.pytorch.check_precision import PrecisionReport, check_precision
 from bridge.pytorch.float8 import emulate_linears, float8_linear_config_for
+from bridge.pytorch.live_audit import StepAudit, assert_effective, audit
 from bridge.pytorch.loop import apply_tf32, autocast_for, fsdp_policy_for, grad_scaler_for
 
 __all__ = [
     "PrecisionReport",
+    "StepAudit",
     "apply_tf32",
+    "assert_effective",
+    "audit",
     "autocast_for",
     "check_precision",
     "emulate_linears",

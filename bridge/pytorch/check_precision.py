@@ -4,7 +4,8 @@
     print(report)
 
 The dtype of a parameter says what is stored, not what computes: under autocast all parameters are FP32 and every matmul
-runs in BF16. So one step is watched: the output of each module, and each matrix multiplication below autograd.
+runs in BF16. So one step is watched: the output of each module, and each matrix multiplication, with its formats where
+it is in FP8 or FP4. The record is that of the audit (`bridge.pytorch.record`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit.sentence import format_gemms
 from bridge.errors import PrecisionTypeError
+from bridge.precision.schemes import OPERAND_FORMATS
 
 if TYPE_CHECKING:
     import torch
 
+    from bridge.audit.record import GemmRow
     from bridge.registry.config import MixedPrecisionConfig
-
-MATMULS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "mkldnn_linear", "convolution", "_grouped_mm")
-"""Operators below autograd that multiply matrices; attention kernels are found by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,11 @@ class PrecisionReport:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Name of a module -> dtype of its output in the step."""
     matmuls: Mapping[str, int] = field(default_factory=dict)
-    """Dtype of the operands -> matrix multiplications in the step, forward and backward."""
+    """Dtype of the operands, or formats and scheme in FP8 and FP4 -> matrix multiplications in the step."""
+    gemms: tuple[GemmRow, ...] = ()
+    """The record of the linear layers: module, GEMM, formats, scheme."""
     converted: Mapping[str, int] = field(default_factory=dict)
-    """Class -> layers converted to FP8 or FP4, whose matmuls need not show: emulated ones, and Transformer Engine's."""
+    """Class of torchao -> layers converted to it, whose FP8 matmuls need not show where it emulates them."""
 
     def __str__(self) -> str:
         units = {"activations": "modules", "matmuls": "calls"}
@@ -59,8 +62,8 @@ class PrecisionReport:
 
         Half-precision weights and FP32 weights under autocast both satisfy a half-precision recipe; what it does not
         satisfy is matmuls mostly in FP32 (a few, of a head say, may be), any in another half precision, or an optimizer
-        that keeps nothing in FP32. An FP8 or FP4 recipe asks for converted layers or matmuls in it, an FP32 one for no
-        narrower matmul.
+        that keeps nothing in FP32. An FP8 or FP4 recipe asks for matmuls in its scheme and its formats, an FP32 one for
+        no narrower matmul.
 
         Args:
             config: A recipe, or the name of one.
@@ -94,7 +97,9 @@ class PrecisionReport:
         if scheme is not None:
             low = "float8" if config.fp8 else "float4"
             if self.converted or any(name.startswith(low) for name in self.matmuls):
-                return []
+                return self._of_scheme(config)
+            if any(row.scheme != "none" for row in self.gemms):
+                return self._of_scheme(config)
             found.append(f"No matmul ran in {scheme}: {counted}. Were the linear layers converted?")
         wide = {name: count for name, count in self.matmuls.items() if name in ("float32", "float64")}
         other = [name for name in self.matmuls if name not in (wanted, *wide)]
@@ -106,6 +111,24 @@ class PrecisionReport:
             found.append(
                 f"Most matmuls ran in {', '.join(wide)}, not in {wanted}: {counted}. Does autocast cover them?"
             )
+        return found
+
+    def _of_scheme(self, config: MixedPrecisionConfig) -> list[str]:
+        """Return where low-precision GEMMs ran in another scheme or in other formats than a recipe's."""
+        low = [row for row in self.gemms if row.scheme != "none"]
+        ours = [row for row in low if row.scheme == config.scheme]
+        others = [row for row in low if row not in ours and not (row.scheme == "scaled" and config.fp8)]
+        found = []
+        if others:
+            ran = format_gemms(others)
+            found.append(f"Matmuls ran in another scheme than {config.scheme}: {ran}. Which recipe were they made of?")
+        forward, backward = OPERAND_FORMATS.get(str(config.fp8 or config.fp4), ("custom", "custom"))
+        wrong = [
+            row for row in ours if (row.left, row.right) != (forward if row.gemm == "fprop" else backward, forward)
+        ]
+        if wrong:
+            asked = config.fp8 or config.fp4
+            found.append(f"Matmuls ran in other formats than {asked}: {format_gemms(wrong)}. Which recipe has them?")
         return found
 
 
@@ -134,14 +157,16 @@ def check_precision(
         raise PrecisionTypeError(f"step: must be a function, got {type(step).__name__}. Wrap the step in a lambda.")
     if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
         raise PrecisionTypeError(f"optimizer: must have a state, got {type(optimizer).__name__}. Give the optimizer.")
+    from bridge.pytorch.record.watch import GemmWatch  # imports torch
+
     modules: dict[str, str] = {}
-    matmuls: Counter[str] = Counter()
+    watch = GemmWatch([model])
     if step is not None:
         with ExitStack() as watching:
             for name, module in model.named_modules():
                 if not list(module.children()) or list(module.parameters(recurse=False)):  # no mere container
                     watching.callback(module.register_forward_hook(_note(modules, name)).remove)
-            watching.enter_context(_matmul_counter(matmuls))
+            watching.enter_context(watch.watching())
             step()
     gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
     state = [] if optimizer is None else [leaf for entry in optimizer.state.values() for leaf in _tensors(entry)]
@@ -152,23 +177,17 @@ def check_precision(
         optimizer_state=_sizes(leaf for leaf in state if leaf.dim() > 0 and leaf.is_floating_point()),
         activations=dict(Counter(modules.values())),
         modules=modules,
-        matmuls=dict(matmuls),
+        matmuls=dict(watch.calls),
+        gemms=watch.rows,
         converted=dict(Counter(_converted(model))),
     )
 
 
 def _converted(model: torch.nn.Module) -> Iterator[str]:
-    """Return the class of each layer, or of its weight, that computes in FP8 or FP4."""
-    from bridge.pytorch.emulated_linear import EmulatedLinear
-
+    """Return the class of each layer of torchao's, or of a weight of it."""
     for module in model.modules():
-        if isinstance(module, EmulatedLinear) or type(module).__module__.startswith("torchao."):
-            yield type(module).__name__
-        elif type(module).__module__.startswith("transformer_engine.") and getattr(module, "fp8", False) is True:
-            yield type(module).__name__  # set by a forward pass within TE's autocast
-        else:
-            weights = [type(weight) for weight in module.parameters(recurse=False)]
-            yield from (kind.__name__ for kind in weights[:1] if kind.__module__.startswith("torchao."))
+        kinds = [type(module), *(type(weight) for weight in module.parameters(recurse=False))]
+        yield from [kind.__name__ for kind in kinds if kind.__module__.startswith("torchao.")][:1]
 
 
 def _note(modules: dict[str, str], name: str) -> Callable[..., None]:
@@ -178,24 +197,6 @@ def _note(modules: dict[str, str], name: str) -> Callable[..., None]:
             modules[name] = _name(tensor.dtype)
 
     return hook
-
-
-def _matmul_counter(matmuls: Counter[str]) -> Any:
-    """Return a context that counts matrix multiplications by the dtype of their matrices."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            if name in MATMULS or "attention" in name:
-                tensors = [value for value in args if hasattr(value, "dtype") and value.dim() > 1]
-                if tensors:
-                    names = [_name(value.dtype) for value in tensors]
-                    low = [name for name in names if name.startswith(("float8", "float4"))]  # the rest are scales
-                    matmuls[(low or names)[-1]] += 1
-            return func(*args, **(kwargs or {}))
-
-    return Watch()  # type: ignore[no-untyped-call]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from bridge.audit.compare import compare
-from bridge.audit.record import FILE, Record, merged
+from bridge.audit.record import FILE, Record
 from bridge.audit.sentence import format_gemms
-from bridge.errors import TrainingError
+from bridge.errors import AuditError, TrainingError
 from bridge.megatron.record.census import take_census
 from bridge.plan.precision_plan import precision_plan
+from bridge.pytorch.live_audit import gathered
 from bridge.pytorch.record.watch import GemmWatch
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.versions import installed
@@ -23,15 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from bridge.audit.compare import Mismatch
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.registry.schedule import Phase
     from bridge.training.run import Run
 
 log = logging.getLogger("bridge.training")
-
-SHOWN = 12
-"""Mismatches that a message lists; the others are counted."""
 
 
 class Audit:
@@ -44,7 +39,7 @@ class Audit:
         self._everywhere = Record(gemms=())
         self.record = Record(gemms=())
         """The last record."""
-        self.failure: str | None = None
+        self.failure: AuditError | None = None
         """Why a step after the first was not what was planned; the run ends once it has saved."""
 
     def is_due(self) -> bool:
@@ -67,7 +62,7 @@ class Audit:
             phase: The phase that begins with this step; None: the one before goes on.
 
         Raises:
-            TrainingError: The first step of the run or of a phase is not what was planned, under ``audit=error``.
+            AuditError: The first step of the run or of a phase is not what was planned, under ``audit=error``.
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
@@ -85,13 +80,8 @@ class Audit:
         """Gather the record of this step from all ranks; a collective call."""
         run = self._run
         own = take_census(run.trainer.model, run.trainer.optimizer, run.activations)
-        parts: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, (watch.rows, own, watch.health))
-        gemms = merged(row for rows, _, _ in parts for row in rows)
-        health = tuple(sorted(row for _, _, rows in parts for row in rows))
-        self.record = Record(gemms=gemms, census=own, health=health, backend=run.backend, step=run.iteration + 1)
-        dtypes = {(row.kind, row.dtype): row for _, rows, _ in parts for row in rows}
-        self._everywhere = replace(self.record, census=tuple(dtypes.values()))
+        self._everywhere = gathered(watch, own)
+        self.record = replace(self._everywhere, census=own, backend=run.backend, step=run.iteration + 1)
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
@@ -112,14 +102,14 @@ class Audit:
             _require_low_precision(plan, self.record)
         if not found:
             return
-        sentence = _sentence(self.record.step, found)
+        error = AuditError(f"step {self.record.step} must run what is planned (train.audit=warn goes on)", found)
         if self._run.config.train.audit == "warn":
             if self._run.process.is_first:
-                log.warning(sentence)
+                log.warning(str(error))
         elif must_raise:
-            raise TrainingError(sentence)
+            raise error
         else:
-            self.failure = sentence
+            self.failure = error
 
 
 def _require_low_precision(plan: PrecisionPlan, record: Record) -> None:
@@ -129,13 +119,3 @@ def _require_low_precision(plan: PrecisionPlan, record: Record) -> None:
             f"precision_backend: the first step of {plan.label} ran no matmul in low precision, got "
             f"{format_gemms(record.gemms)}. Check which layers stay in BF16."
         )
-
-
-def _sentence(step: int | None, found: tuple[Mismatch, ...]) -> str:
-    lines = [f"  {one}" for one in found[:SHOWN]]
-    if len(found) > SHOWN:
-        lines.append(f"  and {len(found) - SHOWN} more")
-    head = (
-        f"audit: step {step} must run what is planned, and does not in {len(found)} places. train.audit=warn goes on."
-    )
-    return "\n".join([head, *lines])

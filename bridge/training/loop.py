@@ -179,7 +179,7 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display, request: S
         if ends or _is_due(run, run.config.checkpoint.save_interval):
             _save(run, screen)
         if audit.failure is not None:
-            raise TrainingError(audit.failure)
+            raise audit.failure
     failure = _failure(run)
     if failure is not None:
         screen.note(failure)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bridge import MixedPrecisionConfig
 from bridge.errors import PrecisionTypeError
 from bridge.interop.pytorch import autocast_for, emulate_linears
 from bridge.pytorch.check_precision import PrecisionReport, check_precision
@@ -140,8 +141,31 @@ def test_emulated_layers_are_converted_ones() -> None:
         loss.backward()
 
     report = check_precision(model, None, step)
-    assert report.converted == {"EmulatedLinear": 2}
+    assert report.matmuls == {"e4m3 x e4m3 (mxfp8)": 5}  # the input of the model has no gradient
+    assert {(row.module, row.scheme) for row in report.gemms} == {("0", "mxfp8"), ("1", "mxfp8")}
     assert report.disagreements(name) == []
+    (found,) = report.disagreements("fp8_current")
+    assert found.startswith("Matmuls ran in another scheme than tensorwise: mxfp8, fprop e4m3 x e4m3, ")
+    (found,) = report.disagreements("bf16_mixed")
+    assert found.startswith("No matmul ran in bfloat16: e4m3 x e4m3 (mxfp8): 5 calls.")
+
+
+def test_nvfp4_is_no_fp8() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    emulate_linears(model, REGISTRY.get("nvfp4"))
+    x = torch.randn(32, 32, dtype=torch.bfloat16)
+    report = check_precision(model.to(torch.bfloat16), None, lambda: model(x).float().sum().backward())
+    assert any("another scheme than tensorwise: nvfp4" in found for found in report.disagreements("fp8_current"))
+
+
+def test_another_format_of_the_gradients_is_a_disagreement() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    e4m3 = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="tensorwise")
+    emulate_linears(model, e4m3)
+    report = check_precision(model, None, lambda: model(torch.randn(32, 32)).sum().backward())
+    assert report.disagreements(e4m3) == []
+    (found,) = report.disagreements("fp8_current")
+    assert found.startswith("Matmuls ran in other formats than hybrid: tensorwise, wgrad e4m3 x e4m3 (0) and ")
 
 
 def test_a_recipe_is_asked_for_and_nothing_else() -> None:

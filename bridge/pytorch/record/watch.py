@@ -9,6 +9,7 @@ The first two multiply with operators of torch themselves, or hide them; these a
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from bridge.numerics.operand import GemmOperand
 
 OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"})
-"""Operators below autograd that multiply matrices."""
+"""Operators below autograd that multiply matrices in a linear layer; others are counted and have no row."""
 WITH_SUMMAND = frozenset({"addmm", "baddbmm"})
 """Operators whose first argument is added to the product."""
 
@@ -42,6 +43,8 @@ class GemmWatch(Observer):
         """Find the modules of a model, or of its chunks."""
         self.places = places(model)
         self.running = Running(self._entered)
+        self.calls: Counter[str] = Counter()
+        """Formats as rows have them, or torch's dtype -> matrix multiplications, those outside of linear layers too."""
         self._rows: set[GemmRow] = set()
         self._depth = 0
         self._contexts: dict[torch.nn.Module, str] = {}
@@ -129,7 +132,9 @@ class GemmWatch(Observer):
         out = call.out
         output = "" if out is None or is_quantised(out) else dtype_name(out.dtype)
         columns = {"output": output, "into": output if call.accumulates else ""}
-        if left.scheme != "none":
+        if left.scheme == "none":
+            self.calls[dtype_of(call.right)] += 1
+        else:
             columns["accumulate"] = "fp32" if call.split_accumulator else "fp32 fast"
         self._note(call.gemm, left, right, weight=self._te_weight(call), **columns)
         if call.gemm == "fprop" and left.scheme not in ("none", "custom"):
@@ -154,10 +159,17 @@ class GemmWatch(Observer):
 
     def operator(self, name: str, arguments: Any, out: Any) -> None:
         """Note an operator of torch."""
+        tensors = [dtype_of(value) for value in arguments if isinstance(value, torch.Tensor) and value.dim() > 1]
+        if self._depth or not tensors:
+            return
+        low = [dtype for dtype in tensors if dtype.startswith(("float8", "float4"))]  # the others are scales
+        self.calls[(low or tensors)[-1]] += 1
+        if name not in OPERATORS:
+            return
         start = name in WITH_SUMMAND
         matrices = [value for value in arguments[start : start + 2] if isinstance(value, torch.Tensor)]
         module = self.running.module
-        if self._depth or len(matrices) < 2 or module is None or is_te(module):
+        if len(matrices) < 2 or module is None or is_te(module):
             return
         gemm = self._gemm_of(module, *matrices)
         left, right = (Described(format=dtype_name(matrix.dtype)) for matrix in matrices)
@@ -179,6 +191,8 @@ class GemmWatch(Observer):
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _note(self, gemm: str, left: Described, right: Described, **columns: str) -> None:
+        if left.scheme not in ("none", "scaled"):
+            self.calls[f"{left.format} x {right.format} ({left.scheme})"] += 1
         module = self.running.module
         if module is None:
             return
@@ -215,7 +229,7 @@ class _Dispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in OPERATORS:
+        if name in OPERATORS or "attention" in name or "convolution" in name:
             self._watch.operator(name, args, out)
         return out
 
@@ -235,6 +249,11 @@ def _storage(module: torch.nn.Module) -> str:
             stored = getattr(parameter, "stored", None)  # an emulated weight in low precision
             return stored.spec.format if stored is not None else describe(parameter, columnwise=False).format
     return ""
+
+
+def dtype_of(tensor: torch.Tensor) -> str:
+    """Return torch's name of a tensor's dtype, without ``torch.``."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _class_name(module: torch.nn.Module) -> str:
