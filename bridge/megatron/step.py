@@ -156,7 +156,25 @@ class Trainer:
         for chunk in self.model:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self._fill_shared_buffers()
         return self._run(batches, self.num_microbatches, forward_only=False)
+
+    def _fill_shared_buffers(self) -> None:
+        """Write the masters into the gradients' buffers, where the next forward pass gathers MXFP8 weights from these.
+
+        Megatron leaves that to the training loop under `overlap_param_gather`, and would gather zeros without it. Where
+        the weights were gathered since the last step, nothing would take the masters out of the gradients again.
+        Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads; Megatron-LM training.py, train_step.
+        """
+        if all(group.param_gather_dispatched for group in self._bucket_groups()):
+            return
+        for part in parts(self.optimizer):
+            settings = part.config
+            if settings.reuse_grad_buf_for_mxfp8_param_ag and settings.overlap_param_gather:
+                part._copy_main_params_to_param_buffer()
+
+    def _bucket_groups(self) -> list[Any]:
+        return [group for chunk in self.model for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)]
 
     def evaluate(self, batches: Iterator[Batch], iterations: int) -> float:
         """Return the mean loss over a number of global batches, in nats per token."""
@@ -172,10 +190,17 @@ class Trainer:
 
     @contextmanager
     def parameters_in_place(self) -> Iterator[None]:
-        """Gather parameters now, where they are otherwise gathered during the next forward pass."""
+        """Gather parameters now, where they are otherwise gathered during the next forward pass.
+
+        Megatron's own forced gather would leave MXFP8 weights in the buffer, and the weights of the last step in use.
+        """
         overlapped = self.model[0].ddp_config.overlap_param_gather
+        if overlapped:
+            self._fill_shared_buffers()
+            for group in self._bucket_groups():
+                group.finish_param_sync(skip_next_bucket_dispatch=True)
         for chunk in self.model if overlapped else ():
-            chunk.disable_forward_pre_hook()
+            chunk.disable_forward_pre_hook(param_sync=False)
         try:
             yield
         finally:

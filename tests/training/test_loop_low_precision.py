@@ -167,3 +167,21 @@ def test_attention_in_fp8_is_refused_by_the_emulation(tmp_path):
     config = tiny(low="delayed", model={"fp8_dot_product_attention": True})
     with pytest.raises(BackendUnavailableError, match=r"^model.fp8_dot_product_attention: the emulated backend"):
         pretrain(config, run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["tensorwise", "mxfp8"])
+def test_weights_gathered_during_the_forward_pass_are_those_gathered_before_it(scheme, tmp_path):
+    # Validations and checkpoints gather them too; MXFP8 weights go through the gradients' buffer.
+    traces = []
+    for overlap in (False, True):
+        both = {"optimizer": {"overlap_param_gather": overlap}, "ddp": {"overlap_grad_reduce": overlap}}
+        both["ddp"]["overlap_param_gather"] = overlap
+        folder = tmp_path / str(overlap)
+        train = {"train_iters": 6, "eval_interval": 2, "eval_iters": 1}
+        saved = {"save": str(folder / "saved"), "save_interval": 3}
+        summary = pretrain(
+            tiny(low=scheme, stored=True, sharded=True, train=train, **both, **saved), run_dir=folder / "run"
+        )
+        traces.append((trace(folder / "run"), summary.validation_loss))
+    assert traces[0] == traces[1]
+    assert traces[0][0][-1][1] < traces[0][0][0][1]
