@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
 
 
+PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
+"""Fields of the model that Megatron takes together with FP8 or FP4 alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunValues:
     """A run's values, each section a mapping with Megatron's field names; an absent value was not given."""
@@ -184,6 +188,9 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
         if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
             # Megatron refuses to build its config without one
             model["pipeline_dtype"] = torch_dtype(run.precision.to_dict().get("pipeline_dtype", run.precision.mode))
+        if PADDING & model.keys():  # Megatron asks for FP8 or FP4 before it takes a padding of tokens for it
+            low = run.precision.to_dict()
+            model |= {name: low[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if low.get(name)}
     made = ConfigContainer(
         **{name: _made(name, cls, arguments[name]) for name, cls in owners.items()},
         **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 from megatron.core import parallel_state
+from megatron.core.activations import squared_relu
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig
@@ -27,7 +28,7 @@ from bridge.megatron.without_te import config_checks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "squared_relu": squared_relu}
 """Names that `activation_func` accepts as well as a function."""
 
 

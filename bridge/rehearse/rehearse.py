@@ -68,7 +68,7 @@ class Rehearsal:
     @property
     def verdict(self) -> str:
         """The outcome as one sentence."""
-        errors = len(self.findings)
+        errors = sum(finding.severity == "error" for finding in self.findings)
         if errors:
             return f"{errors} error{'s' if errors > 1 else ''}"
         planned = sum(launch.comparison.planned for launch in self.launches if launch.comparison is not None)
@@ -78,9 +78,9 @@ class Rehearsal:
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 2 with errors, 1 where something was left out and that counts, else 0."""
-        if self.findings:
+        if any(finding.severity == "error" for finding in self.findings):
             return 2
-        return 1 if strict and self.left_out else 0
+        return 1 if strict and (self.left_out or self.findings) else 0
 
 
 def rehearse(
@@ -194,9 +194,9 @@ def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
     comparison = None
-    if not findings:
+    if "gemms" in first:
         comparison = compared(_plan(small, one), first["gemms"])
-        findings = list(comparison.findings)
+        findings = [*findings, *comparison.findings, *(_resume_findings(first) if "resumed_loss" in first else ())]
     return Launched(
         round=one,
         seconds=launch["seconds"],
@@ -216,24 +216,26 @@ def _plan(small: SmallRun, one: Round) -> PrecisionPlan:
 
 
 def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
-    """Return the errors of the ranks, each once; a rank that was ended with the others has none."""
-    found = {
-        outcome["error"]["message"]: _error(outcome["error"], outcome["phase"])
-        for outcome in outcomes
-        if "error" in outcome
-    }
-    ended = {outcome["ended"] for outcome in outcomes if "ended" in outcome}
-    if ended and not found:
-        rule = "the ranks ended without an answer"
-        return [Finding(path="run", rule=rule, value=", ".join(sorted(ended)), remedy="Rehearse with fewer processes.")]
-    return list(found.values())
+    """Return the errors of the rank that failed first; others lose the connection to it, or are ended."""
+    failed = sorted((one for one in outcomes if "error" in one), key=lambda outcome: float(outcome["error"]["at"]))
+    if failed:
+        return _findings(failed[0]["error"], failed[0]["phase"])
+    ended = sorted({outcome["ended"] for outcome in outcomes if "ended" in outcome})
+    rule, remedy = "the ranks ended without an answer", "Rehearse with fewer processes."
+    return [Finding(path="run", rule=rule, value=", ".join(ended), remedy=remedy)] if ended else []
 
 
-def _error(error: dict[str, Any], phase: str) -> Finding:
+def _findings(error: dict[str, Any], phase: str) -> list[Finding]:
+    if "findings" in error:
+        return [Finding(**finding) for finding in error["findings"]]
     where = f", {error['where']}" if error["where"] else ""
-    return Finding(
-        path=", ".join(error["fields"]) or "run",
-        rule=f"{error['type']} when {phase}{where}",
-        value=error["message"],
-        remedy="Correct it, or declare another target.",
-    )
+    rule = f"{error['type']} when {phase}{where}"
+    return [Finding(path=", ".join(error["fields"]) or "run", rule=rule, value=error["message"], remedy="")]
+
+
+def _resume_findings(first: dict[str, Any]) -> list[Finding]:
+    """Return the finding of a resumed step that is not the one of the run that went on."""
+    if first["loss"] == first["resumed_loss"]:
+        return []
+    rule = f"the step after a resume has the loss of the same step without a break, {first['loss']:.6f}"
+    return [Finding(path="checkpoint", rule=rule, value=f"{first['resumed_loss']:.6f}", remedy="", severity="warning")]

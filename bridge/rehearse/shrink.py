@@ -37,7 +37,8 @@ TOKENS = 64
 HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""
 STEPS = 3
-WIDTH = "smallest width with this ratio to hidden_size and this alignment on a rank"
+WIDTH = "keeps the ratio to hidden_size and the alignment on a rank"
+HEADS = "keeps the queries of a key on a rank"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +157,7 @@ class _Shrinker:
             chunks=layout.size("pipeline") * layout.virtual,
             extra=self.parallel.embedding_counts + self.parallel.loss_counts,
         )
-        why = "first and last layers in BF16, one layer of each kind between them, and a whole number for each stage"
+        why = "keeps both ends, each kind of layer, and whole stages"
         self.set("model.num_layers", len(kept.layers), why)
         counts = {"num_layers_at_start_in_bf16": kept.start, "num_layers_at_end_in_bf16": kept.end}
         for name, now, count in zip(counts, (settings.start, settings.end), counts.values(), strict=True):
@@ -181,8 +182,8 @@ class _Shrinker:
         if shape.mtp_num_layers > 2:
             self.set("model.mtp_num_layers", 2, "prediction layers are alike")
         for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
-            self.set(f"model.{name}", None, "stages of equal size, since the layers are fewer")
-        self.set("model.pipeline_model_parallel_layout", None, "stages of equal size, since the layers are fewer")
+            self.set(f"model.{name}", None, "stages of equal size")
+        self.set("model.pipeline_model_parallel_layout", None, "stages of equal size")
         recomputed = whole_number(read_field(self.sections["model"], "recompute_num_layers"))
         if recomputed:
             most = len(kept.layers) // (layout.size("pipeline") * layout.virtual)
@@ -204,13 +205,12 @@ class _Shrinker:
             hidden = self.fitted(shape.hidden_size, ratio * heads * channels)
         else:
             hidden = heads * channels
-        why = "smallest number of heads with this ratio of queries to keys on each tensor-parallel rank"
-        self.set("model.num_attention_heads", heads, why)
+        self.set("model.num_attention_heads", heads, HEADS)
         if groups != heads or read_field(self.sections["model"], "num_query_groups") is not None:
-            self.set("model.num_query_groups", groups, why)
+            self.set("model.num_query_groups", groups, HEADS)
         if is_stated and shape.latent is None:
-            self.set("model.kv_channels", channels, "smallest head with this alignment on a rank")
-        self.set("model.hidden_size", hidden, "smallest width with this ratio to the heads and this alignment")
+            self.set("model.kv_channels", channels, "keeps the alignment on a rank")
+        self.set("model.hidden_size", hidden, "keeps the ratio to the heads and the alignment")
         return hidden
 
     def _heads(self) -> tuple[int, int]:
@@ -246,7 +246,7 @@ class _Shrinker:
         """Make the widths of latent attention small; return the hidden size."""
         dims = {name: getattr(latent, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")}
         scale = 2 * self.unit / min(size for size in dims.values() if size)
-        why = "smallest head with this alignment"
+        why = "keeps the alignment"
         for name, size in dims.items():
             if size:
                 self.set(f"model.{name}", self.fitted(size, size * scale), why)
@@ -275,12 +275,17 @@ class _Shrinker:
         count = 4 if self.layout.size("expert") == 1 else 2 * min(2, max(1, own))
         if experts.num_experts % self.parallel.expert:
             count += 1
-        self.set("model.num_moe_experts", min(count, experts.num_experts), "two experts on each of two ranks, or four")
+        self.set(
+            "model.num_moe_experts", min(count, experts.num_experts), "two experts on each of two ranks, or four on one"
+        )
         self.set("model.moe_router_topk", min(experts.topk, max(1, count // 2)), "the experts are fewer")
         model = self.sections["model"]
         if read_field(model, "moe_router_num_groups"):
             self.set("model.moe_router_num_groups", 2, "the experts are fewer")
             self.set("model.moe_router_group_topk", 1, "the groups are fewer")
+        if read_field(model, "moe_token_dispatcher_type") == "flex":
+            self.set("model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU")
+            model.pop("moe_flex_dispatcher_backend", None)
         ratio = hidden / self.shape.hidden_size
         routed = self.parallel.expert_tensor, self.layout.expert_tensor
         if read_field(model, "moe_ffn_hidden_size") is not None:
@@ -326,7 +331,7 @@ class _Shrinker:
             for tokens in range(start, start + 8 * self.unit * layout.size("context"))
             if residues(tokens, few, layout.size("context"), layout.size("tensor")) == wanted
         )
-        why = "smallest number of tokens that is aligned as the run's on each context-parallel rank"
+        why = "keeps the alignment of a rank's tokens"
         self.set("model.seq_length", next(lengths, start), why)
         model.pop("max_position_embeddings", None)
         self.set("train.micro_batch_size", few, "samples of a micro-batch are alike")

@@ -10,15 +10,17 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import socket
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from importlib import metadata
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BridgeError
+from bridge.checkpoint.folder import LATEST, folder_of, iterations
+from bridge.errors import BridgeError, CheckError, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.loader import container, run_of
 from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
@@ -35,11 +37,27 @@ LAYOUT_FIELDS = {
     "model.expert_model_parallel_size": "expert",
 }
 """Field that a run here may not honour -> the kind of parallelism that is left out then."""
+ANOTHER_MODEL = frozenset(
+    f"model.{name}"
+    for name in (
+        "is_hybrid_model",
+        "hybrid_layer_pattern",
+        "hybrid_override_pattern",
+        "heterogeneous_block_specs",
+        "experimental_attention_variant",
+        "linear_attention_freq",
+        "use_kitchen",
+    )
+)
+"""Fields without which the model would be another one: a run that has one is not rehearsed."""
 LAUNCH_SECONDS = 240.0
 GRACE_SECONDS = 3.0
 """How long the other ranks may go on after the first one has failed."""
 
+SAVED = "checkpoints"
 Plan = dict[str, Any]
+Work = Callable[[Plan, Round, Path, Plan], None]
+"""A part of a rank's work: the plan, the launch, its folder, and the answer that it fills."""
 
 
 def main(file: Path) -> None:
@@ -57,6 +75,10 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
     _declare(sections)
     rounds = [Round(**{**one, "kinds": tuple(one["kinds"])}) for one in plan["rounds"]]
     left_out = _leave_out(sections, rounds)
+    for entry in left_out:
+        if entry["field"] in ANOTHER_MODEL:
+            rule = f"a rehearsal without it would be one of another model ({entry['reason']})"
+            raise RunConfigError.of(entry["field"], rule, entry["value"], "Use `precision-bridge check` for this run.")
     gone = [kind for path, kind in LAYOUT_FIELDS.items() if path in {entry["field"] for entry in left_out}]
     launches: list[Plan] = []
     for one in _without(rounds, gone):
@@ -114,23 +136,48 @@ def _without(rounds: list[Round], gone: list[str]) -> list[Round]:
     return [one for one in rounds if one.kinds] or [rounds[0]]
 
 
-def _launch(plan: Plan, one: Round, folder: Path) -> list[dict[str, Any]]:
-    """Fork the ranks of a launch; return what each wrote."""
-    with socket.create_server(("localhost", 0)) as free:
-        port = str(free.getsockname()[1])
-    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": str(one.processes)}
-    job["LOCAL_WORLD_SIZE"] = job["WORLD_SIZE"]
+def _launch(plan: Plan, one: Round, folder: Path) -> list[Plan]:
+    """Fork the ranks of a launch to train, and again to resume from the last checkpoint but one; return their answers."""
+    outcomes = _forked(_train, plan, one, folder)
+    if _failed(outcomes):  # the formats are of interest where only the checkpoint is at fault
+        alone = _forked(_train_alone, plan, one, folder)
+        if _failed(alone):
+            return outcomes
+        saving = {"phase": "it saves its checkpoint"}
+        return [done | failed | saving for done, failed in zip(alone, outcomes, strict=True)]
+    for number in iterations(folder / SAVED):
+        if number > plan["steps"]:
+            shutil.rmtree(folder_of(folder / SAVED, number))
+    (folder / SAVED / LATEST).unlink(missing_ok=True)
+    resumed = _forked(_resume, plan, one, folder)
+    return [first | second for first, second in zip(outcomes, resumed, strict=True)]
+
+
+def _failed(outcomes: list[Plan]) -> bool:
+    return any("error" in outcome or "ended" in outcome for outcome in outcomes)
+
+
+def _forked(work: Work, plan: Plan, one: Round, folder: Path) -> list[Plan]:
+    """Run a part of the work in a fork for each rank; return what each wrote."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    size = str(one.processes)
+    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    job["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the ranks are clients of this store, as under torchrun
     fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=_rank, args=(plan, one, folder, job, rank)) for rank in range(one.processes)]
+    files = [folder / f"{work.__name__}-{rank}.json" for rank in range(one.processes)]
+    ranks = [
+        fork.Process(target=_rank, args=(work, plan, one, file, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        for rank, file in enumerate(files)
+    ]
     for process in ranks:
         process.start()
     _wait(ranks)
-    outcomes = []
-    for rank, process in enumerate(ranks):
-        file = folder / f"rank-{rank}.json"
-        ended = {"ended": f"exit code {process.exitcode}"}
-        outcomes.append(json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ended)
-    return outcomes
+    return [
+        json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"ended": f"exit code {process.exitcode}"}
+        for file, process in zip(files, ranks, strict=True)
+    ]
 
 
 def _wait(ranks: list[ForkProcess]) -> None:
@@ -146,54 +193,72 @@ def _wait(ranks: list[ForkProcess]) -> None:
         rank.join()
 
 
-def _rank(plan: Plan, one: Round, folder: Path, job: dict[str, str], rank: int) -> None:
-    """Rehearse as one rank, and write what came of it."""
-    os.environ.update({**job, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-    outcome: dict[str, Any] = {"phase": "the configs are built"}
+def _rank(work: Work, plan: Plan, one: Round, file: Path, job: dict[str, str]) -> None:
+    """Do a part of the work as one rank, and write what came of it."""
+    os.environ.update(job)
+    outcome: Plan = {}
     try:
-        _rehearse(plan, one, folder, outcome)
+        work(plan, one, file.parent, outcome)
     except Exception as error:  # noqa: BLE001 an error of Megatron's is what a rehearsal looks for
-        first = first_of(error)
-        cause = cause_of(first, {name: plan["sections"][name] for name in ("model", "optimizer", "ddp")})
-        outcome["error"] = {
-            "type": type(first).__name__,
-            "message": " ".join(str(first).split()),
-            **dataclasses.asdict(cause),
-        }
-    (folder / f"rank-{rank}.json").write_text(json.dumps(outcome, default=str), encoding="utf-8")
+        outcome["error"] = {"at": time.time(), **_described(error, plan["sections"])}
+    file.write_text(json.dumps(outcome, default=str), encoding="utf-8")
     if "error" in outcome:
         sys.exit(1)
 
 
-def _rehearse(plan: Plan, one: Round, folder: Path, outcome: dict[str, Any]) -> None:
+def _described(error: Exception, sections: Plan) -> Plan:
+    """Return an error as plain data: the findings of one of ours, or type, text and cause of another."""
+    first = first_of(error)
+    if isinstance(first, PrecisionConfigError | SyncError | CheckError):
+        return {"findings": [dataclasses.asdict(finding) for finding in first.findings]}
+    if isinstance(first, BridgeError):
+        return {"findings": [{"path": "run", "rule": str(first), "remedy": ""}]}
+    cause = cause_of(first, {name: sections[name] for name in ("model", "optimizer", "ddp")})
+    text = " ".join(str(first).split())
+    return {"type": type(first).__name__, "message": text, **dataclasses.asdict(cause)}
+
+
+def _train(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
+    _trained(plan, one, folder, {"save": str(folder / SAVED), "save_interval": plan["steps"]}, outcome)
+
+
+def _train_alone(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
+    _trained(plan, one, folder, {}, outcome)
+
+
+def _trained(plan: Plan, one: Round, folder: Path, checkpoint: Plan, outcome: Plan) -> None:
     from bridge.training.config import write_precision
     from bridge.training.loop import pretrain
 
-    steps = plan["steps"]
-    first = container(run_of(_sections(plan, one, folder, steps, save=True), missing=False))
-    write_precision(first)
+    outcome["phase"] = "the configs are built"
+    config = container(run_of(_sections(plan, one, checkpoint), missing=False))
+    write_precision(config)
     outcome["phase"] = "it trains"
-    summary = pretrain(first, run_dir=folder / "first")
+    summary = pretrain(config, run_dir=folder / "trained")
     outcome["gemms"] = [dataclasses.asdict(record) for record in summary.gemms]
-    outcome["census"] = [dataclasses.asdict(row) for row in summary.census]
     outcome["loss"], outcome["parameters"] = summary.train_loss, summary.parameters
+
+
+def _resume(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
+    from bridge.training.config import write_precision
+    from bridge.training.loop import pretrain
+
     outcome["phase"] = "it resumes from its checkpoint"
-    again = container(run_of(_sections(plan, one, folder, steps + 1, save=False), missing=False))
-    write_precision(again)
-    outcome["resumed_loss"] = pretrain(again, run_dir=folder / "resumed").train_loss
-    outcome["phase"] = "done"
+    config = container(run_of(_sections(plan, one, {"load": str(folder / SAVED)}), missing=False))
+    write_precision(config)
+    outcome["resumed_loss"] = pretrain(config, run_dir=folder / "resumed").train_loss
 
 
-def _sections(plan: Plan, one: Round, folder: Path, steps: int, *, save: bool) -> dict[str, Any]:
-    """Return the sections of a launch: its layout, its batch and its folders."""
+def _sections(plan: Plan, one: Round, checkpoint: Plan) -> Plan:
+    """Return the sections of a launch: its layout, its batch and its checkpoints; a step more than is resumed from."""
     held = plan["sections"]
     sizes = {name: value for name, value in one.fields().items() if value is not None}
     batch = held["train"]["micro_batch_size"] * one.data * (4 if "pipeline" in one.kinds else 2)
     return {
         **held,
         "model": {**held["model"], **sizes},
-        "train": {**held["train"], "train_iters": steps, "global_batch_size": batch},
-        "checkpoint": {"save" if save else "load": str(folder / "checkpoint")},
+        "train": {**held["train"], "train_iters": plan["steps"] + 1, "global_batch_size": batch},
+        "checkpoint": checkpoint,
         "logging": {"log_interval": 1, "tensorboard": False, "quantisation_interval": 0},
     }
 

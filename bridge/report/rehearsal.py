@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from bridge.errors import Finding
     from bridge.rehearse.rehearse import Launched, Rehearsal
 
+LONGEST = 36
+"""Characters of a value that are shown; JSON has all."""
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -85,11 +87,13 @@ def _launch(launch: Launched) -> tuple[str, ...]:
 
 
 def _value(value: object) -> str:
-    return "-" if value is None else str(plain(value))
+    text = "-" if value is None else str(plain(value))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def _finding(finding: Finding) -> Text:
     head = Text()
     head.append(finding.severity, style=_STYLES[finding.severity])
-    head.append(f" {finding.path}: {finding.rule}, got {plain(finding.value)}. {finding.remedy}".rstrip())
+    got = f", got {plain(finding.value)}" if finding.value is not None else ""
+    head.append(f" {finding.path}: {finding.rule.rstrip('.')}{got.rstrip('.')}. {finding.remedy}".rstrip())
     return head
