@@ -137,7 +137,7 @@ def _without(rounds: list[Round], gone: list[str]) -> list[Round]:
 
 
 def _launch(plan: Plan, one: Round, folder: Path) -> list[Plan]:
-    """Fork the ranks of a launch to train, and again to resume from the last checkpoint but one; return their answers."""
+    """Fork the ranks of a launch to train, and again to resume one step before its end; return their answers."""
     outcomes = _forked(_train, plan, one, folder)
     if _failed(outcomes):  # the formats are of interest where only the checkpoint is at fault
         alone = _forked(_train_alone, plan, one, folder)
@@ -159,7 +159,7 @@ def _failed(outcomes: list[Plan]) -> bool:
 
 def _forked(work: Work, plan: Plan, one: Round, folder: Path) -> list[Plan]:
     """Run a part of the work in a fork for each rank; return what each wrote."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports it untyped
 
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     size = str(one.processes)
