@@ -19,8 +19,18 @@ from typing import TYPE_CHECKING, Any
 from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.deepspeed import LOOKS_LIKE_PRECISION
+from bridge.interop.module_lists import NUM_LAYERS, schemes_for
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, export_scaler, report_scaler
-from bridge.interop.pytorch.torchao import MODULES, export_gather, export_layers, import_gather, report_gather
+from bridge.interop.pytorch.torchao import (
+    FILTER,
+    MODULES,
+    export_gather,
+    export_layers,
+    import_gather,
+    left_out,
+    module_filter,
+    report_gather,
+)
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import report_rows, rows
 
@@ -39,7 +49,7 @@ OWN = ("compute_environment", "distributed_type", "mixed_precision", "num_proces
 AMAX = {"margin": ("fp8_margin", 0, 0), "amax_history_len": ("fp8_amax_history_len", 1, 1024)}
 """Setting of delayed scaling -> our field, the least value, the default."""
 ALGORITHM = "amax_compute_algo"
-GATHER = "enable_fsdp_float8_all_gather"
+GATHER, FUNCTION = "enable_fsdp_float8_all_gather", "module_filter_func"
 OVERRIDES = "override_linear_precision"
 READ = {
     "TE": (
@@ -54,7 +64,7 @@ READ = {
         "use_autocast_during_eval",
         "use_mxfp8_block_scaling",
     ),
-    "AO": (GATHER, "pad_inner_dim", "config", "module_filter_func"),
+    "AO": (GATHER, "pad_inner_dim", "config", FUNCTION),
     "MSAMP": ("opt_level",),
 }
 """Back end of FP8 -> the settings that it reads."""
@@ -99,13 +109,14 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
     return replace(imported, recipe=None) if decided_elsewhere or is_lost else imported
 
 
-def export(config: MixedPrecisionConfig, *, form: str = "yaml") -> ExportReport:
+def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int | None = None) -> ExportReport:
     """Return an Accelerate configuration.
 
     Args:
         config: What to write.
         form: "yaml": what `accelerate launch --config_file` reads. "arguments": a mapping that
-            `accelerator_arguments` makes the real objects of; it can say more of FP16's scale.
+            `accelerator_arguments` makes the real objects of; it can say more of FP16's scale, and choose modules.
+        num_layers: Layers of the model, where the recipe chooses single layers.
     """
     shape = Settings({"form": form}, TITLE).word("form", ("yaml", "arguments"))
     builder = ExportBuilder(config, TITLE)
@@ -116,7 +127,14 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml") -> ExportReport:
     payload: dict[str, Any] = {"mixed_precision": {"fp32": "no"}.get(compute, compute)}
     if shape == "yaml":
         payload = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO"} | payload
-    block = _export_fp8(builder) if config.fp8 is not None and compute == "bf16" else None
+    is_fp8 = config.fp8 is not None and compute == "bf16"
+    block = _export_fp8(builder) if is_fp8 else None
+    if block is not None and block["backend"] == "AO":
+        if shape == "arguments":
+            schemes = schemes_for(builder, num_layers, available=("tensorwise",), setting=FUNCTION)
+            block[FILTER] = left_out(schemes, schemes.run if schemes is not None else None)
+        else:
+            export_layers(builder, "Pass a module_filter_func to choose them: --context form=arguments.")
     if config.fp8 is not None and compute != "bf16":
         detail = f"FP8 runs under BF16 autocast in {VERSION}, so none was written over {compute}"
         builder.report("fp8", "unsupported", detail, "Use a BF16 recipe with FP8.")
@@ -135,7 +153,11 @@ def accelerator_arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
     from accelerate import utils
 
     names = [name for name in (*HANDLERS.values(), "GradScalerKwargs") if name in payload]
-    handlers = [getattr(utils, name)(**payload[name]) for name in names]
+    given = {name: dict(payload[name]) for name in names}
+    for arguments in given.values():
+        if FILTER in arguments:
+            arguments[FUNCTION] = module_filter(arguments.pop(FILTER))
+    handlers = [getattr(utils, name)(**arguments) for name, arguments in given.items()]
     return {"mixed_precision": payload["mixed_precision"], "kwargs_handlers": handlers}
 
 
@@ -332,10 +354,9 @@ def _torchao(builder: ImportBuilder, fp8: Settings) -> None:
         import_gather(builder, fp8.name(GATHER), gather)
     report_rows(builder, fp8, "accelerate_ao")
     detail = "the first and the last nn.Linear stay in high precision: modules, not layers"
-    if fp8.given("module_filter_func"):
+    if fp8.given(FUNCTION):
         detail = "a function that chooses modules cannot be converted"
-    function = fp8.values.get("module_filter_func")
-    builder.report(fp8.name("module_filter_func"), function, "approximated", detail, MODULES)
+    builder.report(fp8.name(FUNCTION), fp8.values.get(FUNCTION), "approximated", detail, MODULES)
 
 
 def _ms_amp(builder: ImportBuilder, fp8: Settings) -> None:
@@ -355,7 +376,6 @@ def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
         if not config.fp8_param_gather:
             mapped |= dict.fromkeys(("fp8_param_gather", "fp8_param"), GATHER)
         export_gather(builder)
-        export_layers(builder, "Pass a module_filter_func to choose them.")
     elif config.fp8_recipe == "mxfp8":
         block["use_mxfp8_block_scaling"] = True
         mapped["fp8_recipe"] = "use_mxfp8_block_scaling"
@@ -443,5 +463,6 @@ SYSTEM = System(
         ContextKey(
             name="form", meaning="yaml, or arguments for those of Accelerator (export)", default="yaml", use=("export",)
         ),
+        NUM_LAYERS,
     ),
 )

@@ -52,10 +52,7 @@ OFF_SWITCHES = (
 ABSENT = {
     "pipeline_dtype": ("does not say in what pipeline stages send activations", "Nothing to do without such stages."),
     "tf32": ("does not decide about TF32", "Set torch.backends.cuda.matmul.fp32_precision in the program."),
-    "modules": (
-        "is written without a precision per module",
-        "State the filters there by hand, or expect that of the run.",
-    ),
+    "modules": ("chooses no precision per module", "The run's precision there in every module; drop the rows for it."),
     "first_last_layers_bf16": ("cannot keep whole layers in BF16", "Expect FP8 in the first and last layer too."),
 }
 
@@ -250,7 +247,8 @@ class ExportBuilder:
                 self.map(field)
             elif why is None:
                 detail, remedy = ABSENT.get(field, ("has no such setting", "Do without it there."))
-                self.report(field, "unsupported", f"{self.system} {detail}", remedy)
+                reason = "semantics" if field == "modules" else "unsupported"
+                self.report(field, reason, f"{self.system} {detail}", remedy)
             elif self.values[field] == getattr(type(self.config), field):
                 self.map(field)
             else:

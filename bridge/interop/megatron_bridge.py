@@ -22,14 +22,13 @@ from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.meaning import meaning, recipe_named, semantics_of
 from bridge.interop.megatron_lm.flags import report_other
+from bridge.interop.megatron_lm.stage_files import LAYOUT, Layout, shared_file
 from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.module_recipe import file_of, needs_layers
-from bridge.precision.modules import module_rows
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
@@ -262,7 +261,15 @@ def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) 
     builder.report(where, value, "unsupported", detail, "Hold it as model.quant_recipe, as it stands.")
 
 
-def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7") -> ExportReport:
+def export(
+    config: MixedPrecisionConfig,
+    *,
+    shape: str = "fields",
+    bridge_version: str = "0.7",
+    num_layers: int | None = None,
+    pipeline_model_parallel_size: int = 1,
+    virtual_pipeline_model_parallel_size: int = 1,
+) -> ExportReport:
     """Return `{"mixed_precision": ...}`.
 
     Args:
@@ -270,7 +277,11 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
         shape: "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
             overrides) or "name" (the recipe's name, where there is one).
         bridge_version: 0.3 knows no fp4_param_gather.
+        num_layers: Layers of the model, for rows of `modules` that name layers.
+        pipeline_model_parallel_size: The same of the stages of the pipeline.
+        virtual_pipeline_model_parallel_size: The same of the model chunks of a stage.
     """
+    layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
     builder = ExportBuilder(config, TITLE)
     report_dropped_autocast(builder, NO_AUTOCAST)
     if shape not in ("fields", "strings", "name"):
@@ -293,7 +304,7 @@ def export(config: MixedPrecisionConfig, *, shape: str = "fields", bridge_versio
     if config.first_last_layers_bf16:
         payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
     sections = _sections(builder, shape)
-    recipe = _recipe(builder, shape)
+    recipe = _recipe(builder, shape, layout)
     if recipe is not None:
         sections.setdefault("model", {})["quant_recipe"] = recipe
     return builder.finish({"mixed_precision": payload, **sections})
@@ -310,18 +321,17 @@ def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
     return sections
 
 
-def _recipe(builder: ExportBuilder, shape: str) -> dict[str, Any] | None:
-    """Return rows of `modules` that name no layers as the recipe that the model's config holds; None without rows."""
-    rows = module_rows(builder.values["modules"])
-    if not rows:
+def _recipe(builder: ExportBuilder, shape: str, layout: Layout) -> dict[str, Any] | None:
+    """Return the rows of `modules` as the recipe that the model's config holds; None where it holds none."""
+    if shape != "fields" and builder.values["modules"]:
+        detail = "its recipe is a Python object of the model's config, which overrides cannot hold"
+        builder.report("modules", "unsupported", detail, "Give --context shape=fields.")
         return None
-    if shape != "fields" or needs_layers(rows):
-        detail = "its recipe is a Python object of the model's config, and counts layers within a pipeline stage"
-        remedy = "Write the files of a run with `precision-bridge modules --write FILE`, and load them there."
-        builder.report("modules", "unsupported", detail, remedy)
+    content = shared_file(builder, layout)
+    if content is None:
         return None
     builder.map("modules", "model.quant_recipe")
-    return {"_target_": RECIPE_TARGET, "config": file_of(builder.config)}
+    return {"_target_": RECIPE_TARGET, "config": content}
 
 
 def _spelt(value: Any, field: str, shape: str) -> Any:
@@ -367,5 +377,6 @@ SYSTEM = System(
     context=(
         ContextKey(name="shape", meaning="fields, strings (for overrides) or name", default="fields", use=("export",)),
         ContextKey(name="bridge_version", meaning="Megatron Bridge of the run", default="0.7", use=("export",)),
+        *LAYOUT,
     ),
 )

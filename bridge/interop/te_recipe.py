@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PayloadError, close_matches, did_you_mean
-from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.errors import PayloadError, close_matches, did_you_mean, listed
+from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
+from bridge.interop.module_lists import NUM_LAYERS, schemes_for
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import SCHEMES, Scheme
 
 if TYPE_CHECKING:
     from bridge.interop.reading.document import Document
+    from bridge.precision.module_schemes import ModuleSchemes
     from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "Transformer Engine 2.20"
@@ -25,8 +28,17 @@ MODULE = "transformer_engine.common.recipe"
 ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
 CLASSES = MappingProxyType({row.te_class: row for row in SCHEMES if row.te_class != "CustomRecipe"})
 """Name of a class -> its scheme."""
-DEFAULT_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "nvfp4": "e2m1"}
-"""Scheme -> the format that its class takes by itself, elsewhere E4M3."""
+DEFAULT_FORMATS = {
+    "delayed": "hybrid",
+    "tensorwise": "hybrid",
+    "blockwise": "e4m3",
+    "mxfp8": "e4m3",
+    "nvfp4": "e2m1",
+}
+"""Scheme -> the format that its class takes by itself."""
+FACTORY = "bridge.megatron.te.layers.module_factory"
+IN_FACTORY = ("fp8", "fp8_recipe", "fp4", "fp4_recipe", "modules", "first_last_layers_bf16", *LAYER_COUNTS, *DELAYED)
+"""Fields that the factory takes."""
 DEFAULTS = {"margin": 0, "amax_history_len": 1024, "amax_compute_algo": "max"}
 """Argument -> the default of the class `DelayedScaling`; Megatron's own differ."""
 QUANTIZERS = {f"fp8_quant_{operand}": None for operand in ("fwd_inp", "fwd_weight", "bwd_grad")}
@@ -75,19 +87,43 @@ def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
         remedy = "Say what the run around the recipe trains in."
         raise PayloadError(f"mode: must be bf16, fp16 or fp32, got {mode!r}. {remedy}")
     builder = ImportBuilder(TITLE)
+    if _is_custom(payload):
+        return _import_custom(builder, payload["qfactory"], mode)
     row, key = _class(payload)
     values = {str(name): value for name, value in payload.items() if name != key}
     if isinstance(values.get("kwargs"), Mapping):
         values |= {str(name): value for name, value in values.pop("kwargs").items()}
     builder.map(key, **{f"{row.family}_recipe": row.name})
-    fields = {mode: True} | ({} if mode == "fp32" else {"params_dtype": mode, "pipeline_dtype": mode})
-    builder.implied("mode", mode, "a recipe does not say what the run around it trains in", **fields)
+    _imply_mode(builder, mode)
     _format(row, values, builder)
     for name, value in values.items():
         _argument(row, name, value, builder)
     for name, value in DEFAULTS.items() if row.name == "delayed" else ():
         if name not in values:
             builder.implied(name, value, **{row.te_keywords[name]: value})
+    return builder.finish(semantics="fp32" if mode == "fp32" else "megatron_o2")
+
+
+def _imply_mode(builder: ImportBuilder, mode: str) -> None:
+    fields = {mode: True} | ({} if mode == "fp32" else {"params_dtype": mode, "pipeline_dtype": mode})
+    builder.implied("mode", mode, "a recipe does not say what the run around it trains in", **fields)
+
+
+def _is_custom(payload: Mapping[Any, Any]) -> bool:
+    """Return whether a payload is a `CustomRecipe` over our own factory, as an export writes it."""
+    factory = payload.get("qfactory")
+    return isinstance(factory, Mapping) and factory.get("_target_") == FACTORY
+
+
+def _import_custom(builder: ImportBuilder, factory: Mapping[Any, Any], mode: str) -> ImportReport:
+    """Return the precision that our own factory was given."""
+    _imply_mode(builder, mode)
+    for name, value in factory.items():
+        if name in IN_FACTORY:
+            builder.map(f"qfactory.{name}", **{str(name): value})
+        elif name not in ("_target_", "num_layers"):
+            rule = f"must be {listed(IN_FACTORY)}"
+            raise PayloadError(f"qfactory: {rule}, got {name!r:.60}. Drop it.")
     return builder.finish(semantics="fp32" if mode == "fp32" else "megatron_o2")
 
 
@@ -108,7 +144,7 @@ def _format(row: Scheme, values: dict[str, Any], builder: ImportBuilder) -> None
     key = f"{row.family}_format"
     said = values.pop(key, None)
     if said is None:
-        default = DEFAULT_FORMATS.get(row.name, "e4m3")
+        default = DEFAULT_FORMATS[row.name]
         builder.implied(key, default.upper(), **{row.family: default})
         return
     text = str(said.get("_target_", said) if isinstance(said, Mapping) else said).rpartition(".")[2].upper()
@@ -146,14 +182,25 @@ def _argument(row: Scheme, name: str, value: Any, builder: ImportBuilder) -> Non
         builder.report(name, value, "unsupported", detail, "Build a recipe of your own (fp8_recipe='custom').")
 
 
-def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the recipe's class and arguments; None where nothing runs below half precision."""
+def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
+    """Return the recipe's class and arguments; None where nothing runs below half precision.
+
+    A precision that chooses modules is a `CustomRecipe` with a factory of ours, for `hydra.utils.instantiate`.
+
+    Args:
+        config: The recipe.
+        num_layers: Layers of the model, where the recipe chooses single layers.
+    """
     builder = ExportBuilder(config, TITLE)
     row = next((row for row in CLASSES.values() if row.name == config.scheme), None)
     detail = "a recipe says how matrix multiplications are quantised and nothing else"
     for name in (*MODES, *OUTSIDE):
         if name in MODES or builder.values[name] not in (None, False):
             builder.report_if_stated(name, "unsupported", detail, "Set it where the run is configured.")
+    if builder.values["modules"] or (config.first_last_layers_bf16 and num_layers is not None):
+        schemes = schemes_for(builder, num_layers, available=DEFAULT_FORMATS, setting="qfactory")
+        if schemes is not None and schemes.chooses:
+            return builder.finish(_custom(builder, schemes))
     if row is None:
         fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe") if config.fp4 else ()
         detail, remedy = "a quantizer factory is code", "Build CustomRecipe in Python."
@@ -176,8 +223,32 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload)
 
 
+def _custom(builder: ExportBuilder, schemes: ModuleSchemes) -> dict[str, Any]:
+    """Return a recipe whose factory gives each module, by its name, the quantizers of its scheme."""
+    config, run = builder.config, schemes.run
+    wanted = (run, *(schemes.of_row(row) for row in schemes.rows))
+    for chosen in dict.fromkeys(one for one in wanted if one is not None and one.scheme in DEFAULT_FORMATS):
+        default = DEFAULT_FORMATS[chosen.scheme]
+        if chosen.format != default:
+            detail = f"Transformer Engine's factory of {chosen.scheme} quantizers has {default}, and no other format"
+            remedy = f"{default} there; write a factory for {chosen.format}."
+            builder.report("fp8" if chosen == run else "modules", "semantics", detail, remedy)
+    off = () if config.scheme == "delayed" else tuple(DELAYED)
+    off += () if config.fp8 else ("fp8_recipe",)
+    off += () if config.fp4 else ("fp4_recipe",)
+    fields = [name for name in IN_FACTORY if builder.values[name] and name not in off]
+    for name in fields:
+        builder.map(name, "qfactory")
+    factory = {"_target_": FACTORY, **{name: builder.values[name] for name in fields}}
+    if schemes.num_layers is not None:
+        factory["num_layers"] = schemes.num_layers
+    return {"_target_": f"{MODULE}.CustomRecipe", "qfactory": factory}
+
+
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for a Transformer Engine recipe, or None."""
+    if _is_custom(document.mapping):
+        return Recognised(0.97, f"names the factory `{FACTORY}`")
     named = (str(document.mapping.get(key)).rpartition(".")[2] for key in NAMES)
     found = next((name for name in named if name in CLASSES), None)
     return Recognised(0.97, f"names the class `{found}`") if found else None
@@ -193,5 +264,6 @@ SYSTEM = System(
     write=as_json,
     context=(
         ContextKey(name="mode", meaning="what the run around the recipe trains in: bf16, fp16 or fp32", default="bf16"),
+        NUM_LAYERS,
     ),
 )

@@ -23,10 +23,13 @@ from bridge.errors import PayloadError, listed
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.megatron_lm.flags import bears_on_precision
+from bridge.interop.module_lists import NUM_LAYERS, name_lists, read_list, rows_of, schemes_for
 from bridge.interop.pytorch.amp import report_no_scaler
 from bridge.interop.pytorch.torchao import ROWWISE, ROWWISE_REMEDY, import_gather
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, rows
+from bridge.precision.foreign_names import TORCHTITAN, TORCHTITAN_0_2
+from bridge.precision.modules import HIGH
 from bridge.pytorch.loop import compute_dtype
 
 if TYPE_CHECKING:
@@ -44,6 +47,10 @@ FLOAT8 = {"float8": ("tensorwise", "torchtitan 0.2"), "Float8LinearConverter": (
 """Block of TOML, or converter of 0.3 -> the recipe that it takes by default, and the release."""
 OTHERS = {"mx": MXFP8, "MXFP8LinearConverter": MXFP8, "NVFP4LinearConverter": {"fp4": "e2m1", "fp4_recipe": "nvfp4"}}
 """The same without a choice -> the fields that it states."""
+CONVERTERS = {"mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}
+"""Scheme -> the converter of torchtitan 0.3."""
+LINEAR = ("attention.", "feed_forward.", "shared_experts.")
+"""Parts of the names of every linear layer that Megatron runs in a scheme, and of no router or output layer."""
 QUANTIZE = tuple(f"quantize.{part}.{name}" for part in ("linear", "grouped_mm") for name in BLOCKS)
 """Blocks of torchtitan 0.2; names for `model.converters`, as are those of `BLOCKS` in 0.1."""
 SECTION = re.compile(r"^\[(?:job|training|quantize)\b", re.MULTILINE)
@@ -54,6 +61,7 @@ UNKNOWN = (
 )
 MAPPED = ("training.dtype", "training.mixed_precision_param", "training.mixed_precision_reduce")
 QUANTISER = re.compile(r"quantize\.\w+\.[\w-]+")
+AUTOMATIC = "auto_filter_small_kn"
 DEEPEST = 8
 TEXT = ("description", "name", "flavor")
 
@@ -93,8 +101,13 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
     return replace(imported, recipe=None) if is_partial else imported
 
 
-def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the training section, and converters for MXFP8 or NVFP4."""
+def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
+    """Return the training section, and converters for MXFP8 or NVFP4.
+
+    Args:
+        config: The recipe.
+        num_layers: Layers of the model, where the recipe chooses single layers.
+    """
     builder = ExportBuilder(config, TITLE)
     semantics, mode = semantics_of(config), config.mode
     training = {"dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}
@@ -119,28 +132,34 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     elif mode != "fp32":
         builder.report("grad_reduce_in_fp32", "unsupported", "gradients are reduced in float32 only", "Expect FP32.")
     family = "fp8" if config.fp8 else "fp4"
-    if config.scheme is not None:
-        name = {"mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}.get(config.scheme)
-        if name is not None and mode == "bf16":
-            payload["converters"] = [{name: {"fqns": []}}]
-            _exported_converter(builder, name, family)
-        else:
-            has = f"{VERSION} has rowwise FP8, MXFP8 and NVFP4 over BF16"
-            detail, remedy = f"{has}, and no {config.scheme} scaling; none was written", "or train in BF16."
-            for field in (family, f"{family}_recipe"):
-                builder.report(field, "unsupported", detail, f"Use bf16_with_mxfp8_mixed, {remedy}")
+    if config.scheme is not None and (config.scheme not in CONVERTERS or mode != "bf16"):
+        has = f"{VERSION} has rowwise FP8, MXFP8 and NVFP4 over BF16"
+        detail, remedy = f"{has}, and no {config.scheme} scaling; none was written", "or train in BF16."
+        for field in (family, f"{family}_recipe"):
+            builder.report(field, "unsupported", detail, f"Use bf16_with_mxfp8_mixed, {remedy}")
+    elif config.scheme is not None or builder.values["modules"]:
+        payload["converters"] = _exported_converters(builder, num_layers)
     report_no_scaler(builder, "there is no loss scale", "Use a BF16 recipe.")
     return builder.finish(payload)
 
 
-def _exported_converter(builder: ExportBuilder, name: str, family: str) -> None:
-    for field in (family, f"{family}_recipe"):
-        builder.map(field, f"converters.{name}")
-    if builder.config.first_last_layers_bf16:
-        detail = "modules are chosen by name, and an empty list means all of them"
-        builder.report("first_last_layers_bf16", "unsupported", detail, "List the fqns of the layers to convert.")
-    if family == "fp8" and not builder.config.fp8_wgrad:
+def _exported_converters(builder: ExportBuilder, num_layers: int | None) -> list[dict[str, Any]]:
+    """Return a converter for each scheme, with the modules that run in it: an empty list means the output layer too."""
+    config = builder.config
+    for family in ("fp8", "fp4"):
+        if builder.values[family] is not None:
+            for field in (family, f"{family}_recipe"):
+                builder.map(field, f"converters.{CONVERTERS[str(config.scheme)]}")
+    if config.fp8 and not config.fp8_wgrad:
         builder.report("fp8_wgrad", "unsupported", "every GEMM runs in MXFP8", "Use torchao's own config.")
+    schemes = schemes_for(builder, num_layers, available=CONVERTERS, setting="converters.fqns")
+    if schemes is None or not schemes.chooses:
+        return [{CONVERTERS[str(config.scheme)]: {"fqns": list(LINEAR)}}] if config.scheme is not None else []
+    return [
+        {CONVERTERS[chosen.scheme]: {"fqns": names}}
+        for chosen, names in name_lists(schemes, TORCHTITAN).items()
+        if chosen is not None and chosen.scheme in CONVERTERS
+    ]
 
 
 def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute: str | None, *, fsdp: bool) -> str:
@@ -251,17 +270,57 @@ def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
         raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
     if fields is None:
         builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
-    elif any(builder.fields.get(other) for other in {"fp8", "fp4"} - set(fields)):
-        raise block.wrong("", "FP8 and FP4 cannot be combined in one recipe", name, "Keep one of the converters")
     else:
-        builder.map(setting if block.given("recipe_name") else path, **fields)
+        run = builder.fields.get("fp8_recipe") or builder.fields.get("fp4_recipe")
+        scheme = fields.get("fp8_recipe") or fields["fp4_recipe"]
+        if run not in (None, scheme) and not block.values.get("fqns"):
+            rule = "needs the fqns of its modules where another converter takes the others"
+            raise block.wrong("", rule, name, "Keep one of the converters, or list its fqns")
+        builder.map(setting if block.given("recipe_name") else path, **(fields if run in (None, scheme) else {}))
+        _filter(builder, block, name, scheme, run or scheme)
     known = rows("torchtitan_converters")
     unknown = Row("a setting of the converter", known["fqns"].remedy, known["fqns"].harmless)
     for key, value in block.values.items():
         if key == "enable_fsdp_float8_all_gather" and builder.fields.get("fp8") is not None:
             import_gather(builder, block.name(key), bool(block.switch(key)))
-        elif key != "recipe_name":
+        elif key != "recipe_name" and block.name(key) not in builder.mapped:
             report_row(builder, block.name(key), value, known.get(key, unknown))
+
+
+def _filter(builder: ImportBuilder, block: Settings, converter: str, scheme: str, run: str) -> None:
+    """Turn the list of the modules that a converter takes, or leaves out, into rows.
+
+    Args:
+        builder: The import.
+        block: The converter's settings.
+        converter: Its name; those of torchtitan 0.3 end with "Converter", and list what they take.
+        scheme: Its scheme.
+        run: The scheme of the run, that of the first converter.
+    """
+    is_new = converter.endswith("Converter")
+    key = "fqns" if is_new else "filter_fqns"
+    given = block.values.get(key)
+    listed = (["output"] if converter == "mx" else []) if given is None else given
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        raise block.wrong(key, "must be a list of names", given, "List parts of the names of modules")
+    setting, names = block.name(key), TORCHTITAN if is_new else TORCHTITAN_0_2
+    head = "lm_head" if is_new else "output"
+    if AUTOMATIC in listed:
+        detail = "it leaves out layers that are too small to gain from FP8, whatever their names"
+        builder.report(setting, AUTOMATIC, "unsupported", detail, "List the modules that the log of the run names.")
+    taken = scheme if is_new else HIGH
+    plain = [one for one in listed if one != AUTOMATIC]
+    reading = read_list(builder, setting, plain, names, (head, "moe.router.gate"), taken_in=taken)
+    takes_all = is_new and not listed
+    found = [] if takes_all else rows_of(reading, taken=taken, left=HIGH if taken == run else run, run=run)
+    if found:
+        builder.fields["modules"] = [*found, *builder.fields.get("modules", ())]
+    if given is not None:
+        builder.map(setting, **({"modules": builder.fields["modules"]} if found else {}))
+    if takes_all or reading.has_head == is_new:
+        detail = f"{head} runs in {scheme} there, and Megatron's output layer in the dtype of the run"
+        remedy = f"BF16 there with {head} left out; fp8_output_proj=True for MXFP8 here."
+        builder.report(setting, listed, "semantics", detail, remedy)
 
 
 def _others(builder: ImportBuilder, top: Settings) -> None:
@@ -328,5 +387,8 @@ SYSTEM = System(
     recognise=_recognise,
     write=as_json,
     read=_read,
-    context=(ContextKey(name="sharded", meaning="false without FSDP, where torchtitan uses autocast", default=True),),
+    context=(
+        ContextKey(name="sharded", meaning="false without FSDP, where torchtitan uses autocast", default=True),
+        NUM_LAYERS,
+    ),
 )

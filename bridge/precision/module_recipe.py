@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.precision.modules import HIGH, module_rows
 from bridge.precision.quant_recipe import CONFIG_TYPE, EVALUATION, TRAINING
-from bridge.precision.schemes import FP8_SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,9 +119,7 @@ def _recipe(precision: ModulePrecision, *, acts_in_high: bool, fp8_format: str |
         return {}
     recipe: dict[str, Any] = {f"{family}_quantization_recipe": precision.scheme}
     if family == "fp8":
-        legal = FP8_SCHEMES[precision.scheme or ""].formats
-        run = fp8_format if fp8_format in legal else legal[0]
-        recipe["fp8_format"] = precision.format or run
+        recipe["fp8_format"] = precision.format_in(fp8_format)
     if acts_in_high:
         recipe["override_nonquantized_autocast"] = True
     if precision.factory is not None:

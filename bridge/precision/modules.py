@@ -79,6 +79,12 @@ class ModulePrecision:
     tp_only_amax_red: bool | None = None
     """Reduce amaxes over the tensor-parallel ranks alone; None: not stated."""
 
+    def format_in(self, run: str | None) -> str:
+        """Return the format of a module in FP8 or FP4, in a run whose own is `run`."""
+        schemes = FP4_SCHEMES if self.family == "fp4" else FP8_SCHEMES
+        legal = schemes[self.scheme or ""].formats
+        return self.format or (run if run in legal else legal[0])
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleRow:

@@ -12,7 +12,8 @@ imported when one of these functions is called, not before.
 """
 
 from bridge.pytorch.check_precision import PrecisionReport, check_precision
-from bridge.pytorch.float8 import emulate_linears, float8_linear_config_for
+from bridge.pytorch.float8 import convert_linears, emulate_linears, float8_linear_config_for
+from bridge.pytorch.linear_schemes import linear_schemes
 from bridge.pytorch.live_audit import StepAudit, assert_effective, audit
 from bridge.pytorch.loop import apply_tf32, autocast_for, fsdp_policy_for, grad_scaler_for
 
@@ -24,8 +25,10 @@ __all__ = [
     "audit",
     "autocast_for",
     "check_precision",
+    "convert_linears",
     "emulate_linears",
     "float8_linear_config_for",
     "fsdp_policy_for",
     "grad_scaler_for",
+    "linear_schemes",
 ]

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.precision.dtypes import torch_dtype
-from bridge.pytorch.loop import checked, for_plain_torch
+from bridge.precision.module_schemes import Chosen, ModuleSchemes
+from bridge.precision.schemes import FP4_SCHEMES
+from bridge.pytorch.linear_schemes import linear_schemes
+from bridge.pytorch.loop import checked, require_config
+from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import torch
-
-    from bridge.registry.config import MixedPrecisionConfig
 
 OPERANDS = ("input", "weight", "grad_output")
 OF_WGRAD = ("input_for_grad_weight", "grad_output_for_grad_weight")
@@ -32,10 +34,16 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
     Raises:
         BackendUnavailableError: torchao is not installed, or has no such scheme, or the recipe has rows of `modules`.
     """
-    for_plain_torch(config)
-    if config.fp8 is None and config.fp4 is None:
+    rows = checked(config).reading("modules")
+    if rows:
+        rule = "one config of torchao holds no choice of modules"
+        raise BackendUnavailableError(
+            f"mixed_precision.modules: {rule}, got {len(rows)} row{'s' * (len(rows) > 1)}. "
+            "Use convert_linears(model, config), which follows them."
+        )
+    if config.scheme is None:
         return None
-    settings = float8_settings(checked(config))
+    settings = float8_settings(config)
     if not settings:
         raise BackendUnavailableError(
             f"float8_linear_config_for: torchao has no {config.scheme} scaling. "
@@ -47,6 +55,58 @@ def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = Fa
         raise BackendUnavailableError(
             f"float8_linear_config_for: torchao 0.18 is needed ({error}). pip install torchao==0.18.0."
         ) from None
+
+
+def convert_linears(
+    model: torch.nn.Module, config: MixedPrecisionConfig, *, emulate: bool = False
+) -> dict[str, Chosen]:
+    """Convert the linear layers of a model with torchao, each in the scheme that the recipe gives it.
+
+    Rows of `modules` and `first_last_layers_bf16` choose the layers, and `bridge.precision.foreign_names` says which of
+    Megatron's layers a layer is. The output layer and routers stay as they are, as in Megatron.
+
+    Args:
+        model: Converted in place.
+        config: The recipe.
+        emulate: Compute in high precision what FP8 hardware would, for any device.
+
+    Returns:
+        Scheme and format of each converted layer, by name.
+
+    Raises:
+        BackendUnavailableError: torchao is not installed, or has no such scheme; nothing is converted.
+        PrecisionTypeError: A row takes no layer of the model.
+    """
+    chosen = {name: one for name, one in linear_schemes(model, checked(config)).items() if one is not None}
+    objects = {one: float8_linear_config_for(with_one_scheme(config, one), emulate=emulate) for one in chosen.values()}
+    if not objects:
+        return {}
+    from torchao.float8 import convert_to_float8_training
+    from torchao.quantization import quantize_
+
+    for one, made in objects.items():
+        takes = _takes({name for name, its in chosen.items() if its == one})
+        if one.scheme == "mxfp8":
+            quantize_(model, made, filter_fn=takes)
+        else:
+            convert_to_float8_training(model, config=made, module_filter_fn=takes)
+    return chosen
+
+
+def _takes(names: Collection[str]) -> Callable[[torch.nn.Module, str], bool]:
+    """Return the filter of torchao that takes the modules of these names."""
+
+    def takes(module: torch.nn.Module, name: str) -> bool:  # noqa: ARG001  torchao gives both
+        return name in names
+
+    return takes
+
+
+def with_one_scheme(config: MixedPrecisionConfig, chosen: Chosen) -> MixedPrecisionConfig:
+    """Return the recipe with one scheme for all modules."""
+    family = "fp4" if chosen.scheme in FP4_SCHEMES and chosen.format == "e2m1" else "fp8"
+    others = {name: value for name, value in config.to_dict().items() if name not in ("modules", "fp8", "fp4")}
+    return MixedPrecisionConfig.from_dict({**others, family: chosen.format, f"{family}_recipe": chosen.scheme})
 
 
 def emulate_linears(
@@ -64,11 +124,10 @@ def emulate_linears(
 
     Raises:
         PrecisionTypeError: `skip` names what is no linear layer of the model, or the model has none to replace: it is
-            itself an `nn.Linear`, or was converted before.
-        BackendUnavailableError: The recipe has rows of `modules`.
+            itself an `nn.Linear`, or was converted before; or a row of `modules` takes no layer of it.
     """
-    for_plain_torch(config)
-    if config.fp8 is None and config.fp4 is None:
+    rows = require_config(config).reading("modules")
+    if config.scheme is None and not rows:
         return []
     import torch
 
@@ -76,14 +135,6 @@ def emulate_linears(
     from bridge.pytorch.emulated_linear import EmulatedLinear
 
     skipped = (skip,) if isinstance(skip, str) else tuple(skip)
-    scheme, format_ = (config.fp8_recipe, config.fp8) if config.fp8 else (config.fp4_recipe, config.fp4)
-    precision = GemmPrecision(
-        scheme=scheme,
-        format=str(format_),
-        margin=config.fp8_margin if scheme == "delayed" else 0,
-        amax_history_len=config.fp8_amax_history_len,
-        amax_compute_algo=config.fp8_amax_compute_algo,
-    )
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     if any(isinstance(module, EmulatedLinear) for module in model.modules()):
         raise PrecisionTypeError(
@@ -98,11 +149,19 @@ def emulate_linears(
             raise PrecisionTypeError(
                 f"skip: must name nn.Linear modules of the model, got {name!r}. Take names from model.named_modules()."
             )
-    replaced = [name for name in linears if name not in skipped]
-    for name in replaced:
+    chosen = linear_schemes(model, config) if rows else dict.fromkeys(linears, ModuleSchemes.of_run(config))
+    replaced = {name: one for name in linears if name not in skipped and (one := chosen[name]) is not None}
+    for name, one in replaced.items():
         parent, _, child = name.rpartition(".")
+        precision = GemmPrecision(
+            scheme=one.scheme,
+            format=one.format,
+            margin=config.fp8_margin if one.scheme == "delayed" else 0,
+            amax_history_len=config.fp8_amax_history_len,
+            amax_compute_algo=config.fp8_amax_compute_algo,
+        )
         setattr(model.get_submodule(parent), child, EmulatedLinear.of(linears[name], precision))
-    return replaced
+    return list(replaced)
 
 
 def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:

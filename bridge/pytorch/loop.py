@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import BackendUnavailableError, PrecisionTypeError
+from bridge.errors import PrecisionTypeError
 from bridge.precision.dtypes import torch_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -36,7 +36,7 @@ def autocast_for(config: MixedPrecisionConfig, device: str | torch.device | None
     """
     import torch
 
-    compute = compute_dtype(checked(for_plain_torch(config)))
+    compute = compute_dtype(checked(config))
     enabled = compute != "fp32"
     return torch.autocast(_device_type(device), dtype=torch_dtype(compute) if enabled else None, enabled=enabled)
 
@@ -52,7 +52,7 @@ def grad_scaler_for(config: MixedPrecisionConfig, device: str | torch.device | N
 
     from bridge.pytorch.loss_scaler import LossScaler
 
-    given = scaler_settings(checked(for_plain_torch(config)))
+    given = scaler_settings(checked(config))
     if not given.pop("enabled"):
         return torch.amp.GradScaler(_device_type(device), enabled=False)
     return LossScaler(_device_type(device), **given)
@@ -72,7 +72,7 @@ def fsdp_policy_for(config: MixedPrecisionConfig, *, version: int = 2) -> MixedP
 
     if version not in (1, 2):
         raise PrecisionTypeError(f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard.")
-    policy = policy_dtypes(checked(for_plain_torch(config)))
+    policy = policy_dtypes(checked(config))
     dtypes: dict[str, Any] = {name: torch_dtype(value) for name, value in policy.items() if value is not None}
     return MixedPrecisionPolicy(**dtypes) if version == 2 else MixedPrecision(**dtypes)
 
@@ -88,12 +88,12 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
     """
     import torch
 
-    for_plain_torch(config)
-    if config.tf32 is None:
+    tf32 = require_config(config).tf32
+    if tf32 is None:
         return None
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = config.tf32
-    return "tf32" if config.tf32 else "ieee"
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    return "tf32" if tf32 else "ieee"
 
 
 def compute_dtype(config: MixedPrecisionConfig) -> str:
@@ -127,23 +127,6 @@ def checked(config: object) -> MixedPrecisionConfig:
     """Return the recipe; PrecisionTypeError for anything else, PrecisionConfigError for one that can never be right."""
     recipe = require_config(config)
     recipe.finalize()
-    return recipe
-
-
-def for_plain_torch(config: object) -> MixedPrecisionConfig:
-    """Return a recipe that plain PyTorch can run.
-
-    Raises:
-        PrecisionTypeError: It is no recipe.
-        BackendUnavailableError: It has rows of `modules`: they select Megatron's modules by their names.
-    """
-    recipe = require_config(config)
-    rows = recipe.reading("modules")
-    if rows:
-        raise BackendUnavailableError(
-            "mixed_precision.modules: plain PyTorch has no module with a name of Megatron's to select, got "
-            f"{len(rows)} row{'s' * (len(rows) > 1)}. Drop them, or train the recipe with scripts/train.py."
-        )
     return recipe
 
 

@@ -9,6 +9,8 @@ import ast
 import dataclasses
 import importlib.metadata
 import importlib.util
+import inspect
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,12 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.interop import accelerate, axolotl, deepspeed, huggingface, lightning, torchtitan
+from bridge.interop.contract import ExportReport
 from bridge.interop.pytorch import torchao
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import rows
+from bridge.precision.foreign_names import megatron_names
+from bridge.precision.module_schemes import ModuleSchemes
 from bridge.pytorch import float8_linear_config_for
 from bridge.registry.config import MixedPrecisionConfig
 from tests.interop.properties import check_export, check_return, configs
@@ -447,6 +452,48 @@ class TestTorchtitan:
         assert torchtitan.import_({"training": {}}).recipe == "bf16_mixed"
         assert converter_fields("Float8LinearConverter")["recipe_name"] == "'rowwise'"
         assert torchtitan.import_({"converters": [{"Float8LinearConverter": {}}]}).config.fp8 is None
+
+    @pytest.mark.parametrize("family", ["llama3", "qwen3", "deepseek_v3"])
+    def test_its_converters_take_the_modules_of_the_plan(self, version: str, family: str) -> None:
+        pytest.importorskip("triton", reason="torchtitan's models import Triton")
+        selects: tuple[Any, ...] = ("*.linear_qkv", "*mlp.*", {"layers": [0, -1], "module": "linear_fc2"})
+        for kept in (False, True):
+            for pair in itertools.permutations(selects, 2):
+                rows = [{"select": pair[0], "precision": "bf16"}, {"select": pair[1], "precision": "nvfp4"}]
+                config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=rows)
+                config.first_last_layers_bf16 = kept
+                model = titan_model(family)
+                wanted = ModuleSchemes.of(config, len(model.layers))
+                schemes = titan_schemes(model, torchtitan.export(config, num_layers=len(model.layers)))
+                places = megatron_names(schemes)
+                for name, found in schemes.items():
+                    chosen = wanted.chosen(*places[name]) if name in places else None
+                    assert found == (chosen.scheme if chosen is not None else None), (name, rows, kept)
+        model = titan_model(family)
+        plain = titan_schemes(model, torchtitan.export(MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8")))
+        left = [name for name, found in plain.items() if found is None]
+        assert {name.partition("moe.")[2] or name for name in left} <= {"lm_head", "router.gate"}
+
+
+def titan_model(family: str) -> Any:
+    """The config of torchtitan's smallest model of a family, whose names are those of the modules it builds."""
+    module = importlib.import_module(f"torchtitan.models.{family}")
+    small = next(getattr(module, name) for name in dir(module) if name.endswith("configs"))["debugmodel"]
+    known = {"attn_backend": "flex", "moe_comm_backend": "standard"}
+    return small(**{name: known[name] for name in inspect.signature(small).parameters if name in known})
+
+
+def titan_schemes(model: Any, exported: ExportReport) -> dict[str, str | None]:
+    """The scheme of each linear layer after the real converters; only the GPU that they ask for is pretended."""
+    from torchtitan.components import quantization
+    from torchtitan.models.common.linear import Linear
+
+    for ((name, values),) in (converter.items() for converter in exported.payload["converters"]):
+        converter = getattr(quantization, name)
+        with patch(f"{converter.__module__}.has_cuda_capability", lambda *_: True):
+            model = converter(converter.Config(**values)).convert(model)
+    kinds = {"MXFP8Linear.Config": "mxfp8", "NVFP4Linear.Config": "nvfp4"}
+    return {name: kinds.get(type(one).__qualname__) for name, one, *_ in model.traverse(Linear.Config)}
 
 
 def converters_folder() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from bridge.interop.megatron_lm import exporter
 from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of, write
 from bridge.interop.reading.document import Document
 from bridge.plan.precision_plan import precision_plan
+from bridge.precision.foreign_names import DENSE
 from bridge.precision.module_recipe import file_of
+from bridge.precision.module_schemes import ModuleSchemes
+from tests.interop.properties import reasons
 from tests.precision.module_lists import module_lists
 
 HERE = Path(__file__).parent
@@ -131,6 +135,62 @@ def test_rows_that_name_layers_are_reported_by_both() -> None:
         (entry,) = [one for one in exported.unmapped if one.field == "modules"]
         assert entry.reason == "unsupported"
         assert "quant_recipe" not in str(exported.payload)
+
+
+STAGED = [
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "bf16"},
+    {"select": "*layers.5.*", "precision": "tensorwise"},
+    {"select": "*.linear_qkv", "precision": "bf16"},
+]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_files_of_the_stages_take_in_megatron_what_the_rows_say(stages: int) -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = STAGED
+    layout = {"num_layers": 8, "pipeline_model_parallel_size": stages}
+    exported = exporter.export(precision, **layout)
+    texts = [exported.files["te_precision.yaml"]] if stages == 1 else list(exported.files.values())
+    assert len(texts) == stages
+    recipe = megatron_bridge.export(precision, **layout)
+    assert ("quant_recipe" in str(recipe.payload)) == (stages == 1)
+    assert reasons(exported, "modules") == reasons(recipe, "modules") == ["unsupported"] * (stages > 1)
+    schemes = ModuleSchemes.of(precision, 8)
+    for stage, text in enumerate(texts):
+        content = parse(text, "te.yaml")
+        real = RecipeConfig.from_config_dict(content)
+        for layer, name in itertools.product(range(8 // stages), DENSE):
+            path = f"decoder.layers.{layer}.{name}"
+            key = real.match_to_config_key(MatchContext(module_path=path, layer_number=layer))
+            training = {} if key is None else content["configs"][key]["training_recipe"]
+            found = "mxfp8" if key is None else training.get("fp8_quantization_recipe")
+            wanted = schemes.chosen(stage * (8 // stages) + layer, name)
+            assert found == (wanted.scheme if wanted is not None else None), (stage, path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "detail"),
+    [
+        ({}, "its patterns count layers within a pipeline stage, and the layout is not stated"),
+        (
+            {"num_layers": 8, "pipeline_model_parallel_size": 3},
+            "model.num_layers: 8 layers must divide evenly by 3 pipeline parts, got 8",
+        ),
+        ({"num_layers": 4}, "num_layers: *layers.5.* names a layer beyond the last, got 4"),
+        (
+            {"num_layers": 8, "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+            "virtual_pipeline_model_parallel_size: the model chunks of stage 0 need different files, and a stage has "
+            "one, got 2",
+        ),
+    ],
+)
+def test_a_layout_that_has_no_files_is_one_sentence(layout: dict[str, int], detail: str) -> None:
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed")
+    precision.modules = STAGED
+    for one in (exporter.export(precision, **layout), megatron_bridge.export(precision, **layout)):
+        (entry,) = [entry for entry in one.unmapped if entry.field == "modules"]
+        assert entry.detail.startswith(detail)
+        assert not one.files
 
 
 def _run_of(text: str, name: str) -> Run:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from bridge.errors import BackendUnavailableError, BridgeError
+from bridge.interop import accelerate
 from bridge.interop.pytorch import torchao
-from bridge.pytorch import float8_linear_config_for
+from bridge.pytorch import float8_linear_config_for, linear_schemes
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons
@@ -99,3 +101,36 @@ def test_what_is_not_read_is_recorded_and_no_recipe_is_named_beside_it() -> None
 def test_a_format_may_have_torchs_own_name() -> None:
     casts = {"cast_config_grad_output": {"target_dtype": "float8_e4m3fn"}}
     assert torchao.import_({"float8": casts}).config.fp8 == "e4m3"
+
+
+ROWS = [
+    {"select": "*.linear_qkv", "precision": "bf16"},
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "bf16"},
+]
+
+
+def test_rows_become_a_list_of_names_and_come_back() -> None:
+    config = MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="tensorwise", modules=ROWS)
+    exported = torchao.export(config, num_layers=4)
+    listed = exported.payload["float8"]["filter_fqns"]
+    assert [one for one in listed if "mlp" in one] == ["layers.0.mlp.down_proj", "layers.3.mlp.down_proj"]
+    back = torchao.import_(exported.payload, mode="bf16").config
+    assert back.modules == [ROWS[0], {"select": {"layers": [0, 3], "module": "linear_fc2"}, "precision": "bf16"}]
+    assert reasons(torchao.import_({"float8": {"filter_fqns": ["q_proj"]}}), "float8.filter_fqns") == ["semantics"] * 2
+
+
+def test_a_list_leaves_out_in_torchaos_own_filter_what_the_plan_leaves_in_bf16() -> None:
+    transformers = pytest.importorskip("transformers", reason="pip install precision-bridge[interop]")
+    ours = pytest.importorskip("torchao.float8", reason="pip install precision-bridge[interop]")
+    sizes = {"hidden_size": 8192, "intermediate_size": 8192, "num_hidden_layers": 4, "vocab_size": 8192}
+    with torch.device("meta"):
+        llama = transformers.AutoConfig.for_model("llama", **sizes, num_attention_heads=8)
+        model = transformers.AutoModelForCausalLM.from_config(llama)
+    config = REGISTRY.get("bf16_with_fp8_current_scaling_mixed").state(modules=ROWS)
+    exported = torchao.export(config, num_layers=4)
+    takes = ours._auto_filter_for_recipe("tensorwise", filter_fqns=exported.payload["float8"]["filter_fqns"])
+    made = accelerate.export(config, form="arguments", num_layers=4)
+    own = accelerate.accelerator_arguments(made.payload)["kwargs_handlers"][0].module_filter_func
+    for name, scheme in linear_schemes(model, config).items():
+        module = model.get_submodule(name)
+        assert takes(module, name) == own(module, name) == (scheme is not None), name

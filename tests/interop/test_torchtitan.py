@@ -11,6 +11,9 @@ from bridge.errors import BridgeError
 from bridge.interop import torchtitan
 from bridge.interop.reading.document import Document
 from bridge.interop.systems import detect
+from bridge.precision.foreign_names import DENSE
+from bridge.precision.module_schemes import ModuleSchemes
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_nothing_dropped, reasons
 
@@ -26,7 +29,7 @@ def test_a_toml_of_the_second_era_is_tensorwise_by_default() -> None:
     config = imported.config
     assert (config.mode, config.fp8_recipe, config.fp8_param_gather) == ("bf16", "tensorwise", True)
     check_nothing_dropped({"quantize": payload["quantize"]}, imported)
-    assert reasons(imported, "quantize.linear.float8.filter_fqns") == ["unsupported"]
+    assert imported.mapped["quantize.linear.float8.filter_fqns"] == ()  # the output layer is left out here too
 
 
 def test_the_third_era_dropped_tensorwise() -> None:
@@ -134,8 +137,105 @@ def test_settings_that_change_nothing_are_met() -> None:
 )
 def test_mx_and_nvfp4_have_a_form(recipe: str, converter: str) -> None:
     exported = torchtitan.export(REGISTRY.get(recipe))
-    assert exported.payload["converters"] == [{converter: {"fqns": []}}]
-    assert torchtitan.import_(exported.payload).config.scheme == REGISTRY.get(recipe).scheme
+    assert exported.payload["converters"] == [{converter: {"fqns": ["attention.", "feed_forward.", "shared_experts."]}}]
+    back = torchtitan.import_(exported.payload)
+    assert (back.config.scheme, back.config.modules) == (REGISTRY.get(recipe).scheme, None)
+
+
+ROWS = [
+    {"select": "*.linear_qkv", "precision": "bf16"},
+    {"select": {"layers": [0, -1], "module": "linear_fc2"}, "precision": "bf16"},
+    {"select": {"module": "linear_fc1"}, "precision": "nvfp4"},
+]
+
+
+def test_rows_become_lists_of_modules_and_come_back() -> None:
+    config = MixedPrecisionConfig(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=ROWS)
+    config.first_last_layers_bf16 = True
+    exported = torchtitan.export(config, num_layers=4)
+    assert exported.mapped["modules"] == exported.mapped["first_last_layers_bf16"] == ("converters.fqns",)
+    names = {name: block["fqns"] for one in exported.payload["converters"] for name, block in one.items()}
+    assert [one for one in names["MXFP8LinearConverter"] if "feed_forward" in one] == [
+        "layers.1.feed_forward.w2",
+        "layers.2.feed_forward.w2",
+    ]
+    assert "layers.1.feed_forward.w1" in names["NVFP4LinearConverter"]
+    back = torchtitan.import_(exported.payload).config
+    before, after = (ModuleSchemes.of(one, 4) for one in (config, back))
+    for layer in range(4):
+        for name in DENSE:
+            assert before.chosen(layer, name) == after.chosen(layer, name), (layer, name)
+
+
+def test_a_choice_without_the_number_of_layers_or_without_a_converter_is_reported() -> None:
+    config = REGISTRY.get("bf16_with_mxfp8_mixed").state(modules=ROWS)
+    (loss,) = (loss for loss in torchtitan.export(config).unmapped if loss.field == "modules")
+    assert (loss.reason, loss.detail) == (
+        "unsupported",
+        "the precision chooses single layers, so the number of layers must be known, got num_layers=None",
+    )
+    config.modules = [{"select": "*.linear_fc1", "precision": "blockwise", "evaluation": "bf16"}]
+    said = [str(loss).partition(" (")[2] for loss in torchtitan.export(config).unmapped if loss.field == "modules"]
+    assert said == [
+        "semantics): *.linear_fc1 is to run in blockwise, which torchtitan has no converter for; it is in BF16. "
+        "BF16 there; drop the row for mxfp8 there.",
+        "semantics): *.linear_fc1 is to run in bf16 outside of training, and keeps blockwise there. "
+        "blockwise there; drop `evaluation` to mean that.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("payload", "rows", "records"),
+    [
+        (
+            {"converters": [{"MXFP8LinearConverter": {"fqns": ["output"]}}]},
+            ["*.linear_qkv", "*.linear_proj", "*.linear_fc1", "*.linear_fc2"],
+            [("dead knob", "no linear layer of torchtitan has output in its name")],
+        ),
+        (
+            {"converters": [{"MXFP8LinearConverter": {"fqns": ["attention.", "feed_forward_w1", "feed_forward.w2"]}}]},
+            ["*.linear_fc1"],
+            [("dead knob", "no linear layer of torchtitan has feed_forward_w1 in its name")],
+        ),
+        (
+            {"converters": [{"MXFP8LinearConverter": {"fqns": []}}]},
+            [],
+            [("semantics", "lm_head runs in mxfp8 there, and Megatron's output layer in the dtype of the run")],
+        ),
+        (
+            {
+                "model": {"converters": ["float8"]},
+                "float8": {"filter_fqns": ["attention.wk", "attention.wv", "output"]},
+            },
+            ["*.linear_qkv"],
+            [
+                (
+                    "semantics",
+                    "attention.wk, attention.wv is a part of linear_qkv, which is one GEMM in Megatron; "
+                    "all of it was taken",
+                )
+            ],
+        ),
+        (
+            {"model": {"converters": ["float8"]}, "float8": {"filter_fqns": ["layers.1", "output"]}},
+            [{"layers": [1], "module": name} for name in ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")],
+            [("semantics", "layers.1 takes layer 1 and each whose number begins so, 10 say")],
+        ),
+        (
+            {"model": {"converters": ["float8"]}, "float8": {"filter_fqns": ["auto_filter_small_kn", "output"]}},
+            [],
+            [("unsupported", "it leaves out layers that are too small to gain from FP8, whatever their names")],
+        ),
+    ],
+    ids=["old head", "underscore", "head converted", "part of qkv", "no dot", "automatic"],
+)
+def test_a_list_that_takes_other_modules_than_it_seems_to_is_reported(
+    payload: dict[str, Any], rows: list[Any], records: list[tuple[str, str]]
+) -> None:
+    imported = torchtitan.import_(payload)
+    assert [row["select"] for row in imported.config.modules or []] == rows
+    found = [(loss.reason, loss.detail) for loss in imported.unmapped if loss.field.endswith("fqns")]
+    assert found == records
 
 
 def test_fp16_has_none() -> None:

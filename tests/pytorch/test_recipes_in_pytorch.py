@@ -13,7 +13,7 @@ from torch import nn
 
 from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
 from bridge.interop import pytorch
-from bridge.interop.pytorch import fsdp
+from bridge.interop.pytorch import fsdp, loop
 from bridge.precision.dtypes import torch_dtype
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
@@ -152,8 +152,8 @@ def test_torch_leaves_tf32_off_for_matmuls_unless_told() -> None:
 
 @given(config=configs())
 def test_the_objects_are_what_the_data_says(config: MixedPrecisionConfig) -> None:
-    exported = pytorch.export(config)
-    check_return(config, exported, pytorch.import_(exported.payload))
+    exported = loop.export(config)
+    check_return(config, exported, loop.import_(exported.payload))
     autocast, scaler = pytorch.autocast_for(config, "cpu"), pytorch.grad_scaler_for(config, "cpu")
     with autocast:
         assert torch.is_autocast_enabled("cpu") is exported.payload["autocast"]["enabled"]
@@ -167,30 +167,30 @@ def test_the_objects_are_what_the_data_says(config: MixedPrecisionConfig) -> Non
 
 
 def test_fp16_without_a_scale_is_pointed_out() -> None:
-    assert reasons(pytorch.import_({"autocast": {"dtype": "fp16"}}), "grad_scaler") == ["semantics"]
+    assert reasons(loop.import_({"autocast": {"dtype": "fp16"}}), "grad_scaler") == ["semantics"]
 
 
 def test_a_scaler_around_bf16_is_dead() -> None:
-    imported = pytorch.import_({"autocast": {"dtype": "bf16"}, "grad_scaler": {"enabled": True}})
+    imported = loop.import_({"autocast": {"dtype": "bf16"}, "grad_scaler": {"enabled": True}})
     assert reasons(imported, "grad_scaler") == ["dead knob"]
     assert imported.recipe == "bf16_autocast_mixed"
 
 
 @pytest.mark.parametrize(("device", "mode"), [("cpu", "fp32"), ("cuda", "fp16")])
 def test_autocast_without_a_dtype_is_another_one_per_device(device: str, mode: str) -> None:
-    imported = pytorch.import_({"autocast": {"device_type": device, "enabled": True}})
+    imported = loop.import_({"autocast": {"device_type": device, "enabled": True}})
     assert imported.config.mode == mode
     assert reasons(imported, "autocast.dtype") == ["implied default"]
 
 
 def test_another_part_is_converted_by_itself() -> None:
-    imported = pytorch.import_({"autocast": {"dtype": "bf16"}, "fsdp": {"param_dtype": "bf16"}})
+    imported = loop.import_({"autocast": {"dtype": "bf16"}, "fsdp": {"param_dtype": "bf16"}})
     assert reasons(imported, "fsdp") == ["unsupported"]
 
 
 def test_autocast_to_fp8_is_refused() -> None:
     with pytest.raises(BridgeError, match="must be bfloat16 or float16"):
-        pytorch.import_({"autocast": {"dtype": torch.float8_e4m3fn}})
+        loop.import_({"autocast": {"dtype": torch.float8_e4m3fn}})
 
 
 @given(config=configs())
@@ -282,24 +282,12 @@ def test_tf32_is_set_for_convolutions_too(tf32: bool, monkeypatch: pytest.Monkey
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda config: pytorch.emulate_linears(nn.Sequential(nn.Linear(32, 32)), config),
-        pytorch.float8_linear_config_for,
-        pytorch.autocast_for,
-        pytorch.grad_scaler_for,
-        pytorch.fsdp_policy_for,
-        pytorch.apply_tf32,
-    ],
-)
-@pytest.mark.parametrize("name", ["bf16_mixed", "bf16_with_fp8_current_scaling_mixed"])
-def test_rows_of_modules_are_refused(function: Any, name: str) -> None:
-    config = REGISTRY.get(name)
+def test_one_config_of_torchao_refuses_rows_of_modules() -> None:
+    config = REGISTRY.get("bf16_with_fp8_current_scaling_mixed")
     config.state(modules=[{"select": "*.linear_qkv", "precision": "bf16"}])
     with pytest.raises(BackendUnavailableError) as raised:
-        function(config)
+        pytorch.float8_linear_config_for(config)
     assert str(raised.value) == (
-        "mixed_precision.modules: plain PyTorch has no module with a name of Megatron's to select, got 1 row. "
-        "Drop them, or train the recipe with scripts/train.py."
+        "mixed_precision.modules: one config of torchao holds no choice of modules, got 1 row. "
+        "Use convert_linears(model, config), which follows them."
     )

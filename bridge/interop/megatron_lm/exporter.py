@@ -8,11 +8,10 @@ from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
 from bridge.interop.contract import as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
+from bridge.interop.megatron_lm.stage_files import FILE, Layout, shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.module_recipe import file_of, needs_layers
-from bridge.precision.modules import module_rows
 from bridge.rules.inert import SCALER_SCHEDULE
 
 if TYPE_CHECKING:
@@ -28,12 +27,26 @@ SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
 IF_STATED = (*LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE)
 SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
-MODULES_OPTION, MODULES_FILE = "--te-precision-config-file", "te_precision.yaml"
+MODULES_OPTION = "--te-precision-config-file"
 BY_HAND = "Set it on the TransformerConfig in the training script."
 
 
-def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the recipe as a list of arguments; every default that differs is written out."""
+def export(
+    config: MixedPrecisionConfig,
+    *,
+    num_layers: int | None = None,
+    pipeline_model_parallel_size: int = 1,
+    virtual_pipeline_model_parallel_size: int = 1,
+) -> ExportReport:
+    """Return the recipe as a list of arguments; every default that differs is written out.
+
+    Args:
+        config: The recipe.
+        num_layers: Layers of the model, for rows of `modules` that name layers.
+        pipeline_model_parallel_size: The same of the stages of the pipeline.
+        virtual_pipeline_model_parallel_size: The same of the model chunks of a stage.
+    """
+    layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
     builder = ExportBuilder(config, TITLE)
     acting, mode = meaning(config), config.mode
     words: list[str] = []
@@ -62,7 +75,11 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         if acting.get(f"{twin}_gather"):
             builder.map(twin, OPTIONS[f"{twin}_gather"])
     _own_fields(builder, acting, say)
-    _modules(builder, words)
+    content = shared_file(builder, layout)
+    if content is not None:
+        builder.files[FILE] = as_yaml(content)
+        words.extend([MODULES_OPTION, FILE])
+        builder.map("modules", MODULES_OPTION)
     if acting.get("fp8_wgrad") is False:
         words.append("--no-fp8-wgrad")
         builder.report("fp8_wgrad", "dead knob", WGRAD, "Drop it.")
@@ -96,21 +113,6 @@ def _dtypes(builder: ExportBuilder, mode: str) -> None:
     report_dropped_autocast(builder, "no flag turns autocast on")
     if builder.config.autocast_enabled:
         builder.report_if_stated("autocast_dtype", "unsupported", "no flag reaches it", BY_HAND)
-
-
-def _modules(builder: ExportBuilder, words: list[str]) -> None:
-    """Rows become a file; one that names layers depends on the pipeline, which a recipe does not know."""
-    rows = module_rows(builder.values["modules"])
-    if not rows:
-        return
-    if needs_layers(rows):
-        detail = "the file counts layers within a pipeline stage, so it depends on the layout"
-        remedy = "Write the files of a run with `precision-bridge modules --write FILE`."
-        builder.report("modules", "unsupported", detail, remedy)
-        return
-    builder.files[MODULES_FILE] = as_yaml(file_of(builder.config))
-    words.extend([MODULES_OPTION, MODULES_FILE])
-    builder.map("modules", MODULES_OPTION)
 
 
 def _reduction(builder: ExportBuilder, mode: str, words: list[str]) -> None:

@@ -33,6 +33,7 @@ from bridge.interop.megatron_lm.flags import (
     is_default,
 )
 from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX, printed_arguments
+from bridge.interop.megatron_lm.stage_files import LAYOUT
 from bridge.precision.config import MEGATRON_FIELDS
 
 if TYPE_CHECKING:
@@ -361,5 +362,6 @@ SYSTEM = System(
     context=(
         ContextKey(name="te_version", meaning="Transformer Engine of the run", default="2.8"),
         ContextKey(name="variables", meaning="environment of a launch script, as 'NAME=value NAME=value'"),
+        *LAYOUT,
     ),
 )

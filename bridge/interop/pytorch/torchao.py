@@ -17,11 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
+from bridge.interop.module_lists import NUM_LAYERS, name_lists, read_list, rows_of, schemes_for
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_row, rows
-from bridge.pytorch.float8 import float8_settings
+from bridge.precision.foreign_names import HEADS, LLAMA
+from bridge.precision.modules import HIGH
+from bridge.pytorch.float8 import float8_settings, with_one_scheme
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    import torch
+
+    from bridge.precision.module_schemes import Chosen, ModuleSchemes
     from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "torchao"
@@ -45,6 +53,8 @@ FLOAT8 = {
 }
 UNKNOWN = Row(f"not a setting of {VERSION}'s Float8LinearConfig", "Check its spelling, or drop it.", ())
 GATHER = "enable_fsdp_float8_all_gather"
+FILTER = "filter_fqns"
+"""Names of modules that are left out, as torchao's own filter functions take them."""
 ROWWISE = "torchao scales each row by itself, with powers of two; Megatron has no such scheme, so no FP8 was written"
 ROWWISE_REMEDY = "Choose tensorwise or blockwise scaling by hand."
 MODULES = "State first_last_layers_bf16 if you want whole layers."
@@ -69,6 +79,7 @@ def import_(payload: object, *, mode: str | None = None) -> ImportReport:
         _import_mx(builder, given)
     elif payload:
         _import_float8(builder, given)
+    _filter(builder, given)
     is_open = bool(payload) and "fp8" not in builder.fields
     for name, block in payload.items() if isinstance(payload, Mapping) else ():
         if name != kind and block is not None:
@@ -79,8 +90,13 @@ def import_(payload: object, *, mode: str | None = None) -> ImportReport:
     return dataclasses.replace(imported, recipe=None) if is_open else imported
 
 
-def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the config as data, empty where torchao has nothing for it; `bridge.pytorch` makes the object."""
+def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
+    """Return the config as data, empty where torchao has nothing for it; `bridge.pytorch.convert_linears` applies it.
+
+    Args:
+        config: The recipe.
+        num_layers: Layers of the model, where the recipe chooses single layers.
+    """
     builder = ExportBuilder(config, TITLE)
     payload = float8_settings(config)
     trainer = "is the trainer's business: torchao converts linear layers only"
@@ -99,10 +115,36 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         detail = f"{VERSION} has no {config.fp8_recipe} scaling, so no FP8 was written"
         fields = ("fp8", "fp8_recipe", "fp8_param_gather", "fp8_wgrad")
         builder.report_if_on(fields, detail, "Use tensorwise or MXFP8 scaling.")
-    if config.first_last_layers_bf16 and payload:
-        detail = "which modules are converted is a function of their names, given to the conversion"
-        builder.report("first_last_layers_bf16", "unsupported", detail, "Pass a module_filter_fn that leaves them out.")
+    if payload or (config.scheme is None and builder.values["modules"]):
+        schemes = schemes_for(builder, num_layers, available=("tensorwise", "mxfp8"), setting=FILTER)
+        for chosen, block in _blocks(config, schemes).items():
+            kind = next(iter(block))
+            payload[kind] = {**block[kind], FILTER: left_out(schemes, chosen)}
     return builder.finish(payload)
+
+
+def _blocks(config: MixedPrecisionConfig, schemes: ModuleSchemes | None) -> dict[Chosen, dict[str, Any]]:
+    """Return torchao's settings of each scheme that some linear layer runs in."""
+    if schemes is None:
+        return {}
+    found = [one for one in name_lists(schemes, LLAMA) if one is not None]
+    return {one: settings for one in found if (settings := float8_settings(with_one_scheme(config, one)))}
+
+
+def left_out(schemes: ModuleSchemes | None, chosen: Chosen | None) -> list[str]:
+    """Return the names of a dense Llama model's modules that do not run in a scheme; the output layer always."""
+    lists = name_lists(schemes, LLAMA) if schemes is not None else {}
+    return [*(name for other, names in lists.items() if other != chosen for name in names), HEADS[0]]
+
+
+def module_filter(left_out: Collection[str]) -> Callable[[torch.nn.Module, str], bool]:
+    """Return the `module_filter_fn` that leaves modules out whose names contain one of some names."""
+
+    def takes(module: torch.nn.Module, name: str) -> bool:
+        sizes = (getattr(module, "in_features", 1), getattr(module, "out_features", 1))
+        return not any(size % 16 for size in sizes) and not any(one in name for one in left_out)
+
+    return takes
 
 
 def import_gather(builder: ImportBuilder, setting: str, gather: bool) -> None:
@@ -127,10 +169,12 @@ def export_gather(builder: ExportBuilder) -> None:
 
 
 def export_layers(builder: ExportBuilder, remedy: str) -> None:
-    """Report whole layers in BF16, for which torchao's own choice of modules stands."""
+    """Report a choice of modules, for which torchao's own stands."""
+    detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
     if builder.config.first_last_layers_bf16:
-        detail = "torchao leaves the first and the last nn.Linear out, not whole layers"
         builder.report("first_last_layers_bf16", "approximated", detail, remedy)
+    if builder.values["modules"]:
+        builder.report("modules", "semantics", f"{detail}, and no others", remedy)
 
 
 def _kind(payload: object) -> tuple[str, Settings]:
@@ -169,7 +213,7 @@ def _import_mx(builder: ImportBuilder, given: Settings) -> None:
         detail = "the same rounding without MXFP8 hardware"
         builder.report(name, recipe, "unsupported", detail, "Choose the emulated backend of a run instead.")
     for key, value in given.values.items():
-        if key not in ("recipe", "wgrad_with_hp") and value is not None:
+        if key not in ("recipe", "wgrad_with_hp", FILTER) and value is not None:
             report_row(builder, given.name(key), value, MX.get(key, CHOICE))
 
 
@@ -205,8 +249,23 @@ def _import_float8(builder: ImportBuilder, given: Settings) -> None:
         import_gather(builder, given.name(GATHER), gather)
     known = {**rows("torchao"), **FLOAT8}
     for key, value in given.values.items():
-        if value is not None and key not in (*names, GATHER):
+        if value is not None and key not in (*names, GATHER, FILTER):
             report_row(builder, given.name(key), value, known.get(key, UNKNOWN))
+
+
+def _filter(builder: ImportBuilder, given: Settings) -> None:
+    """Turn the names of modules that are left out into rows."""
+    listed, run = given.values.get(FILTER), builder.fields.get("fp8_recipe")
+    if listed is None or run is None:
+        return
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+        raise given.wrong(FILTER, "must be a list of names", listed, "List parts of the names of modules")
+    reading = read_list(builder, given.name(FILTER), listed, LLAMA, HEADS[:1], taken_in=HIGH)
+    found = rows_of(reading, taken=HIGH, left=run, run=run)
+    builder.map(given.name(FILTER), **({"modules": found} if found else {}))
+    if not reading.has_head:
+        detail = f"{HEADS[0]} runs in {run} there, and Megatron's output layer in the dtype of the run"
+        builder.report(given.name(FILTER), listed, "semantics", detail, f"BF16 there with {HEADS[0]} in the list.")
 
 
 def _format(cast: Settings, *, is_gradient: bool) -> str | None:
@@ -237,5 +296,8 @@ SYSTEM = System(
     export=export,
     recognise=_recognise,
     write=as_json,
-    context=(ContextKey(name="mode", meaning="bf16, fp16 or fp32: what the trainer runs outside the linear layers"),),
+    context=(
+        ContextKey(name="mode", meaning="bf16, fp16 or fp32: what the trainer runs outside the linear layers"),
+        NUM_LAYERS,
+    ),
 )

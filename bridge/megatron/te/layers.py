@@ -7,8 +7,13 @@ each tensor, and `IdentityQuantizer` leaves a tensor as it is:
     # team_quantizers.py, named by fp8_quantizer_factory="team_quantizers.factory" under fp8_recipe="custom"
     factory = layer_factory(te_quantizers("tensorwise"), bf16_layers={0, 31})
 
-A factory knows a linear by its name alone, and Megatron gives no names, so `name_te_modules(model)` has to be called
-once after the model was built.
+`module_factory` follows the rows of `modules` in any model of Transformer Engine's layers, without Megatron's own
+per-module recipe:
+
+    recipe = CustomRecipe(qfactory=module_factory(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=rows))
+
+A factory knows a linear by its name alone. Megatron gives no names, so `name_te_modules(model)` has to be called once
+after the model was built; other models name their layers themselves (``te.Linear(name=...)``).
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:60-120 (`QuantizerRole`) and :1890-1945 (the state of a
 `CustomRecipe`), pytorch/custom_recipes/quantizer_factories.py.
@@ -20,7 +25,10 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, PrecisionConfigError
+from bridge.errors import Finding, PrecisionConfigError, WrongValueError
+from bridge.precision.config import PrecisionConfig
+from bridge.precision.foreign_names import megatron_names
+from bridge.precision.module_schemes import ModuleSchemes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -51,21 +59,62 @@ def layer_factory(low_precision: QuantizerFactory, *, bf16_layers: Collection[in
     chosen = frozenset(bf16_layers)
 
     def factory(role: Any) -> Any:
-        name = "" if role is None else role.name
-        if role is not None and role.module_type in ("linear", "grouped_linear") and not name:
-            finding = Finding(
-                path="role.name",
-                rule="a linear layer needs a name for its layer to be known",
-                value=name,
-                remedy="Call name_te_modules(model) once after the model was built.",
-            )
-            raise PrecisionConfigError("A choice per layer is not possible:", [finding])
-        layer = _LAYER.match(name)
-        if layer is not None and int(layer[1]) in chosen:
-            return importlib.import_module("transformer_engine.pytorch").IdentityQuantizer()
-        return low_precision(role)
+        layer = _LAYER.match(_name_of(role))
+        is_left = layer is not None and int(layer[1]) in chosen
+        return _high_precision() if is_left else low_precision(role)
 
     return factory
+
+
+def module_factory(*, num_layers: int | None = None, **precision: Any) -> QuantizerFactory:
+    """Return a factory that gives each linear layer the scheme that a precision gives it.
+
+    Args:
+        num_layers: Layers of the model, where the precision chooses single layers.
+        **precision: Fields of `MixedPrecisionConfig`: the scheme, `modules`, `first_last_layers_bf16`.
+
+    Returns:
+        A function from a `QuantizerRole` (or None) to a quantizer. A linear layer is known by Megatron's name, or by
+        that of Transformer Engine's own `TransformerLayer`; any other name, and attention, have the scheme of the run.
+
+    Raises:
+        PrecisionConfigError: The number of layers is not known, or a scheme has no factory.
+    """
+    config = PrecisionConfig.from_dict(precision)
+    try:
+        schemes = ModuleSchemes.of(config, num_layers)
+    except WrongValueError as error:
+        finding = Finding(path="num_layers", rule=error.rule, value=num_layers, remedy=error.remedy)
+        raise PrecisionConfigError("A choice per module is not possible:", [finding]) from None
+    names = dict.fromkeys([config.scheme, *(row.precision.scheme for row in schemes.rows)])
+    history = {name: config.reading(f"fp8_{name}") for name in ("margin", "amax_history_len", "amax_compute_algo")}
+    made = {name: te_quantizers(name, **(history if name == "delayed" else {})) for name in names if name is not None}
+
+    def factory(role: Any) -> Any:
+        name = _name_of(role)
+        place = megatron_names([name]).get(name)
+        one = schemes.chosen(*place) if place is not None else schemes.run
+        return made[one.scheme](role) if one is not None else _high_precision()
+
+    return factory
+
+
+def _name_of(role: Any) -> str:
+    """Return the name of the module that asks for a quantizer; empty where it is none of a linear layer's."""
+    name = "" if role is None else str(role.name)
+    if role is not None and role.module_type in ("linear", "grouped_linear") and not name:
+        finding = Finding(
+            path="role.name",
+            rule="a linear layer needs a name for its layer to be known",
+            value=name,
+            remedy="Call name_te_modules(model) once after the model was built.",
+        )
+        raise PrecisionConfigError("A choice per layer is not possible:", [finding])
+    return name
+
+
+def _high_precision() -> Any:
+    return importlib.import_module("transformer_engine.pytorch").IdentityQuantizer()
 
 
 def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:

@@ -1,0 +1,97 @@
+"""Megatron's per-module recipe of an export: one file, or one for each pipeline stage of a stated layout.
+
+    export(config, num_layers=32, pipeline_model_parallel_size=4)
+
+Megatron counts layers within a stage, so rows that name layers become other patterns on each stage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bridge.errors import RunConfigError
+from bridge.interop.contract import ContextKey, as_yaml
+from bridge.interop.module_lists import NUM_LAYERS
+from bridge.precision.module_recipe import chunk_recipes, file_of, needs_layers, stage_recipes
+from bridge.precision.modules import module_rows
+from bridge.rules.stages import Parallel
+
+if TYPE_CHECKING:
+    from bridge.interop.builders import ExportBuilder
+
+FILE = "te_precision.yaml"
+SIZES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+LAYOUT = (
+    NUM_LAYERS,
+    ContextKey(name=SIZES[0], meaning="stages of the pipeline, for rows that name layers", default=1, use=("export",)),
+    ContextKey(name=SIZES[1], meaning="model chunks of a stage, for rows that name layers", default=1, use=("export",)),
+)
+
+
+class Layout(NamedTuple):
+    """The facts of a layout that an export is given."""
+
+    num_layers: int | None = None
+    pipeline_model_parallel_size: int = 1
+    virtual_pipeline_model_parallel_size: int = 1
+
+
+def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None:
+    """Return the content of the file that all ranks share; None without rows, or where there is none.
+
+    A file for each stage is added to the report where stages need different ones. The reason is reported.
+
+    Args:
+        builder: The export.
+        layout: The layers and the pipeline of the run.
+    """
+    config = builder.config
+    rows = module_rows(builder.values["modules"])
+    if not rows:
+        return None
+    if not needs_layers(rows):
+        return file_of(config)
+    if layout.num_layers is None:
+        detail = "its patterns count layers within a pipeline stage, and the layout is not stated"
+        remedy = "Give --context num_layers=32 pipeline_model_parallel_size=4, say."
+        builder.report("modules", "unsupported", detail, remedy)
+        return None
+    try:
+        files = _of_stages(builder, layout)
+    except RunConfigError as error:
+        builder.report("modules", "unsupported", str(error).partition(". ")[0], "Correct the layout or the rows.")
+        return None
+    if all(file == files[0] for file in files):
+        return files[0]
+    for stage, file in enumerate(files):
+        builder.files[FILE.replace(".yaml", f".stage{stage}.yaml")] = as_yaml(file)
+    detail = f"each of the {len(files)} stages needs a file of its own, and one setting serves all ranks"
+    remedy = f"Start the ranks of stage N with {FILE.replace('.yaml', '.stageN.yaml')}, or let synchronize() set it."
+    builder.report("modules", "unsupported", detail, remedy)
+    return None
+
+
+def _of_stages(builder: ExportBuilder, layout: Layout) -> list[dict[str, Any]]:
+    """Return the content of the file of each stage.
+
+    Raises:
+        RunConfigError: The layers cannot be split so, a row names none of them, or chunks of a stage need two files.
+    """
+    config, num_layers = builder.config, layout.num_layers or 0
+    rows = module_rows(builder.values["modules"])
+    for name, value in layout._asdict().items():
+        if type(value) is not int or value < 1:
+            raise RunConfigError.of(name, "must be a whole number from 1", value, "Correct it.")
+    for row in rows:
+        if row.layers_beyond(num_layers):
+            raise RunConfigError.of("num_layers", f"{row} names a layer beyond the last", num_layers, "Correct it.")
+    parallel = Parallel.of(layout._asdict())
+    chunks = [place.layers for place in parallel.places(num_layers)]
+    files = chunk_recipes(rows, chunks, is_low=config.scheme is not None, fp8_format=config.fp8)
+    found = []
+    for stage, file in enumerate(stage_recipes(files, parallel.pipeline)):
+        if file is None:
+            rule = f"the model chunks of stage {stage} need different files, and a stage has one"
+            raise RunConfigError.of(SIZES[1], rule, parallel.virtual, "Use one chunk per stage.")
+        found.append(file)
+    return found

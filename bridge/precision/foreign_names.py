@@ -1,0 +1,102 @@
+"""Names that models of other systems give to the linear layers that rows of `modules` select by Megatron's names.
+
+    megatron_names(["model.layers.3.mlp.down_proj", "lm_head"])     # {"model.layers.3...": (3, "mlp.linear_fc2")}
+
+Source: `named_modules()` of the models of transformers 5.23.0, torchtitan 0.2.2 and 0.3.0, and of `TransformerLayer` of
+Transformer Engine 2.20.
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DENSE = QKV, PROJ, FC1, FC2 = (
+    "self_attention.linear_qkv",
+    "self_attention.linear_proj",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
+"""Megatron's names of the linear layers of a dense layer."""
+SHARED = SHARED_FC1, SHARED_FC2 = ("mlp.shared_experts.linear_fc1", "mlp.shared_experts.linear_fc2")
+_LATENT = {
+    "self_attention.linear_q_down_proj": ("wq_a", "q_a_proj"),
+    "self_attention.linear_q_up_proj": ("wq_b", "q_b_proj"),
+    "self_attention.linear_kv_down_proj": ("wkv_a", "kv_a_proj_with_mqa"),
+    "self_attention.linear_kv_up_proj": ("wkv_b", "kv_b_proj"),
+}
+"""Megatron's name -> torchtitan's and transformers'."""
+Q_PROJ = "self_attention.linear_q_proj"
+LATENT = (*_LATENT, Q_PROJ)
+"""Those of multi-head latent attention."""
+
+LLAMA = MappingProxyType(
+    {
+        QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        PROJ: ("self_attn.o_proj",),
+        FC1: ("mlp.gate_proj", "mlp.up_proj"),
+        FC2: ("mlp.down_proj",),
+    }
+)
+"""Megatron's name within a layer -> those of the dense Llama, Mistral, Qwen and Gemma models of transformers."""
+_TITAN = {
+    PROJ: ("attention.wo",),
+    FC1: ("feed_forward.w1", "feed_forward.w3"),
+    FC2: ("feed_forward.w2",),
+    **{name: (f"attention.{theirs}",) for name, (theirs, _) in _LATENT.items()},
+    SHARED_FC1: ("moe.shared_experts.w1", "moe.shared_experts.w3"),
+    SHARED_FC2: ("moe.shared_experts.w2",),
+}
+TORCHTITAN_0_2 = MappingProxyType({QKV: ("attention.wq", "attention.wk", "attention.wv"), **_TITAN})
+TORCHTITAN = MappingProxyType({QKV: ("attention.qkv_linear.",), **_TITAN, Q_PROJ: ("attention.wq",)})
+"""torchtitan 0.3, where queries, keys and values come from one module `wqkv`, or from `wq` and `wkv`."""
+_OTHERS = {
+    **{name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT.items()},
+    SHARED_FC1: tuple(f"mlp.shared_expert{s}.{own}" for s in ("", "s") for own in ("gate_proj", "up_proj")),
+    SHARED_FC2: ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
+    QKV: ("query_key_value", "qkv_proj", "attn.c_attn", "layernorm_linear_qkv", "wqkv", "qkv_linear.wq", "wkv"),
+    PROJ: ("self_attn.out_proj", "self_attn.dense", "attention.dense", "self_attention.dense", "attn.c_proj", "proj"),
+    FC1: ("mlp.gate_up_proj", "dense_h_to_4h", "fc1", "c_fc"),
+    FC2: ("dense_4h_to_h", "fc2", "mlp.c_proj"),
+}
+"""Further names: of DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode, Starcoder and Transformer Engine."""
+HEADS = ("lm_head", "output", "output_layer", "embed_out")
+"""Names of the output layer, whose GEMMs Megatron runs in the dtype of the run."""
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
+_NAMES = {
+    **{name: name for name in TORCHTITAN},
+    **{
+        theirs: name
+        for family in (LLAMA, TORCHTITAN_0_2, _OTHERS)
+        for name, names in family.items()
+        for theirs in names
+    },
+}
+
+
+def megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
+    """Return the layer and Megatron's name of each linear layer of a model that has one, by its full name elsewhere.
+
+    Args:
+        names: Those of `named_modules()`. With latent attention among them, queries have a module of their own.
+    """
+    places = {name: place for name in names if (place := _place(name)) is not None}
+    is_latent = any(inner in LATENT for _, inner in places.values())
+    if not is_latent:
+        return places
+    return {name: (layer, Q_PROJ if inner == QKV else inner) for name, (layer, inner) in places.items()}
+
+
+def _place(name: str) -> tuple[int, str] | None:
+    found = _LAYER.search(name)
+    if found is None:
+        return None
+    parts = name[found.end() :].split(".")
+    known = (_NAMES.get(".".join(parts[start:])) for start in range(len(parts)))
+    inner = next((one for one in known if one is not None), None)
+    return (int(found[1]), inner) if inner is not None else None
