@@ -40,7 +40,7 @@ test-all: setup
 
 # Axolotl and torchtitan pin other versions of the libraries that the bridges are tested against, so they come alone.
 test-interop: setup
-	$(RUN) -m pip install -q pillow addict art colorama tyro torchdata spmd_types==0.2.3 torch_checkpointing
+	$(RUN) -m pip install -q pillow addict art colorama tyro torchdata spmd_types==0.2.3 torch_checkpointing triton
 	$(RUN) -m pip install -q --no-deps axolotl==0.19.0 torchtitan==0.3.0
 	$(RUN) $(PYTEST) tests/interop $(ARGS)
 
