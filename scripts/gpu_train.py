@@ -3,12 +3,12 @@
 Each run is `scripts/train.py` in a process of its own. The two backends draw the same weights and read the same data;
 what differs is the order in which kernels add and round. Two such runs part within some steps, as two runs in BF16 do;
 so the first loss has to agree, and then the mean over the last steps. A model kind that the emulation covers by other
-tests runs with Transformer Engine alone.
+tests runs with Transformer Engine alone. In one run a layer is left out of FP8 behind the config's back: the audit has
+to end it at the first step.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_report import Record, skipped_record
+
+from bridge.audit.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,11 +50,25 @@ KINDS = {
     "prediction layer": ("model.mtp_num_layers=1",),
 }
 """Kinds of model that Transformer Engine runs under current scaling."""
+SABOTAGE = """
+import sys
+from contextlib import nullcontext
+from megatron.core.transformer import transformer_block
+from bridge.front.train import main_train
+
+entered = transformer_block.get_fp8_context
+transformer_block.get_fp8_context = lambda config, layer_no=-1, is_init=False: (
+    nullcontext() if layer_no == 2 and not is_init else entered(config, layer_no, is_init)
+)
+main_train(sys.argv[1:])
+"""
+"""The training command with the third layer outside of the autocast."""
 
 
-def training(folder: Path, words: Iterable[str]) -> dict[str, Any]:
-    """Run the training command; return its losses by step, its words on the GEMMs and the end of what it printed."""
-    command = [sys.executable, str(ROOT / "scripts" / "train.py"), *words]
+def training(folder: Path, words: Iterable[str], code: str | None = None) -> dict[str, Any]:
+    """Run the training command, or other code of it; return what it left and the end of what it printed."""
+    start = [str(ROOT / "scripts" / "train.py")] if code is None else ["-c", code]
+    command = [sys.executable, *start, *words]
     command += [
         f"train.train_iters={STEPS}",
         "train.eval_iters=0",
@@ -61,13 +77,16 @@ def training(folder: Path, words: Iterable[str]) -> dict[str, Any]:
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=300)
-    metrics = folder / "metrics.jsonl"
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-    records = [json.loads(line) for line in lines]
-    losses = {record["step"]: record["loss"] for record in records if record["kind"] == "train"}
+    losses = {record["step"]: record["loss"] for record in RunFolder(folder).metrics("train")}
     ran = re.search("Matmuls of the first step: (.*)", done.stdout)
-    gemms = ran[1] if ran else ""
-    return {"code": done.returncode, "losses": losses, "gemms": gemms, "end": (done.stdout + done.stderr)[-1500:]}
+    record = RunFolder(folder).json_of("record.json")
+    return {
+        "code": done.returncode,
+        "losses": losses,
+        "gemms": ran[1] if ran else "",
+        "audit": record.get("audit"),
+        "end": (done.stdout + done.stderr)[-1500:],
+    }
 
 
 def train_records(schemes: Iterable[str] = RECIPES) -> list[Record]:
@@ -90,7 +109,11 @@ def train_records(schemes: Iterable[str] = RECIPES) -> list[Record]:
             job: pool.submit(training, Path(folder, str(number)), words)
             for number, (job, words) in enumerate(jobs.items())
         }
+        caught = None
+        if "tensorwise" in there:
+            caught = pool.submit(training, Path(folder, "sabotaged"), shared, SABOTAGE)
         done = {job: future.result() for job, future in started.items()}
+    records += [_caught(caught.result())] if caught is not None else []
     return records + [
         _record(scheme, run, done.get((scheme, "emulated")))
         for (scheme, backend), run in done.items()
@@ -102,7 +125,7 @@ def _record(scheme: str, mine: dict[str, Any], other: dict[str, Any] | None) -> 
     """Return the record of a run with Transformer Engine, and its distance from the emulated one."""
     about = {"part": "train", "scheme": scheme, "steps": len(mine["losses"]), "gemms": mine["gemms"]}
     for backend, run in (("te", mine), ("emulated", other)):
-        if run is not None and (run["code"] or len(run["losses"]) != STEPS):
+        if run is not None and (run["code"] or len(run["losses"]) != STEPS or run["audit"] != []):
             return {**about, "ok": False, "error": f"{backend}: exit code {run['code']}: {run['end']}"}
     first, last = _ends(mine["losses"])
     found = {**about, "first_loss": first, "last_loss": last, "losses": [*mine["losses"].values()]}
@@ -112,6 +135,14 @@ def _record(scheme: str, mine: dict[str, Any], other: dict[str, Any] | None) -> 
     distances = {"first_distance": abs(first / other_first - 1), "last_distance": abs(last / other_last - 1)}
     close = distances["first_distance"] <= FIRST_TOLERANCE and distances["last_distance"] <= TOLERANCE
     return {**found, **distances, "emulated_losses": [*other["losses"].values()], "ok": close and last < first}
+
+
+def _caught(run: dict[str, Any]) -> Record:
+    """Return the record of the run in which a layer was left out of FP8."""
+    found = re.search("planned e4m3.*", run["end"])
+    ok = run["code"] == 1 and len(run["losses"]) <= 1 and found is not None
+    sentence = found[0] if found is not None else f"not caught: exit code {run['code']}: {run['end']}"
+    return {"part": "train", "scheme": "tensorwise, layer 3 outside", "steps": 0, "gemms": sentence, "ok": ok}
 
 
 def _ends(losses: dict[int, float]) -> tuple[float, float]:
