@@ -80,7 +80,7 @@ class RunFolder:
         """Return the records of a kind ("train", "validation") so far; a line that is being written is left out."""
         path = self.path / "metrics.jsonl"
         records = []
-        for line in self._text(path).splitlines() if path.is_file() else ():
+        for line in self.text_of(path).splitlines() if path.is_file() else ():
             try:
                 values = json.loads(line)
             except ValueError:
@@ -99,11 +99,12 @@ class RunFolder:
         if not path.is_file():
             return {}
         try:
-            content = json.loads(self._text(path))
+            content = json.loads(self.text_of(path))
         except ValueError as error:
             rule = f"must be JSON as the training command writes it ({error})"
             raise RunConfigError.of(str(path), rule, name, "Run it again, or delete the file.") from None
         return content if isinstance(content, dict) else {}
 
-    def _text(self, path: Path) -> str:
+    def text_of(self, path: Path) -> str:
+        """Return the text of a file of the folder."""
         return strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES).decode(errors="replace")

@@ -1,0 +1,63 @@
+"""`precision-bridge report RUN [RUN ...]`: what happened in some runs, as one HTML file, Markdown or JSON."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.audit.run_folder import RunFolder
+from bridge.cli.arguments import planned_run, unwritable
+from bridge.errors import BridgeError
+
+if TYPE_CHECKING:
+    from bridge.plan.run import PlannedRun
+
+FORMATS = ("html", "md", "json")
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    text = "write a report of finished or unfinished runs: verdict, curves, plan and record, sync, findings, memory"
+    parser = commands.add_parser("report", help=text)
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folder of a run")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write (default: report.FORMAT in the first run)"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="html", help="html needs no network; md is for a comment")
+    parser.set_defaults(run=_report)
+
+
+def _report(chosen: argparse.Namespace) -> None:
+    """Write the report, and the JSON of its numbers next to an HTML page."""
+    from bridge.report.html.content import run_content
+    from bridge.report.html.page import content_json, render_markdown, render_page
+
+    runs = []
+    for path in chosen.runs:
+        folder = RunFolder.of(path)
+        planned = _planned(path)
+        predicted = planned.memory.ranks[0].bytes_of if planned is not None else {}
+        plan = planned.plan if planned is not None else None
+        runs.append(run_content(folder, plan=plan, predicted_bytes=predicted))
+    out = chosen.out or chosen.runs[0] / f"report.{chosen.format}"
+    texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[chosen.format](runs)}
+    if chosen.format == "html":
+        texts[out.with_suffix(".json")] = content_json(runs)
+    for file, text in texts.items():
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(file, "--out", error) from None
+        print(file)
+
+
+def _planned(path: Path) -> PlannedRun | None:
+    """Return the run of a folder as the calculators take it; None where it cannot be planned here."""
+    chosen = argparse.Namespace(config=str(path / "config.yaml"), overrides=[], target=None, config_path=None)
+    try:
+        planned = planned_run(argparse.Namespace(**vars(chosen), config_name="config", config_dir=None))
+        planned.plan  # noqa: B018  computed once; a model that has no plan raises
+    except BridgeError:
+        return None
+    return planned

@@ -1,0 +1,1 @@
+"""The report of runs as one HTML file."""

@@ -1,0 +1,173 @@
+"""The content of a report as plain data: what the page shows, and what stands as JSON beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from bridge.audit.compare import compare
+from bridge.audit.early_warnings import early_warnings
+from bridge.audit.sentence import format_gemms
+from bridge.precision.formats import FORMATS
+
+if TYPE_CHECKING:
+    from bridge.audit.run_folder import RunFolder
+    from bridge.plan.precision_plan import PrecisionPlan
+
+FLAT = 0.01
+"""Relative fall of the training loss below which it has not moved."""
+NORMAL_DB = 13.5
+"""Signal to quantisation noise of a normal sample in a format without mantissa bits that is scaled to fit."""
+BIT_DB = 20 * math.log10(2)
+"""Every mantissa bit halves the rounding error."""
+
+KINDS = {"weights": "parameters"}
+"""Kind of tensor in the memory plan -> its name in a record, where they differ."""
+
+
+def healthy_db(name: str) -> float | None:
+    """Return the signal-to-noise ratio that a normal sample has in a format, in dB; None for an unknown one."""
+    found = FORMATS.get(name)
+    return None if found is None else NORMAL_DB + BIT_DB * found.mantissa_bits
+
+
+def run_content(
+    run: RunFolder, *, plan: PrecisionPlan | None, predicted_bytes: dict[str, int] | None
+) -> dict[str, Any]:
+    """Return everything that a report says about a run.
+
+    Args:
+        run: Its folder.
+        plan: Its precision plan; None where the config cannot be planned here.
+        predicted_bytes: Kind of tensor -> bytes of the first stage's rank, as `memory` computes them.
+    """
+    record, summary = run.record, run.summary or {}
+    mismatches = [] if plan is None or record is None else [str(one) for one in compare(plan, record)]
+    content: dict[str, Any] = {
+        "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
+        "folder": str(run.path),
+        "figures": _figures(run, summary),
+        "plan": [] if plan is None else _plan_rows(plan),
+        "ran": format_gemms(record.gemms) if record is not None else "",
+        "recorded_gemms": len(record.gemms) if record is not None else 0,
+        "backend": record.backend if record is not None else "",
+        "mismatches": mismatches,
+        "sync": [row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")],
+        "findings": [*run.findings.get("findings", ()), *run.sync.get("findings", ())],
+        "silenced": run.findings.get("silenced", []),
+        "warnings": dict(early_warnings(run)),
+        "train": run.metrics("train"),
+        "validation": run.metrics("validation"),
+        "heat": _heat(run),
+        "memory": _memory(record, predicted_bytes or {}),
+        "environment": {"target": run.findings.get("target"), "megatron-core": run.sync.get("megatron_core")},
+        "command": _command(run),
+    }
+    return {**content, "verdict": _verdict(content, summary, is_audited=plan is not None and record is not None)}
+
+
+def _verdict(content: dict[str, Any], summary: dict[str, Any], *, is_audited: bool) -> list[dict[str, str]]:
+    """Return the answers that the report begins with: a state (good, bad, unknown) and a sentence each."""
+    answers = []
+
+    def answer(state: str, sentence: str) -> None:
+        answers.append({"state": state, "sentence": sentence})
+
+    if not summary:
+        answer("unknown", "The run has not come to its end.")
+    elif summary.get("failure"):
+        answer("bad", str(summary["failure"]))
+    else:
+        answer("unknown" if summary.get("stopped_early") else "good", _ended(summary))
+    if not is_audited:
+        answer("unknown", "No record was held against the plan.")
+    elif content["mismatches"]:
+        answer("bad", f"The run was not what the plan says, in {len(content['mismatches'])} points.")
+    else:
+        answer("good", f"Plan = record: all {content['recorded_gemms']} GEMMs ran in the planned formats.")
+    answer(*_moved([one["loss"] for one in content["train"] if one["loss"] is not None]))
+    found = len(content["findings"])
+    answer("unknown" if found else "good", f"{found or 'No'} finding{'s' * (found != 1)} of check and sync.")
+    for name, sentence in content["warnings"].items():
+        answer("bad", f"{name}: {sentence}")
+    return answers
+
+
+def _ended(summary: dict[str, Any]) -> str:
+    if summary.get("stopped_early"):
+        return f"Stopped on request after step {summary['iteration']}."
+    return f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped."
+
+
+def _moved(losses: list[float]) -> tuple[str, str]:
+    if len(losses) < 2:
+        return "unknown", "Too few losses to say whether it learned."
+    fall = 1 - losses[-1] / losses[0]
+    if fall < FLAT:
+        return "bad", f"The training loss did not fall: {losses[0]:.4f} to {losses[-1]:.4f}."
+    return "good", f"The training loss fell from {losses[0]:.4f} to {losses[-1]:.4f}."
+
+
+def _figures(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
+    names = ("train_loss", "validation_loss", "unigram_entropy", "tokens_per_second", "parameters", "steps")
+    figures = {name: summary.get(name) for name in (*names, "skipped_steps", "seconds")}
+    return {**figures, "train_iters": run.config.get("train", {}).get("train_iters")}
+
+
+def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
+    """Return a row per group of layers and modules that are planned alike."""
+    rows: list[dict[str, Any]] = []
+    for group in plan.to_dict()["groups"]:
+        by_formats: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        cells: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        for row in group["rows"]:
+            if row["format"]:
+                cells[row["module"]][row["item"]] = row["format"]
+        for module, items in cells.items():
+            forward = items.get("fprop") or items.get("forward") or items.get("qk") or items.get("lookup") or ""
+            by_formats[forward, items.get("dgrad", ""), items.get("wgrad", "")].append(module)
+        for (forward, dgrad, wgrad), modules in by_formats.items():
+            columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
+            rows.append({"layers": group["layers"], "modules": modules, **columns})
+    return rows
+
+
+def _heat(run: RunFolder) -> list[dict[str, Any]]:
+    """Return the last SQNR per operand, layer and module, and how far it is below what the format should have."""
+    path = run.path / "quantisation.csv"
+    rows = list(csv.DictReader(io.StringIO(run.text_of(path)))) if path.is_file() else []
+    last = max((int(row["step"]) for row in rows), default=0)
+    found = []
+    for row in rows:
+        value, normal = float(row["sqnr_db"]), healthy_db(row["format"])
+        if int(row["step"]) == last and math.isfinite(value) and normal is not None:
+            place = {"operand": row["operand"], "layer": int(row["layer"]), "module": row["module"].rpartition(".")[2]}
+            found.append({**place, "format": row["format"], "sqnr_db": value, "below_normal_db": normal - value})
+    return found
+
+
+def _memory(record: Any, predicted: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the bytes of each kind of tensor as they were and as they were predicted."""
+    held: defaultdict[str, int] = defaultdict(int)
+    dtypes: defaultdict[str, list[str]] = defaultdict(list)
+    for row in record.census if record is not None else ():
+        held[row.kind] += row.bytes
+        dtypes[row.kind].append(row.dtype)
+    rows = []
+    for kind in dict.fromkeys([*held, *(KINDS.get(name, name) for name in predicted)]):
+        expected = [size for name, size in predicted.items() if KINDS.get(name, name) == kind]
+        formats = ", ".join(dict.fromkeys(dtypes[kind]))
+        rows.append({"kind": kind, "dtype": formats, "bytes": held.get(kind), "predicted": sum(expected) or None})
+    return [row for row in rows if row["bytes"] or row["predicted"]]
+
+
+def _command(run: RunFolder) -> str:
+    """Return the command that Hydra recorded; empty where there is no record of it."""
+    overrides = run.path / ".hydra" / "overrides.yaml"
+    if not overrides.is_file():
+        return ""
+    words = [line.removeprefix("- ").strip() for line in run.text_of(overrides).splitlines() if line.startswith("- ")]
+    return " ".join(["python scripts/train.py", *words])

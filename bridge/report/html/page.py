@@ -1,0 +1,110 @@
+"""The page: the content of one or several runs rendered as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from bridge.plan.precision_plan import compact
+from bridge.report.html.chart import Line, line_chart
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Run = dict[str, Any]
+
+TEMPLATE = "page.html.j2"
+STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
+"""State of an answer -> its word, so that colour is not the only sign."""
+WORST_DB = 12.0
+"""Distance below the healthy ratio at which a cell has the strongest colour: two bits of mantissa."""
+
+
+def render_page(runs: Sequence[Run]) -> str:
+    """Return the page of some runs, each the result of `run_content`."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(number=_number, mib=_mib, layers=compact, heat=_heat_table, charts=_charts)
+    text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    overlay = _overlay(runs) if len(runs) > 1 else ""
+    return environment.from_string(text).render(runs=runs, overlay=Markup(overlay), states=STATES)  # noqa: S704  numbers and escaped names
+
+
+def render_markdown(runs: Sequence[Run]) -> str:
+    """Return the verdicts, figures and plan of some runs for a comment."""
+    lines = []
+    for run in runs:
+        lines += [
+            f"## {run['name']}",
+            "",
+            *(f"- **{STATES[one['state']]}.** {one['sentence']}" for one in run["verdict"]),
+        ]
+        lines += ["", "| figure | value |", "|---|---|"]
+        lines += [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in run["figures"].items()]
+        if run["ran"]:
+            lines += ["", f"Recorded ({run['backend']}): {run['ran']}."]
+        lines += [f"- {sentence}" for sentence in run["mismatches"]]
+        lines += [f"- {one['severity']} {one['id']} {one['path']}: {one['rule']}." for one in run["findings"]]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def content_json(runs: Sequence[Run]) -> str:
+    """Return the content as JSON, the numbers of the page."""
+    return json.dumps(runs, indent=1) + "\n"
+
+
+def _overlay(runs: Sequence[Run]) -> str:
+    lines = [Line(name=run["name"], points=_curve(run["train"], "loss")) for run in runs]
+    return line_chart(lines, title="Training loss of all runs", x="step", y="nats per token")
+
+
+def _charts(run: Run) -> Markup:
+    """Return the charts of a run: losses, gradient norm, and the loss scale where it moved."""
+    losses = [Line(name="training", points=_curve(run["train"], "loss"))]
+    losses.append(Line(name="validation", points=_curve(run["validation"], "loss")))
+    entropy, steps = run["figures"]["unigram_entropy"], [one["step"] for one in run["train"]]
+    if entropy is not None and steps:
+        losses.append(Line(name="unigram entropy", points=[(steps[0], entropy), (steps[-1], entropy)]))
+    charts = [line_chart(losses, title="Loss", x="step", y="nats per token")]
+    norms = Line(name="gradient norm", points=_curve(run["train"], "grad_norm"))
+    charts.append(line_chart([norms], title="Gradient norm before clipping", x="step", y="log scale", log=True))
+    scale = _curve(run["train"], "loss_scale")
+    if len({value for _, value in scale}) > 1:
+        charts.append(
+            line_chart([Line(name="loss scale", points=scale)], title="Loss scale", x="step", y="log", log=True)
+        )
+    return Markup("".join(charts))  # noqa: S704  numbers and escaped names
+
+
+def _curve(records: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    return [(one["step"], one[name]) for one in records if one[name] is not None]
+
+
+def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a table per operand: layers by modules, each cell with its colour between 0 (healthy) and 1."""
+    tables = []
+    for operand in dict.fromkeys(row["operand"] for row in rows):
+        own = [row for row in rows if row["operand"] == operand]
+        cells: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+        for row in own:
+            strength = min(1.0, max(0.0, row["below_normal_db"] / WORST_DB))
+            cells[row["layer"]][row["module"]] = {**row, "strength": round(strength, 2)}
+        modules = sorted({row["module"] for row in own})
+        formats = ", ".join(sorted({row["format"] for row in own}))
+        tables.append(
+            {"operand": operand, "formats": formats, "modules": modules, "cells": dict(sorted(cells.items()))}
+        )
+    return tables
+
+
+def _number(value: object, form: str = ",.4g") -> str:
+    return "-" if value is None else format(value, form) if isinstance(value, int | float) else str(value)
+
+
+def _mib(value: float | None) -> str:
+    return "-" if value is None else f"{value / 2**20:,.1f}"
