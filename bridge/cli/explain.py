@@ -1,6 +1,6 @@
 """`precision-bridge explain FIELD [NAME]`: a field's meaning, place and conditions; `explain PB101`: a rule in full.
 
-With ``--run RUN`` a field's value in a run: who set it, what it replaced, in which config.
+With ``--run RUN`` a field's value in a run: who set it, what it replaced, in which config, and what ran.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bridge.audit.run_folder import RunFolder
+from bridge.audit.sentence import format_gemms
 from bridge.cli.arguments import add_command, print_json
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -125,7 +126,8 @@ def in_run(field: str, folder: Path) -> dict[str, Any]:
         folder: The run's folder.
 
     Returns:
-        `rows`, those of the sync, and `findings` of the check and the sync about the field.
+        `rows`, those of the sync; `findings` of the check and the sync about the field; `ran`, one sentence on the
+        GEMMs of the last audited step, empty where none was recorded.
 
     Raises:
         RunConfigError: It is no folder of a run, or a file in it cannot be read.
@@ -135,7 +137,8 @@ def in_run(field: str, folder: Path) -> dict[str, Any]:
     paths = {field, f"mixed_precision.{field}", *(f"{row['owner']}.{row['attribute']}" for row in rows)}
     findings = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
     about = [f"{one['severity']}: {one['rule']}" for one in findings if paths & set(re.findall(r"[\w.]+", one["path"]))]
-    return {"run": str(folder), "rows": rows, "findings": about}
+    ran = format_gemms(run.record.gemms) if run.record is not None else ""
+    return {"run": str(folder), "rows": rows, "findings": about, "ran": ran}
 
 
 def _field_name(field: str) -> str:
@@ -199,6 +202,7 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
     if not run["rows"]:
         lines.append("    The sync wrote it into no config.")
     lines += [f"    {finding}." for finding in run["findings"]]
+    lines += [f"    GEMMs of the last record: {run['ran']}."] if run["ran"] else []
     return lines
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from bridge.cli.explain import in_run
 from bridge.errors import RunConfigError
 from bridge.report.table import plain_text
 from bridge.report.watch import watch_view
+from tests import warm
 
 TINY = ("model=gpt_tiny", "train=smoke", "train.train_iters=2", "train.eval_iters=1", "logging.tensorboard=false")
 
@@ -70,6 +75,7 @@ def test_a_yaml_recipe_keeps_its_name_in_the_run_folder(run_dir: Path) -> None:
 def test_explain_says_who_set_a_field_in_a_run(run_dir: Path) -> None:
     rows = in_run("grad_reduce_in_fp32", run_dir)["rows"]
     assert [(row["new"], row["by"]) for row in rows] == [(False, "mixed_precision/mine.yaml")]
+    assert in_run("bf16", run_dir)["ran"].endswith("output: bf16")
     with pytest.raises(RunConfigError, match="must be the folder of a run"):
         in_run("bf16", run_dir.parent)
 
@@ -92,6 +98,65 @@ def test_watch_shows_the_state_of_a_run_and_warns_by_its_records(run_dir: Path, 
     assert silenced == [
         ("loss-spike", "the loss is 2.5000, more than 1.2 times the median of the records before, 2.0000.")
     ]
+
+
+class Page(HTMLParser):
+    """The ids, links and figures of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.figures: dict[str, str] = {}
+        self.figure = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids += [str(found[name]) for name in ("id",) if name in found]
+        self.links += [str(found[name]) for name in ("src", "href") if name in found]
+        self.figure = str(found.get("data-figure") or "")
+
+    def handle_data(self, data: str) -> None:
+        if self.figure:
+            self.figures[self.figure] = data
+
+
+def report(*runs: Path, out: Path) -> None:
+    """Write the report of some runs with the command."""
+    command = str(Path(sys.executable).with_name("precision-bridge"))
+    done = warm.run([command, "report", *map(str, runs), "--format", out.suffix[1:], "--out", str(out)])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_report_is_one_file_whose_numbers_are_those_of_the_json_beside_it(run_dir: Path, tmp_path: Path) -> None:
+    report(run_dir, run_dir, out=tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    content = json.loads((tmp_path / "report.json").read_text())[0]
+    page = Page()
+    page.feed(text)
+    assert page.links == []
+    assert "http" not in text
+    assert len(page.ids) == len(set(page.ids)) == 4
+    assert page.figures["validation_loss"] == f"{content['figures']['validation_loss']:,.4g}"
+    assert page.figures["parameters"] == f"{content['figures']['parameters']:,}"
+    assert [one["state"] for one in content["verdict"]][:2] == ["good", "good"]
+    assert content["mismatches"] == []
+    assert "Plan = record" in text
+    report(run_dir, out=tmp_path / "report.md")
+    assert "| validation loss |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_the_tabs_of_a_report_work_and_the_console_is_silent(run_dir: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    report(run_dir, run_dir, out=page)
+    press = "<script>document.getElementById('tab1').dispatchEvent(new KeyboardEvent('keydown', {key: 'End'}))</script>"
+    page.write_text(page.read_text().replace("</body>", f"{press}</body>"))
+    words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    done = subprocess.run([*words, page.as_uri()], capture_output=True, text=True, check=True, timeout=60)
+    assert "CONSOLE" not in done.stderr
+    first, second = done.stdout.split('id="run1"')[1].split('id="run2"')
+    assert ("hidden" in first.partition(">")[0], "hidden" in second.partition(">")[0]) == (True, False)
 
 
 def test_a_job_of_a_sweep_does_not_see_the_environment_of_the_one_before(train, tmp_path: Path) -> None:

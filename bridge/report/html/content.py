@@ -56,7 +56,7 @@ def run_content(
         "backend": record.backend if record is not None else "",
         "mismatches": mismatches,
         "sync": [row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")],
-        "findings": [*run.findings.get("findings", ()), *run.sync.get("findings", ())],
+        "findings": _findings(run),
         "silenced": run.findings.get("silenced", []),
         "warnings": dict(early_warnings(run)),
         "train": run.metrics("train"),
@@ -67,6 +67,12 @@ def run_content(
         "command": _command(run),
     }
     return {**content, "verdict": _verdict(content, summary, is_audited=plan is not None and record is not None)}
+
+
+def _findings(run: RunFolder) -> list[dict[str, Any]]:
+    """Return the findings of the check, and those of the sync that it did not have."""
+    found = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
+    return list({(one["id"], one["path"]): one for one in reversed(found)}.values())[::-1]
 
 
 def _verdict(content: dict[str, Any], summary: dict[str, Any], *, is_audited: bool) -> list[dict[str, str]]:

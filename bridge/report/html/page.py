@@ -103,7 +103,9 @@ def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _number(value: object, form: str = ",.4g") -> str:
-    return "-" if value is None else format(value, form) if isinstance(value, int | float) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return format(value, form) if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def _mib(value: float | None) -> str:
