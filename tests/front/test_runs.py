@@ -119,6 +119,7 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.figure:
             self.figures[self.figure] = data
+            self.figure = ""
 
 
 def report(*runs: Path, out: Path) -> None:
