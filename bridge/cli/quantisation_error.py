@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_json, read_run
+from bridge.cli.arguments import add_run_command, print_json, read_run, write_file
+from bridge.precision.schemes import FP8_SCHEMES
 
 if TYPE_CHECKING:
     import argparse
 
+    from bridge.front.loader import RunValues
+    from bridge.megatron.record.telemetry import QuantisationRow
+    from bridge.registry.config import MixedPrecisionConfig
+
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
+STORED = ("fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag")
+"""Switched off in a proposed recipe: a run that stores its weights in one format has no rows."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -27,6 +35,11 @@ def add_parsers(commands: Any) -> None:
         help=f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)",
     )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="write quantisation.csv and quantisation.png there")
+    parser.add_argument(
+        "--propose",
+        metavar="FILE",
+        help="write the recipe with a row of modules for each module whose operands lose more than a bit",
+    )
 
 
 def _quantisation_error(chosen: argparse.Namespace) -> None:
@@ -50,7 +63,35 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
         plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
     if chosen.json:
         print_json([finite(dataclasses.asdict(row)) for row in rows])
-        return
-    show(quantisation_table(rows, title=title))
-    if chosen.out is not None:
+    else:
+        show(quantisation_table(rows, title=title))
+    if chosen.out is not None and not chosen.json:
         print(f"Heat map and rows: {chosen.out}")
+    if chosen.propose is not None and run.precision is not None:
+        lines = _propose(chosen.propose, rows, run, run.precision)
+        print("\n".join(lines), file=sys.stderr if chosen.json else sys.stdout)
+
+
+def _propose(path: str, rows: list[QuantisationRow], run: RunValues, precision: MixedPrecisionConfig) -> list[str]:
+    """Write the recipe with the proposed rows, where there are any, and return the lines about it."""
+    from bridge.compare.proposal import FINER, module_rows_of, propose
+    from bridge.preflight.check import target_of
+
+    capability = target_of(run.target).capability if run.target is not None else None
+    found = propose(
+        rows,
+        scheme=precision.scheme,
+        fp8_format=precision.fp8,
+        num_layers=int(run.model["num_layers"]),
+        schemes=[name for name in FINER if capability is None or FP8_SCHEMES[name].runs_on(capability)],
+    )
+    if not found:
+        return ["Every operand is near the ratio of its format: no row is proposed, and no file is written."]
+    values = precision.to_dict()
+    values |= {name: False for name in STORED if values.get(name)}
+    values["modules"] = [*module_rows_of(found), *values.get("modules", [])]
+    recipe = type(precision).from_dict(values)
+    recipe.finalize()
+    comment = f"# {precision.label}, with rows for the modules whose operands lost more than a bit.\n"
+    write_file(path, comment + recipe.to_yaml(), "--propose")
+    return [*map(str, found), f"Recipe: {path}"]

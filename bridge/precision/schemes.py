@@ -128,6 +128,11 @@ class Scheme:
     source: str = ""
     """Where the row was read."""
 
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Return whether GPUs of this compute capability run it."""
+        least, limit = self.min_compute_capability, self.below_compute_capability
+        return (least is None or least <= capability) and (limit is None or capability < limit)
+
     def operand(self, name: str) -> Operand:
         """Return the operand called `name`."""
         return next(operand for operand in self.operands if operand.name == name)

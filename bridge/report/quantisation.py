@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
+"""Schemes whose error a row has, next to its own: `tensorwise_db`, ..."""
 OPERANDS = ("input", "weight", "grad_output")
 
 
@@ -32,6 +34,7 @@ def quantisation_table(rows: Sequence[Any], *, title: str) -> RenderableType:
     last = max(row.step for row in rows)
     columns: list[Column | str] = [Column(heading="layer", number=True), "module", "operand", "format"]
     columns += [Column(heading=name, number=True) for name in ("amax", "scale", "to zero", "saturated", "SQNR dB")]
+    columns += [Column(heading=f"if {scheme}", number=True) for scheme in WHAT_IF]
     lines = [
         (
             str(row.layer),
@@ -43,6 +46,7 @@ def quantisation_table(rows: Sequence[Any], *, title: str) -> RenderableType:
             _percent(row.underflow),
             _percent(row.saturated),
             f"{row.sqnr_db:.1f}",
+            *(f"{getattr(row, f'{scheme}_db'):.1f}" for scheme in WHAT_IF),
         )
         for row in rows
         if row.step == last
@@ -60,17 +64,31 @@ def worst_table(rows: Sequence[Any]) -> RenderableType:
             lines.append(
                 (
                     f"{operand} ({lowest.format})",
-                    f"{sum(row.sqnr_db for row in chosen) / len(chosen):.1f}",
+                    _mean(chosen, "sqnr_db"),
+                    *(_mean(chosen, f"{scheme}_db") for scheme in WHAT_IF),
                     f"{lowest.sqnr_db:.1f}",
                     f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
                     _percent(max(row.underflow for row in chosen)),
                     _percent(max(row.saturated for row in chosen)),
                 )
             )
-    numbers = {"dB, mean", "lowest", "to zero", "saturated"}
-    headings = ("operand", "dB, mean", "lowest", "where", "to zero", "saturated")
-    columns = [Column(heading=heading, number=heading in numbers) for heading in headings]
+    headings = (
+        "operand",
+        "dB, mean",
+        *(f"if {scheme}" for scheme in WHAT_IF),
+        "lowest",
+        "where",
+        "to zero",
+        "saturated",
+    )
+    columns = [Column(heading=heading, number=heading not in ("operand", "where")) for heading in headings]
     return table(columns, lines, title="Signal to quantisation noise; the most that went to zero or saturated")
+
+
+def _mean(rows: Sequence[Any], name: str) -> str:
+    """Return the mean of the finite values of a column."""
+    values = [getattr(row, name) for row in rows if math.isfinite(getattr(row, name))]
+    return f"{sum(values) / len(values):.1f}" if values else "-"
 
 
 def _percent(share: float) -> str:

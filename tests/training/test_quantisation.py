@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bridge.errors import RunConfigError
-from bridge.numerics import GemmPrecision, make_operand, quantisation_error, quantise
+from bridge.numerics import WHAT_IF, GemmPrecision, make_operand, quantisation_error, quantise, what_if_db
 from bridge.training.loop import pretrain
 from bridge.training.quantisation import measure_quantisation
 from tests import warm
@@ -47,6 +47,9 @@ def test_a_run_measures_each_operand_of_each_layer_and_trains_as_without(scheme,
     least = 14 if scheme == "nvfp4" else 22
     assert all(least < float(row["sqnr_db"]) < 45 for row in rows)
     assert all(float(row["amax"]) > 0 for row in rows)
+    if scheme in ("tensorwise", "nvfp4"):  # the same scheme, from a sample
+        assert all(abs(float(row[f"{scheme}_db"]) - float(row["sqnr_db"])) < 2 for row in rows)
+    assert all(float(row["mxfp8_db"]) > 25 > float(row["nvfp4_db"]) for row in rows)
     assert all(bool(row["scale"]) == (scheme in ("tensorwise", "delayed")) for row in rows)
     assert (tmp_path / "3" / "quantisation.png").read_bytes().startswith(PNG)
 
@@ -80,6 +83,19 @@ def test_saturation_under_a_stale_scale_is_counted():
     assert found.scale == 1.0
 
 
+def test_an_operand_is_asked_for_other_schemes_without_a_draw_from_the_training():
+    x = torch.randn(1000, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x[7, 3] = 5000  # an outlier takes the scale of its tile, and under tensorwise scaling that of all
+    before = torch.get_rng_state()
+    found = what_if_db(x, "input", fp8_format="hybrid", amax=5000.0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert min(found["mxfp8"], found["blockwise"]) > 31
+    spec = GemmPrecision(scheme="tensorwise", format="hybrid").spec("input")
+    assert found["tensorwise"] == pytest.approx(quantisation_error(x, make_operand(x, spec, "input")).sqnr_db, abs=3)
+    assert set(what_if_db(x[:0], "grad_output", fp8_format=None, amax=0.0)) == set(WHAT_IF)  # an expert without tokens
+    assert set(what_if_db(x * torch.nan, "weight", fp8_format=None, amax=0.0)) == set(WHAT_IF)
+
+
 def test_exact_tensor_has_no_noise():
     spec = GemmPrecision(scheme="delayed").spec("input")
     found = quantisation_error(x := torch.tensor([[1.0, -2.0, 0.5, 448.0]]), make_operand(x, spec, "input", scale=1.0))
@@ -101,13 +117,25 @@ def test_recipe_without_low_precision_has_nothing_to_measure():
 def test_command_measures_the_weights_of_a_bf16_checkpoint(tmp_path):
     root = Path(__file__).resolve().parents[2]
     tiny_run = ["model=gpt_tiny", "train=smoke", "train.train_iters=4", f"hydra.run.dir={tmp_path / 'run'}"]
+    folder = tmp_path / "team"
+    (folder / "mixed_precision").mkdir(parents=True)
     trained = warm.run(["python", "scripts/train.py", *tiny_run, f"checkpoint.save={tmp_path / 'saved'}"], cwd=root)
     assert trained.returncode == 0, trained.stderr[-2000:]
     words = ["fp8_delayed", "model=gpt_tiny", "train=smoke", "--checkpoint", str(tmp_path / "saved"), "--json"]
+    words += [
+        "mixed_precision.fp8_margin=14",
+        "--target=h100x8",
+        "--propose",
+        str(folder / "mixed_precision/proposed.yaml"),
+    ]
     measured = warm.run(["precision-bridge", "quantisation-error", *words, "--out", str(tmp_path / "out")], cwd=root)
     assert measured.returncode == 0, measured.stderr[-2000:]
     rows = json.loads(measured.stdout)
     assert len(rows) == 3 * 4 * 3
     assert {row["step"] for row in rows} == {4}
-    assert all(row["sqnr_db"] > (10 if row["operand"] == "grad_output" else 30) for row in rows)
+    assert all(row["sqnr_db"] < 30 < row["tensorwise_db"] for row in rows if row["operand"] == "input")
     assert (tmp_path / "out" / "quantisation.png").read_bytes().startswith(PNG)
+    assert "layer 0, mlp.linear_fc1: " in measured.stderr
+    shown = warm.run(["precision-bridge", "modules", "proposed", "--config-dir", str(folder), "--json"], cwd=root)
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["rows"][0]["precision"] == "tensorwise"

@@ -1,12 +1,14 @@
 """Errors of the quantisers of a run, every so many steps.
 
 Of each emulated layer the row-wise copies of input, weight and grad_output are compared with their sources, in the
-first micro-batch; the numbers are of this rank's shard. A stored weight is compared with its master where this rank
-holds all of it. Nothing is drawn or changed: a measured step trains as any other.
+first micro-batch; the numbers are of this rank's shard. A sample of the same sources shows the error that other schemes
+would have. A stored weight is compared with its master where this rank holds all of it. Nothing is drawn or changed: a
+measured step trains as any other.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.model import global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
-from bridge.numerics import GemmOperand, Observer, QuantisationError, quantisation_error, stored_operand
+from bridge.numerics import GemmOperand, Observer, quantisation_error, stored_operand, what_if_db
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,15 +57,21 @@ class QuantisationRow:
     underflow: float
     saturated: float
     sqnr_db: float
+    tensorwise_db: float = math.nan
+    """The SQNR that the operand would have under this scheme, from a sample of its rows."""
+    blockwise_db: float = math.nan
+    mxfp8_db: float = math.nan
+    nvfp4_db: float = math.nan
 
 
 class _ErrorObserver(Observer):
-    """Measures one layer's operands, each once."""
+    """Measures one layer's operands, each once, under its own scheme and under others."""
 
-    def __init__(self, step: int, where: tuple[int, str], rows: list[QuantisationRow]) -> None:
+    def __init__(self, step: int, layer: Any, where: tuple[int, str], rows: list[QuantisationRow]) -> None:
         self.step = step
         self.where = where
         self.rows = rows
+        self.fp8_format: str | None = layer.config.fp8
         self.seen: set[str] = set()
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
@@ -71,13 +79,23 @@ class _ErrorObserver(Observer):
         if operand.columnwise or operand.role in self.seen:
             return
         self.seen.add(operand.role)
-        self.rows.append(_row(self.step, self.where, operand, quantisation_error(source, operand)))
+        self.rows.append(_row(self.step, self.where, source, operand, self.fp8_format))
 
 
-def _row(step: int, where: tuple[int, str], operand: GemmOperand, found: QuantisationError) -> QuantisationRow:
+def _row(
+    step: int, where: tuple[int, str], source: torch.Tensor, operand: GemmOperand, fp8_format: str | None
+) -> QuantisationRow:
     layer, module = where
+    amax = float(source.abs().max()) if operand.amax is None else operand.amax
+    others = what_if_db(source, operand.role, fp8_format=fp8_format, amax=amax)
     return QuantisationRow(
-        step=step, layer=layer, module=module, operand=operand.role, format=operand.spec.format, **asdict(found)
+        step=step,
+        layer=layer,
+        module=module,
+        operand=operand.role,
+        format=operand.spec.format,
+        **asdict(quantisation_error(source, operand)),
+        **{f"{scheme}_db": value for scheme, value in others.items()},
     )
 
 
@@ -95,22 +113,22 @@ class Telemetry:
     def measuring(self, step: int) -> Iterator[None]:
         """Measure the operands that are quantised in a ``with`` block, and the stored weights as they are before it."""
         for layer, where in self._layers:
-            layer.observer = _ErrorObserver(step, where, self.rows)
+            layer.observer = _ErrorObserver(step, layer, where, self.rows)
             if isinstance(layer.weight, StoredWeight):
-                self._measure_stored(step, where, layer.weight)
+                self._measure_stored(step, where, layer.weight, layer.config.fp8)
         try:
             yield
         finally:
             for layer, _ in self._layers:
                 layer.observer = None
 
-    def _measure_stored(self, step: int, where: tuple[int, str], weight: StoredWeight) -> None:
+    def _measure_stored(self, step: int, where: tuple[int, str], weight: StoredWeight, fp8: str | None) -> None:
         master = getattr(weight, "main_param", None)
         if master is None or master.numel() != weight.numel():
             return
         source = master.detach().view(weight.shape).to(weight.gathered_dtype)
         held = stored_operand(weight.stored, "weight")
-        row = _row(step, where, held, quantisation_error(source, held))
+        row = _row(step, where, source, held, fp8)
         scale_inv = weight.stored.scale_inv
         scale = 1 / scale_inv.item() if weight.stored.spec.whole_tensor and scale_inv is not None else None
         self.rows.append(replace(row, amax=weight.stored.amax.item(), scale=scale))

@@ -1,0 +1,121 @@
+"""Rows of `modules` that follow from the quantisation error of a run's operands.
+
+A scale that fits leaves an operand near the signal-to-noise ratio of its format. One that lost a bit more than that
+(6 dB) has outliers that its tile cannot take. Its module gets the first finer scheme under which every operand is near
+the ratio of its format again and the worst one gains a bit, or else the dtype of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.formats import FORMATS
+from bridge.precision.modules import ModulePrecision
+from bridge.precision.schemes import OPERAND_FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+BIT_DB = 20 * math.log10(2)
+"""The gain of one bit."""
+FINER = ("tensorwise", "blockwise", "mxfp8")
+"""Schemes that a row can choose, from the coarsest tile to the finest."""
+HIGH = "bf16"
+"""A row's word for the dtype of the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """One module that another precision suits better."""
+
+    layer: int
+    """Number of the transformer layer in the whole model, from 0 on, as in a row."""
+    module: str
+    operand: str
+    """The operand that lost most, against its format."""
+    sqnr_db: float
+    healthy_db: float
+    """The ratio of its format under a scale that fits."""
+    precision: str
+    """The proposed scheme, or the dtype of the run."""
+    gained_db: float | None
+    """By that operand; None for the dtype of the run."""
+
+    def __str__(self) -> str:
+        gain = "" if self.gained_db is None else f", where it loses {self.gained_db:.0f} dB less"
+        return (
+            f"layer {self.layer}, {self.module}: {self.operand} has {self.sqnr_db:.1f} dB of {self.healthy_db:.1f}; "
+            f"{self.precision}{gain}"
+        )
+
+
+def healthy_db(name: str) -> float:
+    """Return the ratio of a format under a scale that fits: about 6 dB a bit (`bridge.numerics.error`)."""
+    return BIT_DB * (FORMATS[name].mantissa_bits + 1) + 7.4
+
+
+def propose(
+    rows: Iterable[Any], *, scheme: str | None, fp8_format: str | None, num_layers: int, schemes: Sequence[str] = FINER
+) -> list[Proposal]:
+    """Return a proposal for each module with an operand that lost more than a bit.
+
+    Args:
+        rows: Measured operands (`bridge.megatron.record.telemetry.QuantisationRow`); of several steps the last counts.
+        scheme: That of the run; None: rows alone choose one.
+        fp8_format: The run's `fp8`.
+        num_layers: Layers of the model; prediction layers behind them have no number in a row.
+        schemes: Those of `FINER` that the target runs.
+    """
+    measured = list(rows)
+    last = max((row.step for row in measured), default=0)
+    modules: dict[tuple[int, str], list[Any]] = {}
+    for row in measured:
+        if row.step == last and row.layer <= num_layers and math.isfinite(row.sqnr_db):
+            modules.setdefault((row.layer, row.module), []).append(row)
+    finer = [name for name in schemes if scheme not in FINER or FINER.index(name) > FINER.index(scheme)]
+    found = (_proposal(operands, finer, fp8_format) for operands in modules.values())
+    return [proposal for proposal in found if proposal is not None]
+
+
+def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None) -> Proposal | None:
+    """Return the proposal for one module, None where every operand is near the ratio of its format."""
+    worst = min(operands, key=lambda row: row.sqnr_db - healthy_db(row.format))
+    if worst.sqnr_db >= healthy_db(worst.format) - BIT_DB:
+        return None
+    chosen = next((name for name in finer if _suits(name, operands, worst, fp8_format)), HIGH)
+    return Proposal(
+        layer=worst.layer - 1,
+        module=worst.module,
+        operand=worst.operand,
+        sqnr_db=worst.sqnr_db,
+        healthy_db=healthy_db(worst.format),
+        precision=chosen,
+        gained_db=None if chosen == HIGH else _under(worst, chosen) - worst.sqnr_db,
+    )
+
+
+def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
+    """Return whether every operand is near its format's ratio under a scheme, and the worst gains a bit."""
+    row = ModulePrecision(family="fp8", scheme=scheme)
+    forward, backward = OPERAND_FORMATS[row.format_in(fp8_format)]
+    formats = {"grad_output": backward}
+    near = all(_under(one, scheme) >= healthy_db(formats.get(one.operand, forward)) - BIT_DB for one in operands)
+    return near and _under(worst, scheme) >= worst.sqnr_db + BIT_DB
+
+
+def _under(row: Any, scheme: str) -> float:
+    value: float = getattr(row, f"{scheme}_db")
+    return value
+
+
+def module_rows_of(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
+    """Return the proposals as rows of `modules`: the layers of one module and precision are one row."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    for one in proposals:
+        layers.setdefault((one.module, one.precision), []).append(one.layer)
+    return [
+        {"select": {"layers": sorted(numbers), "module": module}, "precision": precision}
+        for (module, precision), numbers in layers.items()
+    ]
