@@ -123,15 +123,14 @@ def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
     return [(phase, plan_of(replace(run, precision=phase.precision))) for phase in phases]
 
 
-def planned_run(chosen: argparse.Namespace) -> PlannedRun:
-    """Return the run that the arguments describe as the calculators take it.
+def planned_run(run: RunValues) -> PlannedRun:
+    """Return a run as the calculators take it.
 
     The vocabulary is the model's, or else that of the data.
     """
     from bridge.plan.run import PlannedRun
     from bridge.preflight.check import target_of
 
-    run = read_run(chosen)
     sections = {name: run.section(name) for name in ("model", "optimizer", "ddp", "train")}
     data = run.section("data")
     if sections["model"].get("vocab_size") is None and data:

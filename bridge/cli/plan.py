@@ -87,7 +87,7 @@ def _align(chosen: argparse.Namespace) -> None:
     """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank."""
     from bridge.plan.alignment import align_report
 
-    this = planned_run(chosen)
+    this = planned_run(read_run(chosen))
     report = align_report(this.plan, this.workload)
     if chosen.json:
         print_json(report.to_dict())

@@ -9,9 +9,9 @@ of a parallel size adds messages or idle stages; full recomputation runs every f
 The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel replicas. Where no
 layout of these GPUs fits, the options are for one replica on more of them, the fewest first.
 
-Left out without a plan of their own are layouts on which the weights and gradients alone are too large, and tensor
-parallelism for blockwise scaling, whose gathering under sequence parallelism was reported to fail (rule PB401). A model
-of very many layers is planned for its cheapest layouts alone.
+Left out without a plan of their own are layouts on which the weights and gradients alone are too large. A model of very
+many layers is planned for its cheapest layouts alone. The caller may refuse an option that fits: the command line
+refuses those with which `check` finds an error or warning that it does not find in the run itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bridge.plan.memory_activations import activation_bytes
 from bridge.rules.fields import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from bridge.plan.run import PlannedRun
     from bridge.plan.shape import ModelShape
@@ -105,19 +105,23 @@ class FitReport:
         return content
 
 
-def fit(run: PlannedRun) -> FitReport:
+def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: True) -> FitReport:
     """Return the options with which a run fits, cheapest first, without those that add to a cheaper one.
+
+    Args:
+        run: The run.
+        is_sound: Whether a run that fits may be proposed.
 
     Raises:
         RunConfigError: The memory of the GPU is not known, or the run itself cannot be planned.
     """
     memory = memory_to_fit(run)
     usable = int(memory * USABLE)
-    found, untried = _search(run, usable)
+    found, untried = _search(run, usable, is_sound)
     declared = None
     if not found and run.target.count is not None:
         declared = run.target.count
-        found, untried = _search(replace(run, target=replace(run.target, count=None)), usable)
+        found, untried = _search(replace(run, target=replace(run.target, count=None)), usable, is_sound)
     found.sort(key=lambda option: (option.ranks if declared else 0, option.price, len(option.changes)))
     kept: list[FitOption] = []
     for option in found:
@@ -151,7 +155,7 @@ def memory_to_fit(run: PlannedRun) -> int:
     return memory
 
 
-def _search(run: PlannedRun, usable: int) -> tuple[list[FitOption], int]:
+def _search(run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]) -> tuple[list[FitOption], int]:
     """Return the options of every layout, without layouts that add to a cheaper option, and how many were not tried."""
     shape = run.plan.shape  # a run that cannot be planned is an error, a layout that cannot be planned is left out
     ranks = run.memory.ranks
@@ -170,7 +174,7 @@ def _search(run: PlannedRun, usable: int) -> tuple[list[FitOption], int]:
             untried += 1
             continue
         planned += 1
-        found += _options(candidate, layout, price, usable)
+        found += _options(candidate, layout, price, usable, is_sound)
     return found, untried
 
 
@@ -221,9 +225,6 @@ def _most_doublings(run: PlannedRun, size: str) -> int:
         return MOST_DOUBLINGS if run.plan.shape.experts is not None else 0
     if size == "context":
         return MOST_CONTEXT_DOUBLINGS if run.workload.seq_length else 0
-    gathers = run.parallel.tensor > 1 and run.parallel.sequence_parallel
-    if "blockwise" in run.plan.schemes() and not gathers:
-        return 0
     return max(0, int(math.log2(LARGEST_TENSOR / run.parallel.tensor)))
 
 
@@ -249,8 +250,10 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
     )
 
 
-def _options(run: PlannedRun, layout: Changes, price: int, usable: int) -> Iterator[FitOption]:
-    """Yield the options of one layout: one for each kind of recomputation that fits."""
+def _options(
+    run: PlannedRun, layout: Changes, price: int, usable: int, is_sound: Callable[[PlannedRun], bool]
+) -> Iterator[FitOption]:
+    """Yield the options of one layout: one for each kind of recomputation that fits and is sound."""
     asked = run.workload.micro_batch_size
     if max(rank.total - rank.bytes_of["activations"] for rank in run.memory.ranks) > usable:
         return
@@ -263,6 +266,8 @@ def _options(run: PlannedRun, layout: Changes, price: int, usable: int) -> Itera
             continue
         used = min(asked, max(fitting))
         smaller = {} if used == asked else {"train.micro_batch_size": used}
+        if not is_sound(candidate.changed(smaller)):
+            continue
         yield FitOption(
             changes=tuple({**layout, **recompute, **smaller}.items()),
             price=price + extra + SMALLER_BATCH * (math.ceil(math.log2(asked / used)) if smaller else 0),

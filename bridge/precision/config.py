@@ -207,9 +207,13 @@ class PrecisionConfig(Statements):
     # -- as plain data, and back -------------------------------------------------------------------------------------
 
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
-        """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads."""
-        names = [name for name in self.field_names() if full or name in self._values]
-        return {name: self._dumped(name, self.reading(name) if full else self._values[name]) for name in names}
+        """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads.
+
+        A None that takes a statement back (``params_dtype=None``) is there too, so that what is read back is the same.
+        """
+        stated = {**self._values, **dict.fromkeys(filter(self.is_left_open, self.field_names()))}
+        names = [name for name in self.field_names() if full or name in stated]
+        return {name: self._dumped(name, self.reading(name) if full else stated[name]) for name in names}
 
     def _dumped(self, name: str, value: Any) -> Any:
         """Return a value as JSON and YAML have it: rows as a list of their own."""

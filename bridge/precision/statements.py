@@ -292,7 +292,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     def __repr__(self) -> str:
         parts = []
         for name in self.field_names():
-            if name in self._values:  # a dtype as torch shows it, the rest as it was stated
+            if name in self._open:
+                parts.append(f"{name}=None")
+            elif name in self._values:  # a dtype as torch shows it, the rest as it was stated
                 value = getattr(self, name) if self._field(name).kind == "dtype" else self._values[name]
                 parts.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"

@@ -67,16 +67,6 @@ def test_fit_names_the_setting_that_shards_weights():
     )
 
 
-def test_no_tensor_parallelism_is_proposed_for_blockwise_scaling():
-    wanted = "model.tensor_model_parallel_size"
-    tensorwise = planned("h100x64")
-    blockwise = replace(tensorwise, precision=REGISTRY.get("bf16_with_fp8_subchannel_scaling_mixed"))
-    proposed = [{name for option in fit(run).options for name, _ in option.changes} for run in (tensorwise, blockwise)]
-    assert wanted in proposed[0]
-    assert proposed[1]
-    assert wanted not in proposed[1]
-
-
 def test_the_search_over_very_many_layers_ends_and_says_so():
     report = fit(planned("h100x2048", SMALL, num_layers=9_600))
     assert report.untried > 0

@@ -190,6 +190,7 @@ def test_round_trips_through_dict_yaml_json_and_repr_are_exact(fields: dict[str,
         assert back.to_dict() == config.to_dict()
         assert back == config
         assert back.stated == config.stated
+        assert all(back.is_left_open(name) == config.is_left_open(name) for name in config.field_names())
 
 
 def test_every_spelling_of_a_dtype_is_taken_and_reads_as_the_torch_dtype() -> None:

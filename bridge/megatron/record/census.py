@@ -13,6 +13,7 @@ from bridge.audit.record import CensusRow
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers
+from bridge.pytorch.record.te import describe, is_quantised, stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -107,6 +108,9 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
     for tensor in tensors:
         if isinstance(tensor, StoredWeight):
             sizes[tensor.stored_name] += tensor.stored_bytes
+        elif is_quantised(tensor):
+            held = describe(tensor, columnwise=False)
+            sizes[f"{held.format} {held.scheme}"] += stored_bytes(tensor)
         else:
             sizes[_name(tensor.dtype)] += tensor.numel() * tensor.element_size()
     return [CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from) for dtype, size in sorted(sizes.items())]

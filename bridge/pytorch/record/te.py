@@ -40,6 +40,18 @@ SCHEME_OF_QUANTIZER = {
     "NVFP4Quantizer": "nvfp4",
 }
 """Class of a quantizer -> Megatron's name of the scheme."""
+STORED = (
+    "_data",
+    "_transpose",
+    "_scale_inv",
+    "_rowwise_data",
+    "_rowwise_scale_inv",
+    "_columnwise_data",
+    "_columnwise_scale_inv",
+    "_amax_rowwise",
+    "_amax_columnwise",
+)
+"""Buffers of the storages of all schemes."""
 _SIZE = {"mxfp8": 32, "nvfp4": 16, "blockwise": 128}
 _SCHEME_OF_RECIPE = {scheme.te_class: scheme.name for scheme in SCHEMES}
 
@@ -83,6 +95,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 def is_quantised(tensor: Any) -> bool:
     """Return whether a tensor is a storage of Transformer Engine."""
     return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
+
+
+def stored_bytes(tensor: Any) -> int:
+    """Return the bytes of codes and scales that a storage of Transformer Engine holds, both copies of them."""
+    parts = [getattr(tensor, name, None) for name in STORED]
+    return sum(part.numel() * part.element_size() for part in parts if isinstance(part, torch.Tensor))
 
 
 def describe(tensor: Any, *, columnwise: bool) -> Described:

@@ -31,6 +31,13 @@ def _dtype_of_another_mode(s: RuleContext) -> list[dict[str, Any]]:
     ]
 
 
+def _without_mode(s: RuleContext) -> dict[str, Any] | None:
+    """Return the format of an FP8 or FP4 run in FP32 that does not state fp32."""
+    if s.precision is None or not s.is_low or not s.is_fp32 or s.stated.get("fp32"):
+        return None
+    return {"path": "fp8" if s.fp8 else "fp4", "value": s.fp8 or s.fp4}
+
+
 def _weights_are_not_cast(s: RuleContext) -> bool:
     """FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast."""
     return s.precision is None and s.is_fp32 and s.model.params_dtype in ("fp16", "bf16")
@@ -163,5 +170,14 @@ RULES = (
         remedies=("drop it", "set model.hybrid_layer_pattern"),
         verified="megatron-core 0.19.2 ssm/mamba_mixer.py:227",
         versions=(mcore(since="0.19"),),
+    ),
+    precision_rule(
+        heading="PB116: FP8 or FP4 without a mode",
+        sync="reported",
+        predicate=_without_mode,
+        warning="fp8: no mode is stated, so that everything around the low-precision GEMMs is FP32, weights and "
+        "activations too",
+        remedies=("state bf16=True", "state fp32=True, if that is meant"),
+        verified="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
     ),
 )
