@@ -68,6 +68,7 @@ def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
         if mark is None:
             continue
         drawn = _drawn(places.get(id(parameter), name), parameter, marks[mark], seed)
+        drawn = drawn.to(parameter.dtype if first is None else first.dtype)  # the codes are those of the master
         parameter.copy_(drawn)
         if first is not None:
             first.copy_(drawn)
