@@ -52,6 +52,9 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
         config_path: Folder of the config tree; None: ``conf`` here, or else the one of this package.
     """
     words = sys.argv[1:] if words is None else words
+    if {"-h", "--help"} & set(words):
+        sys.stdout.write(__doc__)
+        return
     try:
         rest, gate = _sweep_words(words)
     except BridgeError as error:
@@ -77,7 +80,7 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     own = {key: value for key, _, value in (word.partition("=") for word in words) if key in ("seeds", "gate")}
     rest = [word for word in words if word.partition("=")[0] not in own]
     keys = {word.partition("=")[0] for word in rest}
-    if not any(word.startswith("mixed_precision=") and "," in word for word in rest) and not keys & {"-h", "--help"}:
+    if not any(word.startswith("mixed_precision=") and "," in word for word in rest):
         remedy = "Write mixed_precision=bf16_mixed,fp8_current, the baseline first."
         raise RunConfigError(f"mixed_precision: a comparison needs two recipes or more. {remedy}")
     seeds = own.get("seeds", str(SEEDS))

@@ -67,3 +67,4 @@ def test_a_comparison_that_cannot_be_is_refused(train, tmp_path: Path, words: li
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(error)
     assert list(tmp_path.iterdir()) == []
+    assert train("--help", script=COMPARE).stdout.startswith("The comparison command: ")
