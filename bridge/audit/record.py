@@ -106,11 +106,13 @@ class Record:
     backend: str = ""
     """te, te_cpu, emulated, or local for a run in high precision."""
     step: int | None = None
+    audit: tuple[str, ...] = ()
+    """Mismatches with the plan, as sentences."""
 
-    def write(self, path: Path, **more: Any) -> None:
-        """Write the record as JSON, a line per row, with further entries."""
+    def write(self, path: Path) -> None:
+        """Write the record as JSON, a line per row."""
         rows: dict[str, tuple[Row, ...]] = {"gemms": self.gemms, "census": self.census, "health": self.health}
-        head = {"version": 1, "backend": self.backend, "step": self.step, **more}
+        head = {"version": 1, "backend": self.backend, "step": self.step, "audit": self.audit}
         parts = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
         for name, own in rows.items():
             lines = ",\n".join(f"    {json.dumps(_filled(row))}" for row in own)
@@ -129,7 +131,8 @@ class Record:
             gemms = tuple(GemmRow(**_texts(row, GemmRow)) for row in content["gemms"])
             census = tuple(CensusRow(**row) for row in content["census"])
             health = tuple(HealthRow(**row) for row in content["health"])
-            return cls(gemms=gemms, census=census, health=health, backend=str(content["backend"]), step=content["step"])
+            head = {"backend": str(content["backend"]), "step": content["step"], "audit": tuple(content["audit"])}
+            return cls(gemms=gemms, census=census, health=health, **head)
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = "Give the record.json of a run of this version."
             raise RunConfigError.of("record", f"must be a record of a run ({error})", str(path), remedy) from None

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from bridge.cli import (
+    audit,
     check,
     checkpoint,
     convert,
@@ -41,6 +42,7 @@ MODULES = (
     modules,
     rehearse,
     report,
+    audit,
     twin,
     watch,
     checkpoint,

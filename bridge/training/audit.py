@@ -97,7 +97,7 @@ class Audit:
         plan = self.plan()
         found = compare(plan, self._everywhere)
         if self._run.process.is_first:
-            self.record.write(self._path, audit=[str(one) for one in found])
+            replace(self.record, audit=tuple(map(str, found))).write(self._path)
         if plan.settings.family is not None and must_raise:
             _require_low_precision(plan, self.record)
         if not found:

@@ -67,8 +67,8 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
 
     Args:
         config: Everything about the run, with its precision already written into the sections. It is left as it is.
-        run_dir: Folder for ``metrics.jsonl``, ``tensorboard/``, ``loss.png`` and ``summary.json``; the first rank
-            writes them, also when the run ends early.
+        run_dir: Folder for ``metrics.jsonl``, ``tensorboard/``, ``loss.png``, ``record.json`` and ``summary.json``; the
+            first rank writes them, also when the run ends early.
 
     Raises:
         BackendUnavailableError: The recipe's matrix multiplications cannot run here; nothing was built.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bridge import get_mixed_precision_config
+from bridge import MixedPrecisionConfig, get_mixed_precision_config
 from bridge.audit.compare import MULTIPLIES, compare, differences
 from bridge.audit.record import CensusRow, GemmRow, Record, layer_order, merged
 from bridge.errors import RunConfigError
@@ -146,3 +146,19 @@ def test_a_record_is_read_back_as_it_was_written(tmp_path):
     (tmp_path / "other.json").write_text('{"gemms": 3}')
     with pytest.raises(RunConfigError, match="must be a record of a run"):
         Record.read(tmp_path / "other.json")
+
+
+def test_a_factory_decides_its_formats_and_may_miss_no_layer():
+    precision = MixedPrecisionConfig(
+        bf16=True, fp8="e4m3", fp8_recipe="custom", fp8_quantizer_factory="team.factory", first_last_layers_bf16=False
+    )
+    plan = precision_plan(precision, SHAPE)
+    factory = {"left": "e4m3", "right": "e4m3", "scheme": "tensorwise"}
+    record = changed(record_of(plan), lambda row: row.scheme == "custom", **factory)
+    assert compare(plan, record) == ()
+    missed = {"left": "bf16", "right": "bf16", "scheme": "none", "context": "custom"}
+    found = compare(plan, changed(record, lambda row: row.module == "linear_fc2", **missed))
+    assert [str(one) for one in found] == [
+        "planned custom x custom (custom), ran bf16: layers 1-6, linear_fc2; the autocast (custom) was on and the "
+        "module multiplied unquantised operands."
+    ]

@@ -1,0 +1,46 @@
+"""`precision-bridge audit RUN [OTHER]`: the record of a run and its audit, or the difference of two records."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.audit.compare import differences
+from bridge.audit.record import FILE, Record
+from bridge.audit.sentence import format_gemms
+from bridge.cli.arguments import add_command, print_json
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    text = "show what each matmul of a run ran in, or where two runs differ"
+    parser = add_command(commands, "audit", _audit, text)
+    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder, or its record.json")
+    parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another run's")
+
+
+def _audit(chosen: argparse.Namespace) -> int:
+    """Print; the exit code is 1 where the run is not as planned, or the two differ."""
+    record = _read(chosen.folder)
+    if chosen.other is None:
+        found = list(record.audit)
+    else:
+        found = [str(one) for one in differences(record, _read(chosen.other))]
+    if chosen.json:
+        print_json({"record": asdict(record), "findings": found})
+        return bool(found)
+    if chosen.other is None:
+        print(f"Step {record.step}, {record.backend}: {format_gemms(record.gemms)}.")
+    for sentence in found:
+        print(sentence)
+    if not found:
+        print("Plan = record." if chosen.other is None else "The records are equal.")
+    return bool(found)
+
+
+def _read(path: Path) -> Record:
+    return Record.read(path / FILE if path.is_dir() else path)
