@@ -13,6 +13,8 @@ import itertools
 import math
 import os
 import random
+import signal
+import threading
 import warnings
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,14 +28,16 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
 from torch.distributed.rendezvous import rendezvous
 
-from bridge.errors import RunConfigError
+from bridge.errors import BridgeError, RunConfigError
 from bridge.megatron import device, wide_gemm, without_te
 from bridge.megatron.agreement import require_agreement
+from bridge.megatron.peers import Peers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_TIMEOUT = datetime.timedelta(minutes=30)
+TIMEOUT_MINUTES = 30.0
+"""How long a collective waits for its ranks."""
 _runs = itertools.count()
 _PARALLEL_SIZES = (
     "tensor_model_parallel_size",
@@ -60,6 +64,8 @@ class Process:
     """CPU threads torch computes with in this process."""
     notes: tuple[str, ...]
     """Sentences about what this machine made necessary, for the log."""
+    peers: Peers | None
+    """The other ranks; None without any."""
 
     @property
     def is_first(self) -> bool:
@@ -105,7 +111,12 @@ class _Launch:
 
 @contextmanager
 def training_process(
-    model: Any, *, seed: int, threads: int | None = None, fingerprint: Mapping[str, str] | None = None
+    model: Any,
+    *,
+    seed: int,
+    threads: int | None = None,
+    fingerprint: Mapping[str, str] | None = None,
+    timeout_minutes: float = TIMEOUT_MINUTES,
 ) -> Iterator[Process]:
     """Set this process up for training with the parallel sizes of a model config, and take it down at the end.
 
@@ -115,9 +126,11 @@ def training_process(
         threads: CPU threads for torch; None: OMP_NUM_THREADS, or else the CPUs this process may use, shared among the
             ranks of the machine.
         fingerprint: Settings that must be the same on every rank; None: they are not compared.
+        timeout_minutes: How long a collective waits for its ranks.
 
     Raises:
         RunConfigError: Ranks have different settings, or their number does not fit the parallel sizes.
+        TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
     """
     launch = _Launch.read()
     notes: list[str] = []
@@ -128,11 +141,17 @@ def training_process(
         count = threads or launch.threads or launch.share_of_cpus()
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(count)
-        _start_distributed(stack, launch, where)
+        timeout = datetime.timedelta(minutes=timeout_minutes)
+        store = _start_distributed(stack, launch, where, timeout)
         if fingerprint is not None:
             require_agreement(fingerprint, where)
         data_parallel_size = _data_parallel_size(model, launch.world_size)
-        _start_model_parallel(stack, model)
+        peers = None
+        if launch.world_size > 1:
+            peers = Peers(store, launch.rank, launch.world_size, timeout)
+            stack.enter_context(peers.answering())
+            stack.enter_context(_blamed(peers))
+        _start_model_parallel(stack, model, timeout_minutes)
         _seed_everything(seed)
         yield Process(
             rank=launch.rank,
@@ -144,7 +163,41 @@ def training_process(
             device=where,
             threads=count,
             notes=tuple(notes),
+            peers=peers,
         )
+
+
+@contextmanager
+def _blamed(peers: Peers) -> Iterator[None]:
+    """Name the ranks behind an error of this one, which is its own or that of a collective that others left."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, BridgeError):
+            peers.ends(f"ended: {error}")
+            raise
+        with _without_interruption():  # a launcher that has seen a rank end stops the others
+            fault = peers.blame()
+        if fault is not None:
+            raise fault from error
+        peers.ends(f"ended with {type(error).__name__}. Look at its log.")
+        raise
+    except BaseException:
+        peers.ends("was stopped.")
+        raise
+
+
+@contextmanager
+def _without_interruption() -> Iterator[None]:
+    """Ignore SIGTERM for the length of a ``with`` block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _hush(stack: ExitStack) -> None:
@@ -214,26 +267,27 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
     return dtypes
 
 
-def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device) -> None:
-    """Join the process group: through the launcher's store, or alone with a store in memory (no port).
+def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, timeout: datetime.timedelta) -> Store:
+    """Join the process group, and return its store: the launcher's, or for one process one in memory (no port).
 
     Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
     """
     store: Store = HashStore()
     if launch.launched:
-        shared, _, _ = next(rendezvous("env://", timeout=_TIMEOUT))
+        shared, _, _ = next(rendezvous("env://", timeout=timeout))
         store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
     torch.distributed.init_process_group(
         "nccl" if where.type == "cuda" else "gloo",
         store=store,
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=_TIMEOUT,
+        timeout=timeout,
     )
     stack.callback(torch.distributed.destroy_process_group)
+    return PrefixStore("peers", store)
 
 
-def _start_model_parallel(stack: ExitStack, model: Any) -> None:
+def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float) -> None:
     """Create Megatron's process groups; at the end forget them, Megatron's buffers, losses and random states."""
     stack.callback(get_moe_layer_wise_logging_tracker().clear)  # as long as this run's model has layers
     stack.callback(MTPLossLoggingHelper.tracker.clear)
@@ -242,6 +296,7 @@ def _start_model_parallel(stack: ExitStack, model: Any) -> None:
     stack.callback(parallel_state.destroy_model_parallel)
     parallel_state.initialize_model_parallel(
         **{name: getattr(model, name) for name in _PARALLEL_SIZES},
+        distributed_timeout_minutes=timeout_minutes,
     )
 
 

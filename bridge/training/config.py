@@ -83,6 +83,8 @@ class TrainConfig:
     """Steps after which the rate is `optimizer.min_lr`; None: `train_iters`."""
     seed: int = 1234
     """Seed of the weights and of dropout."""
+    distributed_timeout_minutes: float = 30.0
+    """How long a collective waits for a rank that stalls, in validation and in a save too; then all ranks end."""
     check_for_nan_in_loss: bool = True
     """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, which overflows by design."""
     audit: str = "error"

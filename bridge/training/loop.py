@@ -89,7 +89,13 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     applied = apply_tf32(tf32)
     settings = fingerprint(config, os.environ)
     with ExitStack() as stack:
-        process = stack.enter_context(training_process(config.model, seed=config.train.seed, fingerprint=settings))
+        started = training_process(
+            config.model,
+            seed=config.train.seed,
+            fingerprint=settings,
+            timeout_minutes=config.train.distributed_timeout_minutes,
+        )
+        process = stack.enter_context(started)
         stack.enter_context(running(backend))
         taken_over = stack.enter_context(_one_writer(config))
         run = build_run(config, process, backend=backend)
@@ -205,6 +211,8 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
             stack.enter_context(run.telemetry.measuring(run.iteration + 1))
         result = run.trainer.step(source, stop=request)
     run.count(result, time.perf_counter() - began)
+    if run.process.peers is not None:
+        run.process.peers.finished(run.iteration)
     gemms = audit.record.gemms
     run.gemms = run.gemms or gemms
     if phase:

@@ -23,6 +23,7 @@ LEAST = (
     ("train", "eval_interval", 0),
     ("train", "eval_iters", 0),
     ("train", "lr_warmup_iters", 0),
+    ("train", "distributed_timeout_minutes", 0.01),
     ("train", "seed", 0),
     ("train", "audit_interval", 0),
     ("data", "seed", 0),

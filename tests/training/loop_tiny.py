@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -122,29 +123,43 @@ def trace(run_dir: Path) -> list[tuple]:
     return [(step["step"], step["loss"], step["grad_norm"]) for step in records(run_dir)]
 
 
-def in_two_processes(plans: dict[str, dict], folder: Path) -> Path:
+def in_two_processes(plans: dict[str, dict], folder: Path, *, codes: tuple[int, int] = (0, 0)) -> Path:
     """Make runs, named arguments of `tiny`, one after the other by one launch of two processes; return their folder."""
     plan = folder / "plan.json"
     plan.write_text(json.dumps(plans))
-    for done in warm.launch(["python", "-m", "tests.training.loop_tiny", plan], processes=2, cwd=ROOT):
-        assert done.returncode == 0, done.stderr[-4000:]
+    ranks = warm.launch(["python", "-m", "tests.training.loop_tiny", plan], processes=2, cwd=ROOT)
+    for done, code in zip(ranks, codes, strict=True):
+        assert done.returncode == code, done.stderr[-4000:]
     return folder
 
 
-def poison(step: int) -> None:
-    """Put a NaN into one gradient of this rank in a step, before the gradients are reduced."""
+def disturb(fault: str, step: int) -> None:
+    """Let this rank have a fault in a step, counted from 1, before the gradients are reduced.
+
+    Args:
+        fault: poison: a NaN in a gradient; die: the process is killed; stall: the step takes 10 s longer; crash: an
+            exception.
+        step: The step.
+    """
     run_micro_batches = Trainer.forward_backward
     taken = itertools.count(1)
 
     def forward_backward(self, batches):
-        if next(taken) == step:
-            parameter = next(iter(self.model[0].parameters()))
-            handle = parameter.register_hook(lambda gradient: gradient.fill_(float("nan")))
-            try:
-                return run_micro_batches(self, batches)
-            finally:
-                handle.remove()
-        return run_micro_batches(self, batches)
+        if next(taken) != step:
+            return run_micro_batches(self, batches)
+        if fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "crash":
+            raise ZeroDivisionError
+        if fault == "stall":
+            time.sleep(10)
+            return run_micro_batches(self, batches)
+        parameter = next(iter(self.model[0].parameters()))
+        handle = parameter.register_hook(lambda gradient: gradient.fill_(float("nan")))
+        try:
+            return run_micro_batches(self, batches)
+        finally:
+            handle.remove()
 
     Trainer.forward_backward = forward_backward
 
@@ -153,7 +168,7 @@ def main(plan: Path) -> None:
     """Make the runs that a JSON file lists: name -> arguments of `tiny`. Each rank writes its census, or its error.
 
     `by_rank` holds further arguments of single ranks: `environment` and `path` are added to those of the process, and
-    `poison` is a step whose gradients get a NaN there.
+    `fault` names one of `disturb` and its step.
     """
     rank = os.environ.get("RANK", "0")
     for name, given in json.loads(plan.read_text()).items():
@@ -162,8 +177,8 @@ def main(plan: Path) -> None:
         arguments |= given.get("by_rank", {}).get(rank, {})
         environment, path = arguments.pop("environment", {}), arguments.pop("path", [])
         arguments |= {key: str(plan.parent / arguments[key]) for key in ("save", "load") if key in arguments}
-        if "poison" in arguments:
-            poison(arguments.pop("poison"))
+        if "fault" in arguments:
+            disturb(*arguments.pop("fault"))
         if "by_rank" in given:
             run_dir.mkdir(exist_ok=True)
             os.environ.update(environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 
 import pytest
 
@@ -26,7 +27,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
             "resumed": {**SAVING, "load": "checkpoints"},
             "blocked": {"mode": "bf16", "save": "file/checkpoints", "by_rank": {}},
             "taken": {"mode": "bf16", "save": "checkpoints", "by_rank": {}},
-            "poisoned": {"mode": "bf16", "train": SCHEDULE, "by_rank": {"1": {"poison": 2}}},
+            "poisoned": {"mode": "bf16", "train": SCHEDULE, "by_rank": {"1": {"fault": ["poison", 2]}}},
         },
         folder,
     )
@@ -54,3 +55,24 @@ def test_a_folder_that_cannot_be_saved_to_ends_all_ranks_with_one_sentence(name,
     first, second = (json.loads((runs / name / f"error-{rank}.json").read_text()) for rank in (0, 1))
     assert first["text"] == second["text"]
     assert first["text"].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("fault", "codes", "fact"),
+    [
+        ("die", (0, -9), "no longer answer after step 2: rank 1 (HOST)."),
+        ("stall", (0, 0), "did not end step 3 within 3 s: rank 1 (HOST)."),
+        ("crash", (0, 1), None),
+    ],
+)
+def test_a_rank_that_ends_or_stalls_ends_the_other_with_its_name(fault, codes, fact, tmp_path) -> None:
+    timeout = {"train": {**SCHEDULE, "distributed_timeout_minutes": 0.05}}
+    in_two_processes({"run": {**timeout, "by_rank": {"1": {"fault": [fault, 3]}}}}, tmp_path, codes=codes)
+    errors = [json.loads(path.read_text()) for path in sorted((tmp_path / "run").glob("error-*.json"))]
+    sentence = f"ranks: all 2 must take part in every step; {fact} Look at the log and the machine of each."
+    if fault == "crash":
+        sentence = "ranks: rank 1 (HOST) ended with ZeroDivisionError. Look at its log."
+    assert errors[0]["text"] == sentence.replace("HOST", socket.gethostname())
+    assert all(error["text"].startswith("ranks: ") and error["code"] == 1 for error in errors)
+    assert len(errors) == (2 if fault == "stall" else 1)  # the stalled rank wakes up in the test, and ends too
+    assert errors[0]["seconds"] < 20
