@@ -1,8 +1,8 @@
 """Training runs through the training command: Transformer Engine's layers against the emulated ones on the same GPU.
 
 Each run is `scripts/train.py` in a process of its own. The two backends draw the same weights and read the same data;
-what differs is the order in which kernels add and round. Two such runs part within some steps, as two runs in BF16 do;
-so the first loss has to agree, and then the mean over the last steps. A model kind that the emulation covers by other
+what differs is the order in which kernels add and round. Two such runs part after some steps, as two runs in BF16 do; so
+each of the first losses has to agree, and then the mean over the last steps. A model kind that the emulation covers by other
 tests runs with Transformer Engine alone. In one run a layer is left out of FP8 behind the config's back: the audit has
 to end it at the first step.
 """
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 STEPS = 60
 LAST = 20
 """Steps at the end whose mean loss is compared."""
-FIRST_TOLERANCE = 1e-3
-"""Largest relative distance between the first losses: equal weights, equal data."""
-TOLERANCE = 0.01
+FIRST = 10
+"""Steps at the beginning of which each is compared."""
+FIRST_TOLERANCE = 2e-3
+"""Largest relative distance between two of the first losses: equal weights, equal data."""
+TOLERANCE = 0.02
 """Largest relative distance between the mean losses at the end."""
 AT_ONCE = 6
 """Runs that share the GPU: each is small and waits for its own start most of the time."""
@@ -131,8 +133,8 @@ def _record(scheme: str, mine: dict[str, Any], other: dict[str, Any] | None) -> 
     found = {**about, "first_loss": first, "last_loss": last, "losses": [*mine["losses"].values()]}
     if other is None:
         return {**found, "ok": last < first}
-    other_first, other_last = _ends(other["losses"])
-    distances = {"first_distance": abs(first / other_first - 1), "last_distance": abs(last / other_last - 1)}
+    apart = (abs(mine["losses"][step] / other["losses"][step] - 1) for step in range(1, FIRST + 1))
+    distances = {"first_distance": max(apart), "last_distance": abs(last / _ends(other["losses"])[1] - 1)}
     close = distances["first_distance"] <= FIRST_TOLERANCE and distances["last_distance"] <= TOLERANCE
     return {**found, **distances, "emulated_losses": [*other["losses"].values()], "ok": close and last < first}
 
