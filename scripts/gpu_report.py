@@ -98,7 +98,7 @@ _STEP_HEADER = (
     "as claimed",
 )
 
-_TRAIN_HEADER = ("scheme", "steps", "first loss", "first 10 apart", "mean of the last 20", "apart", "as claimed")
+_TRAIN_HEADER = ("scheme", "steps", "first loss", "first 8 apart", "mean of the last 20", "apart", "as claimed")
 
 
 def _block_cells(record: Record) -> tuple[str, ...]:

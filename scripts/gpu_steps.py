@@ -111,8 +111,10 @@ class TrainingStep:
 def alternating_milliseconds(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Return each step's median time on the GPU, the steps taking turns."""
     taken: dict[str, list[float]] = {name: [] for name in steps}
+    order = list(steps.items())
     for _ in range(rounds):
-        for name, step in steps.items():
+        order = [*order[1:], order[0]]  # each goes first as often: what ran before a step changes its time
+        for name, step in order:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()
