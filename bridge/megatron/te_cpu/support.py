@@ -153,7 +153,7 @@ def multi_tensor_compute_scale_and_scale_inv(
         scale_inv.copy_(divide(1.0, factor).reshape(scale_inv.shape))
 
 
-def multi_tensor_scale(_chunk: int, _noop: Any, tensors: Tensors, scale: float) -> None:
+def multi_tensor_scale(_chunk: int, _noop: Any, tensors: Tensors, scale: float | torch.Tensor) -> None:
     """Write tensors times a factor."""
     for source, out in zip(*tensors, strict=True):
         out.copy_(source * scale)
@@ -295,5 +295,8 @@ _ALL = (
     ubuf_built_with_mpi,
     nvte_built_with_cublasmp,
 )
-FUNCTIONS: dict[str, Callable[..., Any]] = {function.__name__: function for function in _ALL}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{function.__name__: function for function in _ALL},
+    "multi_tensor_scale_tensor": multi_tensor_scale,
+}
 """Functions of the extension by name."""
