@@ -110,27 +110,9 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
         backend: te, te_cpu, emulated or local: the implementation of the linear layers.
 
     Raises:
-        RunConfigError: The data's vocabulary is larger than the config's, or a setting has no support here.
+        RunConfigError: The data's vocabulary is larger than the config's.
     """
     config = copy.copy(config)
-    chunks = config.virtual_pipeline_model_parallel_size
-    if chunks is not None and config.pipeline_model_parallel_size < 2:
-        raise RunConfigError(
-            f"model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, got {chunks} with "
-            f"pipeline_model_parallel_size={config.pipeline_model_parallel_size}. Leave it at None."
-        )
-    if chunks is not None and config.pipeline_model_parallel_size == 2 and not config.overlap_p2p_comm:
-        raise RunConfigError(
-            "model.overlap_p2p_comm: must be on for two interleaved pipeline stages, whose messages of both directions "
-            "would otherwise be taken for each other, got False. Set model.overlap_p2p_comm=true and "
-            "model.batch_p2p_comm=false."
-        )
-    if config.multi_latent_attention and config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
-        raise RunConfigError(
-            "model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without it "
-            "Megatron Core's gradients of the rotary key and of the latent's norm are not those of the model. Set "
-            "model.sequence_parallel=true."
-        )
     if config.vocab_size is None:
         config.vocab_size = vocab_size
     elif config.vocab_size < vocab_size:

@@ -3,8 +3,9 @@
 `HONOURED` are read by the modules, schedules, optimizers and buffers of this build. `WITHOUT_EFFECT` change no number
 here, each for its reason. The others are refused where they differ from the default of Megatron's class, so that no run
 silently trains another model than the one in its config: `REFUSED` in every run, `REFUSED_WITHOUT_TE` where the layers
-are not Transformer Engine's. A field that is in no table is one of a release that this build was not tried with, and is
-refused like them. A test changes each field alone and compares two steps with those of an unchanged run.
+are not Transformer Engine's, `REFUSED_ON_CPU` where its Python runs without its GPU. A field that is in no table is one
+of a release that this build was not tried with, and is refused like them. A test changes each field alone and compares
+two steps with those of an unchanged run.
 
 Source: megatron-core 0.16.1, its readers of each field.
 """
@@ -15,7 +16,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, RunConfigError
+from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +95,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "the run has Megatron's own random states": "use_te_rng_tracker inference_rng_tracker",
         "the process groups of a run take no such choice": "pipeline_model_parallel_comm_backend",
         "weights are made with values at once": "init_model_with_meta_device",
+        "Megatron's distributed checkpoints cannot hold Transformer Engine's activations": "use_te_activation_func",
         "this torch has no ring exchange": "use_ring_exchange_p2p",
         "its experts are one matrix, which no plan and no format knows": "moe_use_legacy_grouped_gemm",
         "it belongs to inference, and training refuses it": "cache_mla_latents flash_decode batch_invariant_mode",
@@ -118,8 +120,8 @@ REFUSED_WITHOUT_TE: dict[str, dict[str, str]] = {
         "Megatron's local layers keep residual and norm in one dtype": "fp32_residual_connection",
         "Megatron's local norm has no such form": "layernorm_zero_centered_gamma memory_efficient_layer_norm",
         "its kernel is Transformer Engine's": """
-            fused_single_qkv_rope moe_permute_fusion moe_router_fusion use_te_activation_func moe_latent_size
-            symmetric_ar_type activation_func_fp8_input_store
+            fused_single_qkv_rope moe_permute_fusion moe_router_fusion moe_latent_size symmetric_ar_type
+            activation_func_fp8_input_store
             """,
         "Transformer Engine moves the tensors": "cpu_offloading fine_grained_activation_offloading",
         "Transformer Engine overlaps the two": "tp_comm_overlap moe_shared_expert_overlap",
@@ -128,6 +130,24 @@ REFUSED_WITHOUT_TE: dict[str, dict[str, str]] = {
     "ddp": {"the buffers are registered with NCCL": "nccl_ub"},
 }
 """Section -> reason -> fields that need Transformer Engine's layers, or the GPU that these run on."""
+
+REFUSED_ON_CPU: dict[str, dict[str, str]] = {
+    "model": {
+        "Transformer Engine's kernel has no CPU version": """
+            fused_single_qkv_rope moe_permute_fusion moe_router_fusion symmetric_ar_type
+            """,
+        "attention in FP8 has no CPU version": "fp8_dot_product_attention fp8_multi_head_attention",
+        "userbuffers have no CPU version": "tp_comm_overlap",
+        "there is no GPU to move tensors from": "cpu_offloading fine_grained_activation_offloading",
+        "Transformer Engine's norms take residuals in the dtype of their weights": "fp32_residual_connection",
+    },
+    "optimizer": REFUSED_WITHOUT_TE["optimizer"],
+    "ddp": REFUSED_WITHOUT_TE["ddp"],
+}
+"""Section -> reason -> fields that need more than Transformer Engine's Python (`precision_backend=te_cpu`)."""
+
+WITH_TE = ("te", "te_cpu")
+"""Backends whose linear layers are Transformer Engine's."""
 
 ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
     "model": {
@@ -219,33 +239,38 @@ def require_honoured(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> N
     Raises:
         RunConfigError: Such fields, all of them.
     """
-    with_te = backend in ("te", "te_cpu")
-    sections = {"model": model, "optimizer": optimizer, "ddp": ddp}
-    faults = [fault for name, config in sections.items() for fault in unhonoured(name, config, with_te=with_te)]
-    faults += value_faults(model)
-    faults += [] if with_te else _expert_biases(model)
+    faults = run_faults(model, optimizer, ddp, backend=backend)
     if faults:
         raise RunConfigError("\n".join(map(str, faults)))
 
 
-def unhonoured(section: str, config: Any, *, with_te: bool, values: Mapping[str, Any] | None = None) -> list[Finding]:
+def run_faults(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> list[Finding]:
+    """Return every field and value that the build of a run refuses; arguments as for `require_honoured`."""
+    sections = {"model": model, "optimizer": optimizer, "ddp": ddp}
+    faults = [fault for name, config in sections.items() for fault in unhonoured(name, config, backend=backend)]
+    biases = [] if backend in WITH_TE else _expert_biases(model)
+    return [*faults, *value_faults(model), *layout_faults(model), *biases]
+
+
+def unhonoured(section: str, config: Any, *, backend: str, values: Mapping[str, Any] | None = None) -> list[Finding]:
     """Return the fields of a config that a run would not honour.
 
     Args:
         section: model, optimizer or ddp.
         config: Megatron's config, or a subclass; with `values`, its class.
-        with_te: Whether the linear layers are Transformer Engine's.
+        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
         values: Field -> value of a config that is not built yet.
     """
     found = []
-    reasons = _by_field(REFUSED[section]) | ({} if with_te else _by_field(REFUSED_WITHOUT_TE[section]))
-    accepted = ACCEPTED[section] | ({} if with_te or section != "model" else ACCEPTED_WITHOUT_TE)
+    reasons = _by_field(REFUSED[section])
+    if backend != "te":
+        reasons |= _by_field((REFUSED_ON_CPU if backend == "te_cpu" else REFUSED_WITHOUT_TE)[section])
+    accepted = ACCEPTED[section] | ({} if backend in WITH_TE or section != "model" else ACCEPTED_WITHOUT_TE)
     for name, default in _defaults(config).items():
         value = getattr(config, name) if values is None else values.get(name, default)
         if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
-            found.append(
-                _fault(section, name, f"must be one of {', '.join(accepted[name])}", value, "Choose one of them.")
-            )
+            hint = did_you_mean(close_matches(str(value), accepted[name])) or "Choose one of them."
+            found.append(_fault(section, name, f"must be one of {', '.join(accepted[name])}", value, hint))
         elif name in reasons and value != default:
             found.append(_fault(section, name, f"this run does not honour it: {reasons[name]}", value, _leave(default)))
         elif name not in KNOWN[section] and value != default:
@@ -271,6 +296,30 @@ def value_faults(model: Any) -> list[Finding]:
     if experts and model.moe_shared_expert_intermediate_size and model.add_bias_linear:
         rule = "shared experts have no biases"
         found.append(_fault("model", "add_bias_linear", rule, True, "Set model.add_bias_linear=false."))
+    return found
+
+
+def layout_faults(model: Any) -> list[Finding]:
+    """Return the fields of a layout with which Megatron ends in a traceback, or trains another model."""
+    found = []
+    chunks, stages = model.virtual_pipeline_model_parallel_size, model.pipeline_model_parallel_size
+    if chunks is not None and stages < 2:
+        rule = f"interleaves the stages of a pipeline, and there is {stages} (pipeline_model_parallel_size)"
+        found.append(_fault("model", "virtual_pipeline_model_parallel_size", rule, chunks, "Leave it at None."))
+    if chunks is not None and stages == 2 and not model.overlap_p2p_comm:
+        rule = (
+            "must be on for two interleaved pipeline stages, whose messages of both directions would otherwise be "
+            "taken for each other"
+        )
+        remedy = "Set model.overlap_p2p_comm=true and model.batch_p2p_comm=false."
+        found.append(_fault("model", "overlap_p2p_comm", rule, model.overlap_p2p_comm, remedy))
+    if model.multi_latent_attention and model.tensor_model_parallel_size > 1 and not model.sequence_parallel:
+        rule = "must be on for latent attention under tensor parallelism"
+        remedy = (
+            "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
+            "model. Set model.sequence_parallel=true."
+        )
+        found.append(_fault("model", "sequence_parallel", rule, model.sequence_parallel, remedy))
     return found
 
 

@@ -112,13 +112,13 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
 
     found = []
     owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
-    with_te = sections["precision_backend"] == te_cpu.BACKEND
     for name, owner in owners.items():
         held = sections[name]
         sizes = {key: value for one in rounds for key, value in one.fields().items() if value not in (1, None, False)}
         values = {**held, **(sizes if name == "model" else {})}
         known = {field.name for field in dataclasses.fields(owner)}
-        refused = {fault.path: fault.rule for fault in unhonoured(name, owner, with_te=with_te, values=values)}
+        backend = sections["precision_backend"]
+        refused = {fault.path: fault.rule for fault in unhonoured(name, owner, backend=backend, values=values)}
         absent = "the configs of this Megatron Core have no such field"
         refused |= {f"{name}.{key}": absent for key in held if key not in known}
         for path, reason in refused.items():

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from bridge.checkpoint.folder import load_fault
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.megatron.data.corpus import path_fault
+from bridge.megatron.run_fields import run_faults
+from bridge.megatron.te.machine import missing_for_te
+from bridge.registry.config import MixedPrecisionConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,12 +62,8 @@ MOST = (
     ("optimizer", "sgd_momentum", 1),
 )
 """Section, field and what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
-CHOICES = (
-    ("model", "position_embedding_type", ("rope", "learned_absolute", "mrope", "yarn", "none")),
-    ("optimizer", "optimizer", ("adam", "sgd", "lion", "muon", "dist_muon", "adaptive_muon", "soap")),
-    ("train", "audit", ("error", "warn", "off")),
-)
-"""Section, field and its values; of Megatron's fields those that some release knows."""
+CHOICES = (("train", "audit", ("error", "warn", "off")),)
+"""Section, field and its values."""
 UNBOUNDED = ("optimizer.clip_grad",)
 """Fields in which infinity has a meaning: no clipping."""
 
@@ -79,7 +78,16 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
         found.append(path_fault(config.data.path))
     if config.checkpoint.load is not None:
         found.append(load_fault(Path(config.checkpoint.load)))
-    return [*faults, *(fault for fault in found if fault is not None)]
+    return [*faults, *(fault for fault in found if fault is not None), *_refused_fields(config)]
+
+
+def _refused_fields(config: ConfigContainer) -> list[Finding]:
+    """Return the fields that the build refuses; it asks again once the precision is written into the sections."""
+    scheme = config.mixed_precision.scheme if isinstance(config.mixed_precision, MixedPrecisionConfig) else None
+    backend = config.precision_backend
+    if backend == "auto":
+        backend = "emulated" if missing_for_te(scheme) else "te"
+    return run_faults(config.model, config.optimizer, config.ddp, backend=backend)
 
 
 def launch_fault(config: ConfigContainer, origin_of: Callable[[str], str]) -> Finding | None:

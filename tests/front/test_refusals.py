@@ -168,6 +168,15 @@ def test_a_list_of_numbers_is_no_option(refused) -> None:
         ),
         ("optimizer.lr=inf", "optimizer.lr: must be finite, got inf (command line). Use a number."),
         ("optimizer.clip_grad=nan", "optimizer.clip_grad: must be at least 0, got nan (command line). Use 0 or more."),
+        (
+            "model.context_parallel_size=2",
+            "model.context_parallel_size: this run does not honour it: each rank would train on the whole sequence, "
+            "got 2 (command line). Leave it at 1.",
+        ),
+        (
+            "optimizer.optimizer=adma",
+            "optimizer.optimizer: must be one of adam, sgd, got 'adma' (command line). Did you mean 'adam'?",
+        ),
     ],
 )
 def test_a_value_that_no_run_can_begin_with_leaves_no_run_folder(refused, word: str, message: str) -> None:

@@ -46,17 +46,6 @@ def test_vocabulary_smaller_than_the_data_is_refused():
     )
 
 
-def test_interleaved_stages_need_a_pipeline():
-    config = GPTConfig(**SHAPE)
-    config.virtual_pipeline_model_parallel_size = 2
-    with pytest.raises(RunConfigError) as raised:
-        run_config(config, vocab_size=256)
-    assert str(raised.value) == (
-        "model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, got 2 with "
-        "pipeline_model_parallel_size=1. Leave it at None."
-    )
-
-
 @needs_cpu
 def test_settings_that_the_cpu_needs_are_one_sentence():
     config = GPTConfig(**SHAPE, gradient_accumulation_fusion=True, persist_layer_norm=True)
@@ -68,18 +57,6 @@ def test_settings_that_the_cpu_needs_are_one_sentence():
         "fused_weight_gradient_mlp_cuda, which is not installed here); model.persist_layer_norm=False (its kernel "
         "needs apex, which is not installed here).",
     ]
-
-
-def test_latent_attention_under_tensor_parallelism_needs_sequence_parallelism():
-    config = GPTConfig(**SHAPE)
-    config.multi_latent_attention, config.tensor_model_parallel_size = True, 2
-    with pytest.raises(RunConfigError) as raised:
-        run_config(config, vocab_size=256)
-    assert str(raised.value) == (
-        "model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without it "
-        "Megatron Core's gradients of the rotary key and of the latent's norm are not those of the model. Set "
-        "model.sequence_parallel=true."
-    )
 
 
 @needs_cpu

@@ -20,6 +20,7 @@ from bridge.megatron.run_fields import (
     HONOURED,
     KNOWN,
     REFUSED,
+    REFUSED_ON_CPU,
     REFUSED_WITHOUT_TE,
     WITHOUT_EFFECT,
     require_honoured,
@@ -69,15 +70,19 @@ def made(section: str) -> Any:
 @pytest.mark.parametrize("section", CLASSES)
 def test_a_field_that_a_run_does_not_honour_is_refused_by_name(section):
     cls = CLASSES[section]
-    assert unhonoured(section, made(section), with_te=False) == []
-    for table, with_te in ((REFUSED, True), (REFUSED, False), (REFUSED_WITHOUT_TE, False)):
+    assert unhonoured(section, made(section), backend="local") == []
+    for table, backend in (
+        *((REFUSED, backend) for backend in ("te", "te_cpu", "emulated", "local")),
+        *((REFUSED_WITHOUT_TE, backend) for backend in ("emulated", "local")),
+        (REFUSED_ON_CPU, "te_cpu"),
+    ):
         for name, reason in rows_of(table, section).items():
             config = made(section)
             if not hasattr(config, name):
                 continue
             default, value = getattr(config, name), other_value(cls, name)
             setattr(config, name, value)
-            (fault,) = unhonoured(section, config, with_te=with_te)
+            (fault,) = unhonoured(section, config, backend=backend)
             expected = (
                 f"{section}.{name}: this run does not honour it: {reason}, got {value!r}. Leave it at {default!r}."
             )
@@ -89,13 +94,13 @@ def test_transformer_engine_honours_what_needs_its_layers():
         for name in rows_of(REFUSED_WITHOUT_TE, section):
             config = made(section)
             setattr(config, name, other_value(cls, name))
-            assert unhonoured(section, config, with_te=True) == [], name
+            assert unhonoured(section, config, backend="te") == [], name
 
 
 def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default():
     newer = dataclasses.make_dataclass("Newer", [("sparse_mlp", bool, False)], bases=(OptimizerConfig,))
-    assert unhonoured("optimizer", newer(), with_te=True) == []
-    (fault,) = unhonoured("optimizer", newer(sparse_mlp=True), with_te=True)
+    assert unhonoured("optimizer", newer(), backend="te") == []
+    (fault,) = unhonoured("optimizer", newer(sparse_mlp=True), backend="te")
     assert str(fault) == (
         "optimizer.sparse_mlp: this run does not honour it: this build was not tried with a Megatron Core that has it, "
         "got True. Leave it at False."
@@ -122,6 +127,29 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
         (
             {"num_moe_experts": 4, "moe_shared_expert_intermediate_size": 8, "add_bias_linear": True},
             ["model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false."],
+        ),
+        (
+            {"virtual_pipeline_model_parallel_size": 2},
+            [
+                "model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, and there is 1 "
+                "(pipeline_model_parallel_size), got 2. Leave it at None."
+            ],
+        ),
+        (
+            {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "overlap_p2p_comm": False},
+            [
+                "model.overlap_p2p_comm: must be on for two interleaved pipeline stages, whose messages of both "
+                "directions would otherwise be taken for each other, got False. Set model.overlap_p2p_comm=true and "
+                "model.batch_p2p_comm=false."
+            ],
+        ),
+        (
+            {"multi_latent_attention": True, "tensor_model_parallel_size": 2},
+            [
+                "model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without "
+                "it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the model. "
+                "Set model.sequence_parallel=true."
+            ],
         ),
         (
             {"position_embedding_type": "yarn", "qk_clip": True},

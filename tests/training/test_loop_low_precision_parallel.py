@@ -7,8 +7,6 @@ import functools
 import pytest
 
 from bridge.audit.record import Record
-from bridge.errors import RunConfigError
-from bridge.megatron.gpt import run_config
 from bridge.training.loop import pretrain
 from tests.training.grid import slow
 from tests.training.loop_tiny import SIX, in_two_processes, losses, tiny, trace
@@ -117,12 +115,6 @@ def test_layers_are_counted_over_interleaved_stages(run_of):
 @pytest.mark.slow
 def test_interleaved_stages_resume_exactly(run_of):
     assert trace(run_of("vpp2-first")) + trace(run_of("vpp2-resumed")) == trace(run_of("vpp2-whole"))
-
-
-def test_two_interleaved_stages_must_overlap_their_messages(tmp_path):
-    config = tiny(model={**INTERLEAVED["model"], "overlap_p2p_comm": False, "batch_p2p_comm": True})
-    with pytest.raises(RunConfigError, match=r"^model.overlap_p2p_comm: must be on for two interleaved pipeline"):
-        run_config(config.model, vocab_size=256)
 
 
 def test_rows_that_name_layers_choose_them_in_every_chunk_of_every_stage(run_of):
