@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_run_command, print_json, read_run
@@ -9,6 +10,8 @@ from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     import argparse
+
+    from bridge.front.loader import RunValues
 
 MOST_PROCESSES = 4
 
@@ -24,6 +27,20 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--strict", action="store_true", help="exit with 1 where something was left out")
 
 
+def _run(chosen: argparse.Namespace) -> tuple[RunValues, dict[str, str]]:
+    """Return the run of the config tree, of a file of sections, or of one of Megatron-LM with its variables."""
+    if chosen.config is None or not Path(chosen.config).is_file():
+        return read_run(chosen, strict=False), {}
+    from bridge.rehearse.megatron_lm import is_of_megatron_lm, read_megatron_lm
+
+    if not is_of_megatron_lm(Path(chosen.config)):
+        return read_run(chosen, strict=False), {}
+    if chosen.overrides:
+        rule = "takes no overrides together with a file of Megatron-LM"
+        raise RunConfigError.of("--config", rule, chosen.overrides[0], "Change a copy of the file.")
+    return read_megatron_lm(Path(chosen.config), target=chosen.target)
+
+
 def _rehearse(chosen: argparse.Namespace) -> int:
     """Print the answer; return 2 where something went wrong, 1 with warnings under --strict, else 0."""
     if not 1 <= chosen.processes <= MOST_PROCESSES:
@@ -34,13 +51,14 @@ def _rehearse(chosen: argparse.Namespace) -> int:
     from bridge.preflight.check import target_of
     from bridge.rehearse.rehearse import rehearse
 
-    run = read_run(chosen, strict=False)
+    run, environment = _run(chosen)
     rehearsal = rehearse(
         run,
         target=target_of(run.target),
         backend=chosen.backend,
         processes=chosen.processes,
         max_layers=chosen.layers,
+        environment=environment,
     )
     from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
     from bridge.report.table import show

@@ -2,7 +2,7 @@
 
 An error's text is for people; the condition that raised it is code, and names the fields, as in
 ``if self.num_layers % self.pipeline_model_parallel_size: raise``. So the source of the frames of these two packages is
-parsed, from the innermost outwards, and the attributes in the condition around the failing line that are fields of the
+parsed, from the innermost outwards, and the attributes in a condition around the failing line that are fields of the
 configs are the answer.
 """
 
@@ -48,10 +48,10 @@ def cause_of(error: BaseException, sections: Mapping[str, Mapping[str, Any]]) ->
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _place(frame.filename)]
     where = f"{_place(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     for frame in reversed(frames):
-        names = dict.fromkeys(_read_names(frame.filename, frame.lineno or 0))
-        fields = [f"{section}.{name}" for name in names for section in sections if name in sections[section]]
-        if fields:
-            return Cause(where=where, fields=tuple(fields))
+        for names in _conditions(frame.filename, frame.lineno or 0):
+            fields = [f"{section}.{name}" for name in names for section in sections if name in sections[section]]
+            if fields:
+                return Cause(where=where, fields=tuple(fields))
     return Cause(where=where)
 
 
@@ -62,18 +62,17 @@ def _place(file: str) -> str:
     return "/".join(parts[starts[0] :]) if starts else ""
 
 
-def _read_names(file: str, line: int) -> Iterator[str]:
-    """Yield the attributes that the innermost condition around a line reads."""
-    source = "".join(linecache.getlines(file))
+def _conditions(file: str, line: int) -> Iterator[list[str]]:
+    """Yield the attributes that each condition around a line reads, the innermost condition first."""
     try:
-        tree = ast.parse(source)
+        tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return
-    holders = [
+    around = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.If | ast.Assert) and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    if holders:
-        innermost = max(holders, key=lambda node: node.lineno)
-        yield from (node.attr for node in ast.walk(innermost.test) if isinstance(node, ast.Attribute))
+    for holder in sorted(around, key=lambda node: -node.lineno):
+        attributes = [node.attr for node in ast.walk(holder.test) if isinstance(node, ast.Attribute)]
+        yield list(dict.fromkeys(attributes))

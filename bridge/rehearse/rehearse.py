@@ -8,23 +8,27 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit.compare import MULTIPLIES, compare
+from bridge.audit.record import CensusRow, GemmRow, Record
 from bridge.errors import BackendUnavailableError, Finding
 from bridge.front.problems import MADE_BY
 from bridge.plan.precision_plan import precision_plan
+from bridge.precision.schemes import GEMMS
 from bridge.preflight import te_cpu
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rehearse.compare import compared
 from bridge.rehearse.layout import Round
 from bridge.rehearse.shrink import STEPS, SmallRun, shrink
-from bridge.rules.versions import TITLES, parse_version
+from bridge.rules.versions import TITLES, installed, parse_version
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.rehearse.compare import Comparison
     from bridge.rules.target import Target
 
 
@@ -34,8 +38,10 @@ class Launched:
 
     round: Round
     seconds: float
-    comparison: Comparison | None = None
-    """Plan against record; None where it did not come so far."""
+    planned: int | None = None
+    """GEMMs of the plan; None where no step was recorded."""
+    equal: int | None = None
+    """Those of them that ran as planned in every recorded step."""
     loss: float | None = None
     resumed_loss: float | None = None
     parameters: int | None = None
@@ -71,7 +77,7 @@ class Rehearsal:
         errors = sum(finding.severity == "error" for finding in self.findings)
         if errors:
             return f"{errors} error{'s' if errors > 1 else ''}"
-        planned = sum(launch.comparison.planned for launch in self.launches if launch.comparison is not None)
+        planned = sum(launch.planned or 0 for launch in self.launches)
         left = f", {len(self.left_out)} left out" if self.left_out else ""
         launches = "1 launch" if len(self.launches) == 1 else f"{len(self.launches)} launches"
         return f"plan = record in all {planned} GEMMs of {launches}{left}"
@@ -90,6 +96,7 @@ def rehearse(
     backend: str = te_cpu.BACKEND,
     processes: int = 4,
     max_layers: int = 8,
+    environment: Mapping[str, str] | None = None,
 ) -> Rehearsal:
     """Shrink a run and launch it.
 
@@ -99,13 +106,14 @@ def rehearse(
         backend: te_cpu or emulated: what runs its linear layers.
         processes: The most processes of one launch.
         max_layers: As for `shrink`.
+        environment: Variables of the run.
 
     Raises:
         RunConfigError: No such model can be built, or its layers cannot be planned.
         BackendUnavailableError: The process that imports Megatron ended without an answer.
     """
     small = shrink(run.sections, run.precision, gpus=target.count, processes=processes, max_layers=max_layers)
-    answer = _answer(run, small, backend)
+    answer = _answer(run, small, backend, environment or {})
     return Rehearsal(
         label=run.precision.label if run.precision is not None else "the configs' own precision",
         target=str(run.target or "no declared target"),
@@ -153,7 +161,7 @@ def _left_out(entry: dict[str, Any]) -> Finding:
     return Finding(path=entry["field"], rule=entry["reason"], value=entry["value"], remedy="", severity="warning")
 
 
-def _answer(run: RunValues, small: SmallRun, backend: str) -> dict[str, Any]:
+def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return what the process that imports Megatron found.
 
     Raises:
@@ -175,7 +183,11 @@ def _answer(run: RunValues, small: SmallRun, backend: str) -> dict[str, Any]:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads of a parallel region do not outlive a fork
+            env={
+                **os.environ,
+                **environment,
+                "OMP_NUM_THREADS": "1",
+            },  # threads of a parallel region do not outlive a fork
         )
         if done.returncode:
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing was printed")
@@ -193,14 +205,18 @@ def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
     one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
-    comparison = None
-    if "gemms" in first:
-        comparison = compared(_plan(small, one), first["gemms"])
-        findings = [*findings, *comparison.findings, *(_resume_findings(first) if "resumed_loss" in first else ())]
+    planned = equal = None
+    if "records" in first:
+        plan = _plan(small, one)
+        planned = sum(len(GEMMS) for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES)
+        different, found = _compared(plan, first["records"])
+        equal = planned - different
+        findings = [*findings, *found, *(_resume_findings(first) if "resumed_loss" in first else ())]
     return Launched(
         round=one,
         seconds=launch["seconds"],
-        comparison=comparison,
+        planned=planned,
+        equal=equal,
         loss=first.get("loss"),
         resumed_loss=first.get("resumed_loss"),
         parameters=first.get("parameters"),
@@ -208,11 +224,27 @@ def _launched(small: SmallRun, launch: dict[str, Any]) -> Launched:
     )
 
 
+def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, list[Finding]]:
+    """Return how many planned GEMMs ran otherwise in some recorded step, and the findings."""
+    different: set[tuple[str, str, str]] = set()
+    found: dict[str, Finding] = {}
+    for record in records:
+        gemms = tuple(GemmRow(**row) for row in record["gemms"])
+        census = tuple(CensusRow(**row) for row in record["census"])
+        for one in compare(plan, Record(gemms=gemms, census=census)):
+            if one.column != "unplanned":
+                different |= {*product(one.layers, one.modules, one.gemms)}
+            found.setdefault(str(one), Finding(path=f"step {record['step']}", rule=str(one), remedy=""))
+    return len(different), list(found.values())
+
+
 def _plan(small: SmallRun, one: Round) -> PrecisionPlan:
     """Return the precision plan of the shrunk run in this layout."""
     precision = MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
     model = {**small.sections["model"], **one.fields()}
-    return precision_plan(precision, model, optimizer=small.sections["optimizer"], ddp=small.sections["ddp"])
+    return precision_plan(
+        precision, model, optimizer=small.sections["optimizer"], ddp=small.sections["ddp"], mcore=installed("mcore")
+    )
 
 
 def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:

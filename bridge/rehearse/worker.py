@@ -13,12 +13,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit.record import FILE, Record
 from bridge.checkpoint.folder import LATEST, folder_of, iterations
 from bridge.errors import BridgeError, CheckError, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.loader import container, run_of
@@ -29,6 +30,8 @@ from bridge.rules.fields import DEFAULTS
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
+
+    from bridge.audit.record import CensusRow, GemmRow
 
 LAYOUT_FIELDS = {
     "model.tensor_model_parallel_size": "tensor",
@@ -235,8 +238,17 @@ def _trained(plan: Plan, one: Round, folder: Path, checkpoint: Plan, outcome: Pl
     write_precision(config)
     outcome["phase"] = "it trains"
     summary = pretrain(config, run_dir=folder / "trained")
-    outcome["gemms"] = [dataclasses.asdict(record) for record in summary.gemms]
+    if os.environ["RANK"] == "0":
+        last = Record.read(folder / "trained" / FILE)
+        outcome["records"] = [
+            {"step": 1, **_plain(summary.gemms, summary.census)},
+            {"step": last.step, **_plain(last.gemms, last.census)},
+        ]
     outcome["loss"], outcome["parameters"] = summary.train_loss, summary.parameters
+
+
+def _plain(gemms: Iterable[GemmRow], census: Iterable[CensusRow]) -> Plan:
+    return {"gemms": [dataclasses.asdict(row) for row in gemms], "census": [dataclasses.asdict(row) for row in census]}
 
 
 def _resume(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
@@ -257,7 +269,7 @@ def _sections(plan: Plan, one: Round, checkpoint: Plan) -> Plan:
     return {
         **held,
         "model": {**held["model"], **sizes},
-        "train": {**held["train"], "train_iters": plan["steps"] + 1, "global_batch_size": batch},
+        "train": {**held["train"], "train_iters": plan["steps"] + 1, "global_batch_size": batch, "audit": "warn"},
         "checkpoint": checkpoint,
         "logging": {"log_interval": 1, "tensorboard": False, "quantisation_interval": 0},
     }

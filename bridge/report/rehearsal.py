@@ -60,8 +60,8 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
                 "layout": str(launch.round),
                 "processes": launch.round.processes,
                 "seconds": round(launch.seconds, 1),
-                "planned": launch.comparison.planned if launch.comparison is not None else None,
-                "equal": launch.comparison.equal if launch.comparison is not None else None,
+                "planned": launch.planned,
+                "equal": launch.equal,
                 "loss": launch.loss,
                 "resumed_loss": launch.resumed_loss,
                 "parameters": launch.parameters,
@@ -80,8 +80,7 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
 
 
 def _launch(launch: Launched) -> tuple[str, ...]:
-    found = launch.comparison
-    rows = f"{found.equal} of {found.planned}" if found is not None else "-"
+    rows = f"{launch.equal} of {launch.planned}" if launch.planned is not None else "-"
     losses = ("-" if loss is None else f"{loss:.4f}" for loss in (launch.loss, launch.resumed_loss))
     return str(launch.round), str(launch.round.processes), rows, *losses, f"{launch.seconds:.0f}"
 

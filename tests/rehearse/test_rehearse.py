@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from bridge.megatron.gpt import GPTConfig
-from bridge.plan.precision_plan import precision_plan
-from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.cause import cause_of
-from bridge.rehearse.compare import compared
+from bridge.rehearse.megatron_lm import is_of_megatron_lm, read_megatron_lm
+from bridge.rehearse.shrink import shrink
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "docs" / "showcase" / "llama3_70b.yaml"
@@ -32,24 +31,33 @@ def test_the_condition_behind_an_error_of_megatron_names_the_fields():
     assert cause.where.startswith("megatron/core/transformer/transformer_config.py:")
 
 
-def record(layer: int, module: str, gemm: str, left: str, right: str) -> dict:
-    return {"layer": layer, "module": module, "gemm": gemm, "left": left, "right": right}
+SCRIPT = """
+HIDDEN=2048
+export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size $HIDDEN --num-attention-heads=16 \\
+    --group-query-attention --num-query-groups 4 --seq-length 4096 --max-position-embeddings 4096 --swiglu \\
+    --disable-bias-linear --num-experts 8 --moe-router-topk 2 --pipeline-model-parallel-size 4 \\
+    --num-layers-per-virtual-pipeline-stage 2 --tensor-model-parallel-size 2 --sequence-parallel \\
+    --micro-batch-size 1 --global-batch-size 64 --use-distributed-optimizer --overlap-grad-reduce \\
+    --lr 1e-4 --bf16 --fp8-format hybrid --fp8-recipe tensorwise
+"""
 
 
-def test_a_layer_that_ran_in_another_format_is_named():
-    model = {"num_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False}
-    plan = precision_plan(get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"), model)
-    modules = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
-    low = {"fprop": ("e4m3", "e4m3"), "dgrad": ("e5m2", "e4m3"), "wgrad": ("e5m2", "e4m3")}
-    ran = [record(layer, name, "all", "bf16", "bf16") for layer in (1, 3) for name in modules]
-    ran += [record(2, name, gemm, *formats) for name in modules for gemm, formats in low.items()]
-    whole = compared(plan, ran)
-    assert (whole.planned, whole.equal, whole.findings) == (36, 36, ())
-    ran[-1] = {**ran[-1], "left": "bf16", "right": "bf16"}
-    del ran[0]
-    found = [(one.path, one.rule, one.value) for one in compared(plan, ran).findings]
-    assert ("layers 2, linear_fc2, wgrad", "planned e5m2 x e4m3", "bf16") in found
-    assert ("layers 1, linear_qkv, fprop", "planned bf16", "nothing recorded") in found
+def test_a_launch_script_of_megatron_lm_is_read_as_a_run(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT)
+    assert is_of_megatron_lm(script)
+    run, environment = read_megatron_lm(script)
+    assert environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+    assert run.precision.scheme == "tensorwise"
+    expected = {"num_layers": 24, "hidden_size": 2048, "num_query_groups": 4, "gated_linear_unit": True}
+    expected |= {"activation_func": "silu", "add_bias_linear": False, "num_moe_experts": 8, "sequence_parallel": True}
+    expected |= {"virtual_pipeline_model_parallel_size": 3, "position_embedding_type": "learned_absolute"}
+    assert run.model.items() >= expected.items()
+    assert run.optimizer == {"lr": 1e-4, "use_distributed_optimizer": True}
+    assert run.ddp == {"overlap_grad_reduce": True, "use_distributed_optimizer": True}
+    small = shrink(run.sections, run.precision)
+    assert [str(one) for one in small.rounds] == ["TP 2 with SP x PP 2 x VPP 2", "DP 2"]
 
 
 def rehearsed(*words: str | Path, folder: Path) -> tuple[int, dict]:
@@ -73,7 +81,7 @@ def test_a_run_of_64_gpus_is_rehearsed_with_every_kind_of_its_layout(tmp_path):
     assert (code, answer["findings"]) == (0, [])
     assert answer["launches"][0]["layout"] == "TP 2 with SP x PP 2 x VPP 2"
     for launch in answer["launches"]:
-        assert launch["planned"] == launch["equal"] == 48
+        assert launch["planned"] == launch["equal"] == 51
         assert launch["resumed_loss"] < 5.5
     assert "Transformer Engine 2.9 of the target: 2.20.2 ran here." in answer["unknown"]
 
