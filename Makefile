@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 # One worker per core.
 PYTEST = -m pytest -n auto
 
-.PHONY: setup train compare test test-all test-interop test-next fmt lint docs bench clean
+.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +49,11 @@ test-next:
 	python3.12 -m venv .venv-next
 	.venv-next/bin/python -m pip install -q torch==2.11.0 'megatron-core==0.19.2' -e '.[dev]'
 	.venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
+
+# Hypothesis over everything that is read: how many cases depends on SECONDS and the machine, and is printed.
+SECONDS ?= 600
+fuzz: setup
+	$(RUN) -W ignore -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 fmt: setup
 	$(RUN) -m ruff format . && $(RUN) -m ruff check --fix .

@@ -49,6 +49,7 @@ def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str
     parser.add_argument("--config-name", default="config", metavar="NAME", help="the primary config in it")
     parser.add_argument("--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes")
     parser.add_argument("--config", metavar="FILE", help="a saved run's config.yaml, or Megatron Bridge's, instead")
+    parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in --config FILE")
     parser.add_argument(
         "--target", metavar="TARGET", help="where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
     )
@@ -72,7 +73,7 @@ def read_run(
     from bridge.front.loader import load_run
 
     if file is not None:
-        return load_run((), config_file=file)
+        return load_run((), config_file=file, trust=chosen.trust)
     words = as_overrides(chosen.overrides)
     if recipe is not None:
         words = [word for word in words if not word.lstrip("+~").startswith("mixed_precision")]
@@ -86,6 +87,7 @@ def read_run(
         config_name=chosen.config_name,
         config_dir=chosen.config_dir,
         strict=strict,
+        trust=chosen.trust,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_command, print_json, text_of
 from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
+from bridge.precision import strict_yaml
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.field_docs import field_docs
 from bridge.precision.groups import GROUPS, by_subject
@@ -77,7 +78,7 @@ def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
 
 def _comment(path: Path) -> str:
     """Return the comment that a YAML file begins with."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = strict_yaml.decoded(strict_yaml.read_bytes(path), str(path)).splitlines()
     return "\n".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
 
 

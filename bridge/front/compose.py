@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import psutil  # type: ignore[import-untyped]
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
@@ -30,6 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from bridge.errors import RunConfigError
+from bridge.front.bounded_files import BoundedRepository
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import (
     COMMAND_LINE,
@@ -130,7 +130,7 @@ class Search:
 
     def primary(self, key: str) -> Any:
         """Return what the primary config itself has under `key`, or None."""
-        found = ConfigRepository(self.path()).load_config(self.config_name)
+        found = BoundedRepository(self.path()).load_config(self.config_name)
         return OmegaConf.select(found.config, key) if found and isinstance(found.config, DictConfig) else None
 
 
@@ -140,6 +140,10 @@ class Loader(ConfigLoaderImpl):
     layers: tuple[Layer, ...] = ()
     recipes: Mapping[str, MixedPrecisionConfig] = MappingProxyType({})
     last: tuple[Any, DictConfig] | None = None
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = BoundedRepository(config_search_path)
 
     def load_configuration(
         self,

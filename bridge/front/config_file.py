@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from bridge.errors import RunConfigError
+from bridge.errors import BridgeWarning, RunConfigError
 from bridge.front.compose import as_hydra_reads, recipe_sources
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import COMMAND_LINE, KEYS, OWNERS, PRECISION, RECIPES, SECTIONS, Origins, Problems, leaves
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MAPPINGS = (*OWNERS, *SECTIONS)
 
 
-def read_config_file(path: Path, overrides: Sequence[str] = ()) -> ConfigFile:
+def read_config_file(path: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> ConfigFile:
     """Read a file of sections and write overrides over it.
 
     `mixed_precision` is a recipe's name or a mapping of fields. In a YAML that Megatron Bridge wrote, ``_target_``
@@ -33,6 +34,8 @@ def read_config_file(path: Path, overrides: Sequence[str] = ()) -> ConfigFile:
     Args:
         path: The file.
         overrides: ``SECTION.FIELD=VALUE``, ``mixed_precision=NAME``, ``~SECTION.FIELD``.
+        trust: Run what `recipes_from` names in the file. Without it those names are a `BridgeWarning`: a file that is
+            looked at runs nothing. `recipes_from` among the overrides is run in any case.
 
     Raises:
         RunConfigError: A file, section or override that cannot be used.
@@ -43,7 +46,7 @@ def read_config_file(path: Path, overrides: Sequence[str] = ()) -> ConfigFile:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
     except COMPOSITION_ERRORS as error:
         raise translated(error, overrides) from error
-    file = ConfigFile(_sections(path), path.name)
+    file = ConfigFile(_sections(path), path.name, trust=trust)
     problems = Problems(Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
         file.write(override, problems)
@@ -54,7 +57,7 @@ def read_config_file(path: Path, overrides: Sequence[str] = ()) -> ConfigFile:
 class ConfigFile:
     """A file's sections while overrides are written over them."""
 
-    def __init__(self, whole: dict[str, Any], name: str) -> None:
+    def __init__(self, whole: dict[str, Any], name: str, *, trust: bool) -> None:
         self.whole = whole
         """Section -> values."""
         self.name = name
@@ -64,7 +67,12 @@ class ConfigFile:
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
         """That recipe as the registry made it."""
-        load_recipes_from(recipe_sources(self.whole.pop(RECIPES, None)))
+        sources = recipe_sources(self.whole.pop(RECIPES, None))
+        if trust:
+            load_recipes_from(sources)
+        elif sources:
+            named = f"{name}: {RECIPES} names {', '.join(sources):.200}, which is Python and was not run"
+            warnings.warn(f"{named}. Give --trust to run it.", BridgeWarning, stacklevel=3)
         self._choose_recipe()
 
     @property

@@ -106,6 +106,8 @@ def translated(
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return RunConfigError(f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line.")
+    if isinstance(error, OSError) and error.strerror:
+        return RunConfigError(f"The configuration cannot be composed. {error.strerror}: {str(error.filename)!r:.80}.")
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
     for pattern, sentence in SENTENCES:
         found = re.search(pattern, str(error))

@@ -104,6 +104,7 @@ def load_run(
     config_name: str = "config",
     config_dir: Path | str | None = None,
     strict: bool = True,
+    trust: bool = False,
 ) -> RunValues:
     """Return the values that a command line describes.
 
@@ -116,6 +117,7 @@ def load_run(
         config_dir: Another folder, of a team's own groups.
         strict: Refuse a precision that can never be right and misspelt fields of Megatron's. A check, which reports
             both as findings, does without.
+        trust: Run the Python files that `recipes_from` names in `config_file`.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -123,9 +125,7 @@ def load_run(
         UnknownRecipeError: No such recipe.
     """
     if config_file is not None:
-        path = Path(config_file)
-        shipped = shipped_folder().parent / path
-        read = read_config_file(shipped if not _is_there(path) and _is_there(shipped) else path, overrides)
+        read = read_config_file(_file(config_file), overrides, trust=trust)
         run = _run(read.whole, read.choice, read.recipe, read.origins, name=str(config_file))
     else:
         search = Search(str(config_folder(config_path)), config_name, config_dir)
@@ -241,6 +241,12 @@ def config_folder(given: Path | str | None = None) -> Path:
     matches = close_matches(str(given), [path.name for path in Path().iterdir() if path.is_dir()])
     hint = did_you_mean(matches) or "Give the folder that holds config.yaml, or a file with --config."
     raise RunConfigError.of("--config-path", "there is no such folder", str(given), hint, matches)
+
+
+def _file(given: Path | str) -> Path:
+    """Return the path of a config file: here, or else in the repository."""
+    path, shipped = Path(given), shipped_folder().parent / given
+    return shipped if not _is_there(path) and _is_there(shipped) else path
 
 
 def _is_there(path: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ MAX_BYTES = 512 * 1024
 MAX_DEPTH = 64
 MAX_NODES = 200_000
 """Of a document with every alias written out."""
+
+LONG = re.compile(r"[-+]?[0-9_]{4301}")
+"""A number that Python does not convert."""
 
 PIPES = ("/dev/fd/", "/dev/stdin", "/proc/")
 """A shell's process substitution: a pipe that another process fills."""
@@ -76,6 +80,19 @@ def load_all(
         what = " ".join(str(getattr(found, "problem", None) or getattr(found, "reason", None) or found).split())
         raise error(f"{path}{where}: must be YAML; {what}. Correct it there.") from None
     return tuple(documents)
+
+
+def require_bounded(path: Path, *, error: type[BridgeError] = PayloadError) -> None:
+    """Raise for a YAML file that another reader must not be given: no regular file, too large, too deep, or with a tag.
+
+    What is no YAML is left to that reader.
+
+    Raises:
+        BridgeError: Of class `error`.
+    """
+    text = decoded(read_bytes(path, error=error), str(path), error=error)
+    with suppress(yaml.YAMLError):
+        _check_bounds(text, str(path), error)
 
 
 def read_bytes(path: str | Path, *, error: type[BridgeError] = PayloadError, limit: int = MAX_BYTES) -> bytes:
@@ -164,6 +181,8 @@ def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] |
         tag = event.tag.replace(CORE, "!!")
         rule = f"must be plain data, and the tag {tag!r} is not: it is refused and nothing was run"
         return rule, "Write the value without the tag"
+    if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and LONG.match(event.value):
+        return "a number must have fewer digits", "This is no configuration"
     if isinstance(event, yaml.CollectionStartEvent) and depth >= MAX_DEPTH:
         return f"nesting must not be deeper than {MAX_DEPTH}", "This is no configuration"
     return None

@@ -163,7 +163,8 @@ def _primary_configs(search_path: ConfigSearchPath) -> Iterator[dict[str, Any]]:
         scheme, _, place = folder.rpartition("://")
         try:
             root = resources.files(place.replace("/", ".")) if scheme == "pkg" else Path(place)
-            texts = [file.read_text(encoding="utf-8") for file in root.iterdir() if file.name.endswith(".yaml")]
+            files = [file for file in root.iterdir() if file.name.endswith(".yaml") and file.is_file()]
+            texts = [file.read_text(encoding="utf-8") for file in files]
             found = [yaml.safe_load(text) for text in texts if GROUP in text]
         except (OSError, ValueError, ImportError, yaml.YAMLError):
             continue  # Hydra reports what it cannot read, with the place

@@ -41,6 +41,7 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
     if steps < 0:
         raise RunConfigError(f"--steps: must not be negative, got {steps}. Use 0 for the weights as they are.")
     config.train.train_iters = max(config.train.train_iters, steps)
+    config.resume.allow_precision_change = True  # the weights of a checkpoint are measured as they are
     runtime_config_update(config)
     backend = choose_backend("emulated", config.model)
     if backend.name != "emulated":

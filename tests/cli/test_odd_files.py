@@ -38,18 +38,28 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("words", [("check", "--config"), ("plan", "--config"), ("convert",)], ids=" ".join)
+OF_A_TREE = {"pipe": "no such option"}
+"""A rule that is another one where the file is an option of a group of the config tree."""
+
+
+@pytest.mark.parametrize(
+    "words", [("check", "--config"), ("plan", "--config"), ("convert",), ("check", "--config-dir", ".")], ids=" ".join
+)
 @pytest.mark.parametrize("name", RULES, ids=lambda name: name[:9])
 def test_a_file_that_is_no_configuration_is_one_sentence(words: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    is_tree = "--config-dir" in words
+    folder = tmp_path / "model" if is_tree else tmp_path
+    folder.mkdir(exist_ok=True)
     if name == "pipe":
-        os.mkfifo(tmp_path / name)
+        os.mkfifo(folder / ("pipe.yaml" if is_tree else name))
     elif name in FILES:
-        (tmp_path / f"{name}.yaml").write_text(FILES[name]())
+        (folder / f"{name}.yaml").write_text(FILES[name]())
     given = f"{name}.yaml" if name in FILES else name
+    given = f"model={name}" if is_tree else given
     began = time.monotonic()
     done = warm.run([str(warm.COMMAND), *words, given], cwd=tmp_path)
     assert done.returncode == 2
-    assert RULES[name] in done.stderr
+    assert (OF_A_TREE.get(name, RULES[name]) if is_tree else RULES[name]) in done.stderr
     assert "Traceback" not in done.stderr
     assert done.cpu_seconds < 10
     assert time.monotonic() - began < 60
@@ -58,3 +68,16 @@ def test_a_file_that_is_no_configuration_is_one_sentence(words: tuple[str, ...],
 def test_a_folder_with_a_path_too_long_is_one_sentence(tmp_path: Path) -> None:
     done = warm.run([str(warm.COMMAND), "sources", "x" * 5000], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"{'x' * 200}: must be a folder. Give the project's.\n")
+
+
+def test_recipes_from_of_a_checked_file_is_listed_and_run_with_trust_alone(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("recipes_from: [lab/evil.py]\nmixed_precision: bf16_mixed\n")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "evil.py").write_text("open('ran', 'w').close()\n")
+    for command in ("check", "plan"):
+        done = warm.run([str(warm.COMMAND), command, "--config", "run.yaml", "model.num_layers=2"], cwd=tmp_path)
+        fact = "recipes_from names lab/evil.py, which is Python and was not run"
+        assert done.stderr.splitlines()[0] == f"warning: run.yaml: {fact}. Give --trust to run it."
+        assert not (tmp_path / "ran").exists()
+    warm.run([str(warm.COMMAND), "check", "--config", "run.yaml", "--trust"], cwd=tmp_path)
+    assert (tmp_path / "ran").exists()
