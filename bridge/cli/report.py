@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ from bridge.cli.arguments import planned_run, unwritable
 from bridge.errors import BridgeError
 
 if TYPE_CHECKING:
+    import argparse
+
     from bridge.plan.run import PlannedRun
 
 FORMATS = ("html", "md", "json")
@@ -54,9 +55,10 @@ def _report(chosen: argparse.Namespace) -> None:
 
 def _planned(path: Path) -> PlannedRun | None:
     """Return the run of a folder as the calculators take it; None where it cannot be planned here."""
-    chosen = argparse.Namespace(config=str(path / "config.yaml"), overrides=[], target=None, config_path=None)
+    from bridge.front.loader import load_run  # Hydra is heavy
+
     try:
-        planned = planned_run(argparse.Namespace(**vars(chosen), config_name="config", config_dir=None))
+        planned = planned_run(load_run(config_file=path / "config.yaml"))
         planned.plan  # noqa: B018  computed once; a model that has no plan raises
     except BridgeError:
         return None
