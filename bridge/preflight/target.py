@@ -96,12 +96,18 @@ def detect_target() -> Target:
 
 
 def _detected_cudnn() -> Version | None:
-    """Return the version of the loaded cuDNN; None without one, and where torch refuses the one that is loaded."""
+    """Return the version of cuDNN that torch brought along, or that it loads; None where it has none or refuses it.
+
+    An installed package is asked first: loading the library can bring in another one, from `LD_LIBRARY_PATH` say.
+    """
+    packaged = installed("cudnn")
+    if packaged is not None:
+        return packaged
     import torch
 
     try:
         number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    except RuntimeError:  # a library of another version was loaded first, by LD_LIBRARY_PATH say
+    except (RuntimeError, OSError):  # a library of another version, or one without a part of it
         return None
     return parse_version(f"{number // 10000}.{number // 100 % 100}.{number % 100}") if number else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Version", "VersionRange", "at_least", "dotted", "installed", "parse_version"]
 
-DISTRIBUTIONS = {"mcore": "megatron-core", "te": "transformer-engine"}
-"""Product -> name of its installed distribution."""
+DISTRIBUTIONS = {
+    "mcore": ("megatron-core",),
+    "te": ("transformer-engine",),
+    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+}
+"""Product -> names that its installed distribution can have."""
 TITLES = {"mcore": "megatron-core", "te": "Transformer Engine", "cuda": "CUDA", "cudnn": "cuDNN", "torch": "torch"}
 """Product -> its name in messages."""
 _WORDS = {">=": "from", "<": "before"}
@@ -67,11 +72,11 @@ def at_least(version: Version | None, least: str) -> bool | None:
 
 @functools.cache
 def installed(product: str) -> Version | None:
-    """Return the installed version of `mcore` or `te`, None without one. Nothing is imported for that."""
-    try:
-        return parse_version(installed_version(DISTRIBUTIONS[product]))
-    except (PackageNotFoundError, RunConfigError):
-        return None
+    """Return the version of a product's installed distribution, None without one. Nothing is imported for that."""
+    for name in DISTRIBUTIONS[product]:
+        with suppress(PackageNotFoundError, RunConfigError):
+            return parse_version(installed_version(name))
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from bridge.errors import RunConfigError
 from bridge.preflight.target import Target, _detected, parse_target
 from bridge.rules.rule import te
 from bridge.rules.target import GPUS, gpu_of_capability
-from bridge.rules.versions import Version, at_least, parse_version
+from bridge.rules.versions import Version, at_least, installed, parse_version
 
 
 def test_a_target_is_read_in_any_order_and_spelling() -> None:
@@ -120,6 +121,14 @@ def test_a_device_is_known_by_its_name_and_judged_by_its_capability(
 
 def test_native_bf16_is_decided_by_the_gpu_and_not_by_what_torch_can_emulate() -> None:
     assert [gpu.name for gpu in GPUS.values() if gpu.is_gpu and not gpu.has_native_bf16] == ["v100", "t4"]
+
+
+def test_cudnn_is_known_by_its_package_without_loading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = tmp_path / "nvidia_cudnn_cu13-9.19.0.56.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: nvidia-cudnn-cu13\nVersion: 9.19.0.56\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert str(installed.__wrapped__("cudnn")) == "9.19.0.56"
 
 
 def test_reading_a_target_imports_no_torch() -> None:
