@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
+from bridge.interop.launch.branches import FIRST, Choice
 from bridge.interop.launch.files import Sources
 from bridge.interop.launch.launches import trainings
-from bridge.interop.launch.reader import FIRST, Choice, Reader
+from bridge.interop.launch.reader import Reader
 from bridge.interop.launch.variables import Unknowns
 
 if TYPE_CHECKING:
