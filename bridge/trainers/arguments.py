@@ -28,14 +28,18 @@ def lightning_arguments(recipe: str | MixedPrecisionConfig, *, strategy: str | N
     return {name: _made(value) for name, value in payload.items()}
 
 
-def accelerate_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]:
+def accelerate_arguments(recipe: str | MixedPrecisionConfig, *, num_layers: int | None = None) -> dict[str, Any]:
     """Return the arguments of Accelerate's `Accelerator`: `mixed_precision` and `kwargs_handlers`.
+
+    Args:
+        recipe: A recipe's name, or a config.
+        num_layers: Layers of the model, where the recipe chooses single layers.
 
     Raises:
         PayloadError: Accelerate cannot run the recipe's format.
         ImportError: accelerate, or the FP8 library that the recipe needs, is not installed.
     """
-    return accelerator_arguments(exported("accelerate", recipe, form="arguments").payload)
+    return accelerator_arguments(exported("accelerate", recipe, form="arguments", num_layers=num_layers).payload)
 
 
 def transformers_arguments(recipe: str | MixedPrecisionConfig) -> dict[str, Any]:

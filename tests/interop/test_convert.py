@@ -240,6 +240,20 @@ def test_strict_exits_1_and_names_what_is_lost(case: tuple[str, str, str], capsy
     assert json.loads(out)["lost"] == [setting.partition("=")[0] for setting in named.split(", ") if setting]
 
 
+def test_strict_names_a_precision_that_the_other_system_has_not_for_single_modules(capsys, tmp_path: Path) -> None:
+    own = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"}
+    for scheme, layers, words, code in (
+        ("bf16", {}, (), 0),
+        ("nvfp4", {"layers": [-1]}, ("--context", "num_layers=4"), 0),
+        ("nvfp4", {"layers": [-1]}, (), 1),
+        ("blockwise", {}, (), 1),
+    ):
+        row = {"select": {**layers, "module": "linear_fc1"}, "precision": scheme}
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump({"mixed_precision": {**own, "modules": [row]}}))
+        done, out, err = convert(capsys, tmp_path / "a.yaml", "--to", "torchtitan", "--strict", *words)
+        assert (done, bool(out), "precision is lost for torchtitan: modules=" in err) == (code, not code, bool(code))
+
+
 def test_strict_reads_too_what_no_recipe_holds(capsys, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"float8": {"recipe_name": "rowwise"}}')
     code, _, err = convert(capsys, tmp_path / "a.json", "--strict")

@@ -119,6 +119,14 @@ def test_rows_become_a_list_of_names_and_come_back() -> None:
     assert reasons(torchao.import_({"float8": {"filter_fqns": ["q_proj"]}}), "float8.filter_fqns") == ["semantics"] * 2
 
 
+def test_two_formats_of_one_scheme_are_reported() -> None:
+    row = {"select": "*.linear_fc1", "fp8_recipe": "tensorwise", "fp8": "e4m3"}
+    config = MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_recipe="tensorwise", modules=[row])
+    exported = torchao.export(config)
+    assert exported.payload["float8"]["filter_fqns"] == ["mlp.gate_proj", "mlp.up_proj", "lm_head"]
+    assert reasons(exported, "modules") == ["semantics"]
+
+
 def test_a_list_leaves_out_in_torchaos_own_filter_what_the_plan_leaves_in_bf16() -> None:
     transformers = pytest.importorskip("transformers", reason="pip install precision-bridge[interop]")
     ours = pytest.importorskip("torchao.float8", reason="pip install precision-bridge[interop]")

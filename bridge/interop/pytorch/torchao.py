@@ -117,9 +117,16 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
         builder.report_if_on(fields, detail, "Use tensorwise or MXFP8 scaling.")
     if payload or (config.scheme is None and builder.values["modules"]):
         schemes = schemes_for(builder, num_layers, available=("tensorwise", "mxfp8"), setting=FILTER)
+        written: dict[str, Chosen] = {}
         for chosen, block in _blocks(config, schemes).items():
-            kind = next(iter(block))
-            payload[kind] = {**block[kind], FILTER: left_out(schemes, chosen)}
+            ((kind, settings),) = block.items()
+            if written.setdefault(kind, chosen) == chosen:
+                payload[kind] = {**settings, FILTER: left_out(schemes, chosen)}
+                continue
+            detail = (
+                f"rows ask for {chosen.scheme} in {chosen.format} too, and one config has one format; it is in BF16"
+            )
+            builder.report("modules", "semantics", detail, f"BF16 there; state {written[kind].format} in these rows.")
     return builder.finish(payload)
 
 
@@ -127,7 +134,8 @@ def _blocks(config: MixedPrecisionConfig, schemes: ModuleSchemes | None) -> dict
     """Return torchao's settings of each scheme that some linear layer runs in."""
     if schemes is None:
         return {}
-    found = [one for one in name_lists(schemes, LLAMA) if one is not None]
+    lists = name_lists(schemes, LLAMA)
+    found = [one for one in dict.fromkeys((schemes.run, *lists)) if one is not None and one in lists]
     return {one: settings for one in found if (settings := float8_settings(with_one_scheme(config, one)))}
 
 
