@@ -41,6 +41,15 @@ WIDTH = "keeps the ratio to hidden_size and the alignment on a rank"
 HEADS = "keeps the queries of a key on a rank"
 
 
+ON_A_GPU = {
+    "tp_comm_overlap": "its user buffers need GPUs",
+    "moe_permute_fusion": "its kernels need a GPU",
+    "moe_router_fusion": "its kernels need a GPU",
+    "use_transformer_engine_op_fuser": "its kernels need a GPU",
+}
+"""Switch of the model that changes no format, and why it is off in a rehearsal."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
     """One setting that the rehearsal has another value of."""
@@ -130,6 +139,9 @@ class _Shrinker:
         self._tokens()
         self._schedule()
         self._parallelism()
+        for name, reason in ON_A_GPU.items():
+            if read_field(self.sections["model"], name):
+                self.set(f"model.{name}", False, reason)
         return layers
 
     def set(self, path: str, value: Any, reason: str) -> None:

@@ -184,4 +184,23 @@ RULES = (
         remedies=("drop it", "set model.num_moe_experts"),
         verified="megatron-core 0.16.1 transformer/moe/router.py:96, transformer/moe/token_dispatcher.py:617",
     ),
+    _moe(
+        heading="PB436: checkpoint of grouped experts without a state",
+        needs="target",
+        predicate=lambda s: (
+            s.model.moe_grouped_gemm
+            and s.is_low
+            and s.scheme != "delayed"
+            and not s.is_emulated
+            and s.te is not None
+            and s.mcore is not None
+        ),
+        error="model.moe_grouped_gemm: saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the "
+        "extra state of {s.scheme} scaling is empty, and this Megatron Core splits it by expert without looking",
+        remedies=("use megatron-core 0.19", "use Transformer Engine 2.17", "set moe_grouped_gemm=False"),
+        verified="a rehearsal; megatron-core 0.16.1 extensions/transformer_engine.py:1705 _split_extra_state, "
+        "Transformer Engine 2.18 pytorch/module/base.py get_extra_state (pull request 3123); fixed in megatron-core "
+        "0.19.0",
+        versions=(mcore(until="0.19"), te(since="2.18")),
+    ),
 )

@@ -58,4 +58,8 @@ CASES = {
         run(dict(BF16, moe_router_dtype="fp32"), model=DENSE),
         run(dict(BF16, moe_router_dtype="fp32"), model=MOE),
     ),
+    "PB436": (
+        full(CURRENT, "h100x8,te2.18,cuda12.9,mcore0.18", dict(PADDED_MOE, moe_grouped_gemm=True)),
+        full(CURRENT, "h100x8,te2.18,cuda12.9,mcore0.19", dict(PADDED_MOE, moe_grouped_gemm=True)),
+    ),
 }
