@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q torch==2.13.0
 	$(RUN) -m pip install -q -e '.[dev,docs,interop]'
-	$(RUN) -m pip install -q --upgrade --target $(VENV)/te transformer-engine==2.20.2 'pydantic>=2'
+	$(RUN) -m pip install -q --upgrade --target $(VENV)/te transformer-engine==2.20.2 'pydantic>=2' einops
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo --no-deps nemo_toolkit==2.6.2
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/peer --no-deps --ignore-requires-python --only-binary :all: \
 		megatron-bridge==0.6.2
@@ -48,6 +48,7 @@ test-interop: setup
 test-next:
 	python3.12 -m venv .venv-next
 	.venv-next/bin/python -m pip install -q torch==2.11.0 'megatron-core==0.19.2' -e '.[dev]'
+	.venv-next/bin/python -m pip install -q --target .venv-next/te transformer-engine==2.20.2 'pydantic>=2' einops
 	.venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
 
 # Hypothesis over everything that is read: how many cases depends on SECONDS and the machine, and is printed.

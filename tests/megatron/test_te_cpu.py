@@ -21,10 +21,12 @@ import yaml
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.megatron.backend import choose_backend
 from bridge.megatron.gpt import GPTConfig
+from bridge.megatron.te_cpu import shards
 from bridge.megatron.te_cpu.enums import ENUMS
 from bridge.megatron.te_cpu.extension import extension
 from bridge.megatron.te_cpu.find import find_te
 from bridge.megatron.te_cpu.patches import patches
+from bridge.numerics import QuantSpec, padded_scales, quantise
 from bridge.numerics.grid import code_values
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import GEMMS
@@ -351,7 +353,7 @@ def test_absent_files_are_named_with_the_command_that_brings_them(tmp_path, monk
     folder = tmp_path / "te"
     assert str(refused.value) == (
         f"precision_backend=te_cpu: needs the Python files of Transformer Engine 2.20, and it is not installed in "
-        f"{folder}. Run: pip install --target {folder} transformer-engine==2.20.2 'pydantic>=2'"
+        f"{folder}. Run: pip install --target {folder} transformer-engine==2.20.2 'pydantic>=2' einops"
     )
 
 
@@ -371,6 +373,29 @@ def test_every_patch_has_its_reason():
         assert row.without, row.row
     file = ROOT / "bridge" / "megatron" / "te_cpu" / "patches.yaml"
     assert set(yaml.safe_load(file.read_text())) == {row.row for row in rows}
+
+
+def test_shards_of_nvfp4_weights_are_cast_as_the_whole_is():
+    x = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 2, 48)[:, None]
+    whole = quantise(x, QuantSpec(scheme="nvfp4", format="e2m1", row=(16, 16), column=(16, 16)))
+    parts, starts, tiles = (x.flatten()[:1030], x.flatten()[1030:]), (0, 1030), (3, 4)
+    amaxes, largest = torch.zeros(2, *tiles), torch.zeros(2, 1)
+    shape = ([48, 48], [64, 64], [*starts])
+    shards.nvfp4_multi_tensor_compute_partial_amax([*parts], [*amaxes], [*largest], *shape, 16)
+    amax, whole_amax, factor, scale = amaxes.amax(0), largest.amax(0), torch.zeros(tiles), torch.zeros(1)
+    shards.nvfp4_compute_global_scale(whole_amax, scale)
+    scales, held = torch.zeros(128, 4, dtype=torch.uint8), torch.zeros(1)
+    shards.nvfp4_multi_tensor_fused_scale([amax], [whole_amax], [factor], [scales], [held], [3], [4], [128], 16)
+    codes = torch.zeros(48 * 32, dtype=torch.uint8)
+    outs = [codes[:515], codes[515:]]
+    shards.nvfp4_multi_tensor_2d_partial_cast([*parts], outs, [factor] * 2, [scale] * 2, *shape, 16)
+    codes_t, scales_t = torch.zeros(64, 24, dtype=torch.uint8), torch.zeros(128, 4, dtype=torch.uint8)
+    shards.nvfp4_2d_multi_tensor_transpose([codes.view(48, 32)], [codes_t], [scales], [scales_t], [48], [64])
+    assert torch.equal(held, whole.amax.reshape(1))
+    assert torch.equal(codes.view(48, 32), whole.codes)
+    assert torch.equal(scales, padded_scales(whole))
+    assert torch.equal(codes_t, whole.codes_t)
+    assert torch.equal(scales_t, padded_scales(whole, columnwise=True))
 
 
 @needs_te

@@ -10,7 +10,7 @@ import types
 from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
-from bridge.megatron.te_cpu import activations, attention, gemm, norms, storage, support
+from bridge.megatron.te_cpu import activations, attention, gemm, norms, shards, storage, support
 from bridge.megatron.te_cpu.enums import ENUMS
 
 NAME = "transformer_engine_torch"
@@ -53,7 +53,7 @@ def module_of_missing(name: str) -> types.ModuleType:
 def extension() -> types.ModuleType:
     """Return the stand-in for Transformer Engine's compiled module."""
     made = module_of_missing(NAME)
-    parts = (storage, gemm, norms, activations, attention, support)
+    parts = (storage, gemm, norms, activations, attention, shards, support)
     functions = {name: function for part in parts for name, function in part.FUNCTIONS.items()}
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
     made.__dict__.update({**ENUMS, **classes, **functions})

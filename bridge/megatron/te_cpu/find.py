@@ -11,7 +11,7 @@ from bridge.errors import BackendUnavailableError
 
 VERSIONS = ("2.20",)
 """Releases of Transformer Engine that the stand-in was written for."""
-PIP = "pip install --target {folder} transformer-engine=={version}.2 'pydantic>=2'"
+PIP = "pip install --target {folder} transformer-engine=={version}.2 'pydantic>=2' einops"
 
 
 def side_folder() -> Path:

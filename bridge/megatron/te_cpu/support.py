@@ -1,10 +1,7 @@
 # ruff: noqa: ARG001  (the arguments are the extension's)
-"""Smaller functions of the extension: delayed updates, casts of shards, the optimizer, MoE padding, properties.
+"""Smaller functions of the extension: delayed updates, scales, the optimizer, MoE padding, properties.
 
-Casts of shards serve the distributed optimizer with stored weights: each rank holds a flat part of a weight's master,
-finds that part's amaxes, and casts it with the scales of the whole.
-
-Source: pytorch/csrc/extensions/ (recipe.cpp, partial_cast.cpp, multi_tensor/, padding.cpp, transpose.cpp).
+Source: pytorch/csrc/extensions/ (recipe.cpp, multi_tensor/, padding.cpp, transpose.cpp).
 """
 
 from __future__ import annotations
@@ -12,12 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
-from bridge.megatron.te_cpu.enums import DType
-from bridge.megatron.te_cpu.storage import FORMAT_NAMES, largest
+from bridge.megatron.te_cpu.storage import largest
 from bridge.numerics import update_scaling_factors
-from bridge.numerics.grid import encode, round_to_grid
 from bridge.numerics.scaling import divide, e8m0_from_amax, scale_from_amax
 from bridge.precision.formats import FORMATS
 
@@ -51,96 +45,10 @@ def compute_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
     amax.copy_(found.reshape(amax.shape))
 
 
-def _placed(part: torch.Tensor, rows: int, columns: int, start: int) -> torch.Tensor:
-    """Return magnitudes of a flat part at its place in a matrix of zeros."""
-    whole = torch.zeros(rows * columns, dtype=torch.float32)
-    whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
-    return whole.view(rows, columns)
-
-
-def _tile_amax(matrix: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return the largest value of each tile; ragged edges make smaller tiles."""
-    rows, columns = matrix.shape
-    padded = F.pad(matrix, (0, -columns % width, 0, -rows % height))
-    return padded.view(padded.shape[0] // height, height, -1, width).amax((1, 3))
-
-
-def _part_of(scales: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, part: slice) -> torch.Tensor:
-    """Return the scale of each element of a flat part, from one per tile."""
-    spread = scales.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
-    return spread[:rows, :columns].reshape(-1)[part]
-
-
-def _cast(values: torch.Tensor, out: torch.Tensor, format_name: str) -> None:
-    """Write the codes of scaled values, saturated."""
-    element = FORMATS[format_name]
-    out.view(-1).copy_(encode(round_to_grid(values, element), element).reshape(-1))
-
-
-def fp8_block_scaling_compute_partial_amax(
-    part: torch.Tensor, amax: torch.Tensor, rows: int, columns: int, start_offset: int, block_len: int
-) -> None:
-    """Write the amax of each square tile, of the elements in a flat part of a matrix."""
-    found = _tile_amax(_placed(part, rows, columns, start_offset), block_len, block_len)
-    amax.zero_()
-    amax[: found.shape[0], : found.shape[1]].copy_(found)
-
-
-def fp8_block_scaling_partial_cast(
-    part: torch.Tensor,
-    out: torch.Tensor,
-    scale: torch.Tensor,
-    rows: int,
-    columns: int,
-    start_offset: int,
-    block_len: int,
-    out_dtype: Any,
-) -> None:
-    """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
-    place = slice(start_offset, start_offset + part.numel())
-    factors = _part_of(scale, (block_len, block_len), rows, columns, place)
-    _cast(part.detach().float().reshape(-1) * factors, out, FORMAT_NAMES[DType(int(out_dtype))])
-
-
-def mxfp8_scaling_compute_partial_amax(
-    part: torch.Tensor,
-    amax_rowwise: torch.Tensor,
-    amax_colwise: torch.Tensor,
-    rows: int,
-    columns: int,
-    start_offset: int,
-) -> None:
-    """Write the amax of each 1x32 and each 32x1 tile, of the elements in a flat part of a matrix."""
-    placed = _placed(part, rows, columns, start_offset)
-    for amax, tile in ((amax_rowwise, (1, 32)), (amax_colwise, (32, 1))):
-        found = _tile_amax(placed, *tile)
-        amax.zero_()
-        amax[: found.shape[0], : found.shape[1]].copy_(found)
-
-
 def multi_tensor_compute_scale_inv_e8m0(_chunk: int, _noop: Any, tensors: Tensors) -> None:
     """Write the exponents of MXFP8's scales from amaxes."""
     for amax, scale_inv in zip(*tensors, strict=True):
         scale_inv.copy_(e8m0_from_amax(amax.float(), FORMATS["e4m3"].max).to(torch.uint8).reshape(scale_inv.shape))
-
-
-def mxfp8_scaling_partial_cast(
-    part: torch.Tensor,
-    out_rowwise: torch.Tensor,
-    out_colwise: torch.Tensor,
-    scale_inv_rowwise: torch.Tensor,
-    scale_inv_colwise: torch.Tensor,
-    rows: int,
-    columns: int,
-    start_offset: int,
-) -> None:
-    """Write both copies' codes of a flat part of a matrix, with exponents of the whole."""
-    place = slice(start_offset, start_offset + part.numel())
-    source = part.detach().float().reshape(-1)
-    copies = ((out_rowwise, scale_inv_rowwise, (1, 32)), (out_colwise, scale_inv_colwise, (32, 1)))
-    for out, exponents, tile in copies:
-        factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
-        _cast(source * _part_of(factors, tile, rows, columns, place), out, "e4m3")
 
 
 def multi_tensor_compute_scale_and_scale_inv(
@@ -273,10 +181,6 @@ def nvte_built_with_cublasmp() -> bool:
 _ALL = (
     fused_amax_and_scale_update_after_reduction,
     compute_amax,
-    fp8_block_scaling_compute_partial_amax,
-    fp8_block_scaling_partial_cast,
-    mxfp8_scaling_compute_partial_amax,
-    mxfp8_scaling_partial_cast,
     multi_tensor_compute_scale_inv_e8m0,
     multi_tensor_compute_scale_and_scale_inv,
     multi_tensor_scale,

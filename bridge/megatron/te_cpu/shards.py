@@ -1,0 +1,212 @@
+"""Casts of shards, for the distributed optimizer with stored weights.
+
+Each rank has a flat part of a weight's master. It finds that part's amaxes, which are reduced over the ranks, and casts
+the part with the scales of the whole. NVFP4 keeps the factors of its tiles between the two steps, and two codes a byte;
+the column-wise copy is made of the row-wise one once all parts are there.
+
+Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp; pytorch/tensor/utils.py of 2.20.2, which
+calls them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+
+from bridge.megatron.te_cpu.enums import DType
+from bridge.megatron.te_cpu.storage import FORMAT_NAMES
+from bridge.numerics.grid import encode, round_to_grid
+from bridge.numerics.quantised import pack_nibbles, unpack_nibbles
+from bridge.numerics.scaling import nvfp4_block_scale, whole_nvfp4_scale
+from bridge.precision.formats import FORMATS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensors = list[torch.Tensor]
+
+
+def _placed(part: torch.Tensor, rows: int, columns: int, start: int) -> torch.Tensor:
+    """Return magnitudes of a flat part at its place in a matrix of zeros."""
+    whole = torch.zeros(rows * columns, dtype=torch.float32)
+    whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
+    return whole.view(rows, columns)
+
+
+def _tile_amax(matrix: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return the largest value of each tile; ragged edges make smaller tiles."""
+    rows, columns = matrix.shape
+    padded = F.pad(matrix, (0, -columns % width, 0, -rows % height))
+    return padded.view(padded.shape[0] // height, height, -1, width).amax((1, 3))
+
+
+def _part_of(scales: torch.Tensor, tile: tuple[int, int], rows: int, columns: int, part: slice) -> torch.Tensor:
+    """Return the scale of each element of a flat part, from one per tile."""
+    spread = scales.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
+    return spread[:rows, :columns].reshape(-1)[part]
+
+
+def _cast(values: torch.Tensor, out: torch.Tensor, format_name: str) -> None:
+    """Write the codes of scaled values, saturated."""
+    element = FORMATS[format_name]
+    out.view(-1).copy_(encode(round_to_grid(values, element), element).reshape(-1))
+
+
+def fp8_block_scaling_compute_partial_amax(
+    part: torch.Tensor, amax: torch.Tensor, rows: int, columns: int, start_offset: int, block_len: int
+) -> None:
+    """Write the amax of each square tile, of the elements in a flat part of a matrix."""
+    found = _tile_amax(_placed(part, rows, columns, start_offset), block_len, block_len)
+    amax.zero_()
+    amax[: found.shape[0], : found.shape[1]].copy_(found)
+
+
+def fp8_block_scaling_partial_cast(
+    part: torch.Tensor,
+    out: torch.Tensor,
+    scale: torch.Tensor,
+    rows: int,
+    columns: int,
+    start_offset: int,
+    block_len: int,
+    out_dtype: Any,
+) -> None:
+    """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
+    place = slice(start_offset, start_offset + part.numel())
+    factors = _part_of(scale, (block_len, block_len), rows, columns, place)
+    _cast(part.detach().float().reshape(-1) * factors, out, FORMAT_NAMES[DType(int(out_dtype))])
+
+
+def mxfp8_scaling_compute_partial_amax(
+    part: torch.Tensor,
+    amax_rowwise: torch.Tensor,
+    amax_colwise: torch.Tensor,
+    rows: int,
+    columns: int,
+    start_offset: int,
+) -> None:
+    """Write the amax of each 1x32 and each 32x1 tile, of the elements in a flat part of a matrix."""
+    placed = _placed(part, rows, columns, start_offset)
+    for amax, tile in ((amax_rowwise, (1, 32)), (amax_colwise, (32, 1))):
+        found = _tile_amax(placed, *tile)
+        amax.zero_()
+        amax[: found.shape[0], : found.shape[1]].copy_(found)
+
+
+def mxfp8_scaling_partial_cast(
+    part: torch.Tensor,
+    out_rowwise: torch.Tensor,
+    out_colwise: torch.Tensor,
+    scale_inv_rowwise: torch.Tensor,
+    scale_inv_colwise: torch.Tensor,
+    rows: int,
+    columns: int,
+    start_offset: int,
+) -> None:
+    """Write both copies' codes of a flat part of a matrix, with exponents of the whole."""
+    place = slice(start_offset, start_offset + part.numel())
+    source = part.detach().float().reshape(-1)
+    copies = ((out_rowwise, scale_inv_rowwise, (1, 32)), (out_colwise, scale_inv_colwise, (32, 1)))
+    for out, exponents, tile in copies:
+        factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
+        _cast(source * _part_of(factors, tile, rows, columns, place), out, "e4m3")
+
+
+def nvfp4_multi_tensor_compute_partial_amax(
+    parts: Tensors,
+    amaxes: Tensors,
+    whole_amaxes: Tensors,
+    rows: list[int],
+    columns: list[int],
+    starts: list[int],
+    block_len: int,
+) -> None:
+    """Write the amax of each square tile, and of all elements, of flat parts of matrices."""
+    for part, amax, whole, *place in zip(parts, amaxes, whole_amaxes, rows, columns, starts, strict=True):
+        found = _tile_amax(_placed(part, *place), block_len, block_len)
+        amax.copy_(found)
+        whole.copy_(found.max())
+
+
+def nvfp4_compute_global_scale(amaxes: torch.Tensor, scales: torch.Tensor) -> None:
+    """Write the factor of each whole tensor from its amax."""
+    scales.copy_(torch.tensor([whole_nvfp4_scale(amax) for amax in amaxes.tolist()]))
+
+
+def nvfp4_multi_tensor_fused_scale(
+    amaxes: Tensors,
+    whole_amaxes: Tensors,
+    factors: Tensors,
+    scales: Tensors,
+    held_amaxes: Tensors,
+    tile_rows: list[int],
+    tile_columns: list[int],
+    padded_rows: list[int],
+    block_len: int,
+) -> None:
+    """Write the factors of square tiles, and into quantised tensors their scales, one per row, and their amaxes."""
+    del tile_rows, padded_rows
+    rows = zip(amaxes, whole_amaxes, factors, scales, held_amaxes, tile_columns, strict=True)
+    for amax, whole, factor, scale, held, columns in rows:
+        decoded, encoded = nvfp4_block_scale(amax, whole_nvfp4_scale(whole.item()))
+        factor.copy_(encoded)
+        held.copy_(whole)
+        codes = encode(decoded, FORMATS["e4m3"]).repeat_interleave(block_len, 0)[: len(scale)]
+        scale[: len(codes), :columns].copy_(codes.view(scale.dtype))
+
+
+def nvfp4_multi_tensor_2d_partial_cast(
+    parts: Tensors,
+    outs: Tensors,
+    factors: Tensors,
+    whole_scales: Tensors,
+    rows: list[int],
+    columns: list[int],
+    starts: list[int],
+    block_len: int,
+) -> None:
+    """Write the codes of flat parts of matrices, two a byte, with the factors of their tiles."""
+    del whole_scales  # is in the factors
+    element = FORMATS["e2m1"]
+    for part, out, factor, height, width, start in zip(parts, outs, factors, rows, columns, starts, strict=True):
+        if start % 2 or part.numel() % 2:
+            raise RuntimeError(f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {start} on")
+        place = slice(start, start + part.numel())
+        scaled = part.detach().float().reshape(-1) * _part_of(factor, (block_len, block_len), height, width, place)
+        out.copy_(pack_nibbles(encode(round_to_grid(scaled, element), element).reshape(1, -1)).reshape(out.shape))
+
+
+def nvfp4_2d_multi_tensor_transpose(
+    codes: Tensors,
+    transposed: Tensors,
+    scales: Tensors,
+    transposed_scales: Tensors,
+    rows: list[int],
+    columns: list[int],
+) -> None:
+    """Write the column-wise copies of matrices that are quantised in tiles of 16 x 16."""
+    size = 16
+    copies = zip(codes, transposed, scales, transposed_scales, rows, columns, strict=True)
+    for held, out, scale, out_scale, height, width in copies:
+        out.copy_(pack_nibbles(unpack_nibbles(held.reshape(height, -1), width).T.contiguous()).reshape(out.shape))
+        tiles = scale[:height:size, : -(-width // size)].T.repeat_interleave(size, 0)[: len(out_scale)]
+        out_scale[: len(tiles), : tiles.shape[1]].copy_(tiles)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        fp8_block_scaling_compute_partial_amax,
+        fp8_block_scaling_partial_cast,
+        mxfp8_scaling_compute_partial_amax,
+        mxfp8_scaling_partial_cast,
+        nvfp4_multi_tensor_compute_partial_amax,
+        nvfp4_compute_global_scale,
+        nvfp4_multi_tensor_fused_scale,
+        nvfp4_multi_tensor_2d_partial_cast,
+        nvfp4_2d_multi_tensor_transpose,
+    )
+}
+"""Functions of the extension by name."""
