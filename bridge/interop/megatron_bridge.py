@@ -249,11 +249,8 @@ def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> Non
 
 def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) -> None:
     """Map a per-module recipe to rows of `modules` where they mean the same."""
-    content = value.get("config", value)
     is_low = bool(builder.fields.get("fp8") or builder.fields.get("fp4"))
-    rows = None
-    if isinstance(content, Mapping):
-        rows = rows_of(content, is_low=is_low, fp8_format=builder.fields.get("fp8"))
+    rows = rows_of(value, is_low=is_low, fp8_format=builder.fields.get("fp8"))
     if rows is not None:
         builder.map(where, modules=rows)
         return

@@ -94,6 +94,7 @@ class QuantRecipe:
     def of(cls, given: Any) -> QuantRecipe | None:
         """Return the recipe that a mapping, or an object of Megatron's `RecipeConfig`, describes; None for another."""
         if isinstance(given, Mapping):
+            given = as_file(given)
             configs, written = given.get("configs") or {}, given.get("matchers") or {}
             if not isinstance(configs, Mapping) or not isinstance(written, Mapping):
                 return None
@@ -136,6 +137,30 @@ class QuantRecipe:
             for one in self.matchers
         }
         return {"configs": dict(self.configs), "matchers": rows}
+
+
+def as_file(written: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the content of a file for what a run's config.yaml of Megatron Bridge holds, and a file's as it is.
+
+    Megatron Bridge writes the constructor's arguments, or those of `from_config_dict`.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge training/utils/config_utils.py, 2026-08-22.
+    """
+    written = written["config"] if isinstance(written.get("config"), Mapping) else written
+    matchers = written.get("matchers")
+    if "config_dict" not in written or not isinstance(matchers, list | tuple):
+        return written
+    rows = {
+        f"matcher_{number}": {
+            "config": one.get("config_key"),
+            "type": "glob",
+            "pattern": one.get("pattern"),
+            "enabled": True,
+        }
+        for number, one in enumerate(matchers)
+        if isinstance(one, Mapping)
+    }
+    return {"configs": written["config_dict"] or {}, "matchers": rows}
 
 
 def quant_recipes(held: Any) -> tuple[QuantRecipe, ...]:

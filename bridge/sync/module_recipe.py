@@ -47,11 +47,11 @@ def module_recipe(config: PrecisionConfig, owner: Owner) -> Any:
     files = chunk_recipes(rows, chunks, is_low=is_low, fp8_format=config.fp8)
     is_one = all(file == files[0] for file in files)
     kind = owner.class_of("quant_recipe")
-    made: Any = files[0] if is_one else files
+    recipe: Any = files[0] if is_one else files
     if kind is not None:
-        made = _class_of(kind)(files[:1] if is_one else files, 1 if is_one else stages)
+        recipe = made(kind, files[:1] if is_one else files, 1 if is_one else stages)
     held = owner.value("quant_recipe")
-    return held if type(held) is type(made) and _same(held, made) else made
+    return held if type(held) is type(recipe) and _same(held, recipe) else recipe
 
 
 def _chunks(model: Any, rows: Sequence[ModuleRow]) -> tuple[list[tuple[int, ...]], int]:
@@ -127,6 +127,21 @@ class _ModuleRecipe:
         files = self.files if len(self.files) == 1 else self.files[number * self.stages :][: self.stages]
         return type(self)(files, len(files))
 
+    def to_cfg_dict(self) -> dict[str, Any]:
+        """Return what Megatron Bridge's container writes for this recipe into a run's YAML.
+
+        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. One recipe for all stages is written
+        as `RecipeConfig` itself; several name `made`, which its loader takes once the prefix ``bridge.`` is allowed.
+        """
+        kind = f"{self.kind.__module__}.{self.kind.__qualname__}"
+        if len(self.files) > 1:
+            own = {"_target_": f"{made.__module__}.{made.__qualname__}", "kind": {"_target_": kind, "_call_": False}}
+            return {**own, "files": list(self.files), "stages": self.stages}
+        matchers = [
+            {"_target_": f"{type(one).__module__}.{type(one).__qualname__}", **vars(one)} for one in self.matchers
+        ]
+        return {"_target_": kind, "matchers": matchers, "config_dict": self.configs}
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._parts() == other._parts()
 
@@ -137,7 +152,7 @@ class _ModuleRecipe:
         return self.files, self.stages
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.kind, *self._parts())
+        return made, (self.kind, *self._parts())
 
     def __repr__(self) -> str:
         configs = ", ".join(f"{name}: {payload[TRAINING]}" for name, payload in self.configs.items())
@@ -154,7 +169,8 @@ def _class_of(kind: Any) -> Any:
     return type("ModuleRecipe", (_ModuleRecipe, kind), {"kind": kind})
 
 
-def _made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
+def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
+    """Return the recipe over a class of Megatron's; arguments as for `_ModuleRecipe`."""
     return _class_of(kind)(files, stages)
 
 

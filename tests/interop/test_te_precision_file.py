@@ -12,7 +12,7 @@ from hypothesis import given
 from megatron.core.extensions.transformer_engine import TEQuantizationParams
 from megatron.core.quantization.quant_config import MatchContext, RecipeConfig
 
-from bridge import MixedPrecisionConfig, get_mixed_precision_config
+from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import PayloadError
 from bridge.interop import megatron_bridge
 from bridge.interop.contract import as_yaml
@@ -219,6 +219,32 @@ def test_convert_keeps_rows_and_recipe_of_a_run() -> None:
     assert one.imported.config.to_dict() == precision.to_dict()
     assert one.imported.recipe == precision.recipe
     assert not [entry for entry in one.imported.unmapped if entry.reason == "dead knob"]
+
+
+def test_convert_reads_the_recipe_of_a_run_of_megatron_bridge(megatron_owners) -> None:
+    """Its container writes Megatron's objects as the arguments of their constructors."""
+    precision = get_mixed_precision_config("bf16_with_mxfp8_mixed").state(fp8_param_gather=False)
+    precision.modules = [
+        {"select": "*.linear_qkv", "precision": "bf16"},
+        {"select": "*.linear_fc1", "fp8": "e4m3", "fp8_recipe": "mxfp8", "evaluation": {"precision": "bf16"}},
+    ]
+    owners = megatron_owners(num_layers=4)
+    synchronize(precision, **owners)
+    recipe = owners["model"].quant_recipe.to_cfg_dict()
+    model = {"_target_": "megatron.bridge.models.gpt_provider.GPTModelProvider", "num_layers": 4}
+    run = {
+        "_target_": "megatron.bridge.training.config.ConfigContainer",
+        "mixed_precision": megatron_bridge.export(precision).payload["mixed_precision"],
+        "model": {**model, "quant_recipe": recipe},
+    }
+    one = _run_of(as_yaml(run), "run_config.yaml")
+    assert one.system.name == "megatron-bridge"
+    assert one.imported.config.modules == precision.modules
+    fields = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+    plans = [precision_plan(precision, {**fields, "quant_recipe": held}) for held in (None, recipe)]
+    precision.modules = None
+    plans.append(precision_plan(precision, {**fields, "quant_recipe": recipe}))
+    assert plans[0].layers == plans[1].layers == plans[2].layers
 
 
 def test_convert_reads_the_file_as_rows_and_leaves_the_mode_open() -> None:

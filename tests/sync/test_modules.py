@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import get_method, instantiate
 from megatron.core import parallel_state
 from megatron.core.quantization.quant_config import RecipeConfig
 from megatron.core.quantization.utils import get_quant_config_or_none
@@ -52,6 +53,20 @@ def test_the_recipe_can_be_copied_and_sent(megatron_owners) -> None:
     held = owners["model"].quant_recipe
     assert pickle.loads(pickle.dumps(held)) == copy.deepcopy(held) == held  # noqa: S301 our own
     assert repr(held) in str(synchronize(recipe(), **megatron_owners(num_layers=4)).row("model.quant_recipe"))
+
+
+def test_megatron_bridges_container_writes_a_recipe_that_can_be_made_again(megatron_owners) -> None:
+    owners = megatron_owners(num_layers=4)
+    synchronize(recipe(), **owners)
+    held = owners["model"].quant_recipe
+    again = instantiate(held.to_cfg_dict(), _convert_="all")
+    assert type(again) is RecipeConfig
+    assert (repr(again.matchers), again.configs) == (repr(held.matchers), held.configs)
+    owners = megatron_owners(num_layers=4, **PIPELINE)
+    synchronize(recipe(), **owners)
+    held = owners["model"].quant_recipe
+    written = held.to_cfg_dict()
+    assert get_method(written["_target_"])(RecipeConfig, written["files"], written["stages"]) == held
 
 
 def test_a_stage_needs_to_be_known_where_stages_differ(megatron_owners) -> None:
