@@ -124,4 +124,16 @@ RULES = (
         verified="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured on a run",
         gate="is_mxfp8",
     ),
+    target_rule(
+        heading="PB308: stored weights with masters of nothing",
+        predicate=lambda s: bool(s.model.use_cpu_initialization) and (s.backend == "te_cpu" or not s.is_emulated),
+        error="model.use_cpu_initialization: must be off where weights are stored in FP8, whose masters would be "
+        "memory that nothing has written",
+        remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
+        verified="megatron-core 0.16.1 extensions/transformer_engine.py:836-853, optimizer/distrib_optimizer.py:385; "
+        "measured on a run with Transformer Engine 2.20.2 on a CPU",
+        explanation="Transformer Engine keeps a stored weight's first value for the master when it makes the weight. "
+        "Megatron initialises the weight on the CPU after that.",
+        gate="gathers_fp8",
+    ),
 )

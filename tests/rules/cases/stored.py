@@ -1,6 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.stored`."""
 
-from tests.rules.cases.runs import B200, BF16_MODEL, CURRENT, FP32_DDP, H100, NVFP4, OVERLAP, full, recipe, run
+from tests.rules.cases.runs import B200, BF16_MODEL, CURRENT, DENSE, FP32_DDP, H100, NVFP4, OVERLAP, full, recipe, run
 
 H200 = "h200x8,te2.9,cuda12.9,cudnn9.14,mcore0.19.2"
 FP8_MODEL = dict(BF16_MODEL, fp8="hybrid", fp8_recipe="tensorwise")
@@ -29,4 +29,5 @@ CASES = {
         full(recipe("fp16_with_mxfp8_mixed", grad_reduce_in_fp32=True), B200),
         full(recipe("fp16_with_mxfp8_mixed", grad_reduce_in_fp32=False), B200),
     ),
+    "PB308": (full(CURRENT, H100, model=dict(DENSE, use_cpu_initialization=True)), full(CURRENT, H100)),
 }
