@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import json
 import logging
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -219,3 +221,17 @@ def test_slow_float16_is_a_note_of_fp16_runs_alone(mode, named, monkeypatch):
     monkeypatch.setattr(device, "has_cuda", lambda: False)
     with training_process(tiny(mode).model, seed=1) as process:
         assert any("no float16 matrix multiplication" in note for note in process.notes) is named
+
+
+def test_a_run_leaves_no_threads_and_no_model_behind(tmp_path):
+    from megatron.core.models.gpt import GPTModel
+
+    def left():
+        gc.collect()
+        models = sum(type(one) is GPTModel for one in gc.get_objects())
+        return len(list(Path("/proc/self/task").iterdir())), models
+
+    pretrain(tiny(sharded=True, train={"train_iters": 1, "eval_iters": 0}), run_dir=tmp_path)
+    before = left()
+    pretrain(tiny(sharded=True, train={"train_iters": 1, "eval_iters": 0}), run_dir=tmp_path)
+    assert left() == before
