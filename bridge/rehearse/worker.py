@@ -127,8 +127,8 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
         for path, reason in refused.items():
             key = path.partition(".")[2]
             held.pop(key, None)
-            if values[key] not in (None, False, DEFAULTS[name].get(key)):
-                found.append({"field": path, "value": values[key], "reason": reason})
+            if values.get(key) not in (None, False, DEFAULTS[name].get(key)):
+                found.append({"field": path, "value": values.get(key), "reason": reason})
     return found
 
 
