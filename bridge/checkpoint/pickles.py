@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import DamagedCheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from typing import Self
 
@@ -64,6 +64,7 @@ MODULE_STATE: Mapping[str, tuple[str, ...]] = {
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
 }
 """The same for the state of a module of Transformer Engine, which is a pickle in a tensor of bytes."""
+MODULE_KEY = "_extra_state"
 _DTYPE = re.compile(r"(?:bfloat16|float\d+(?:_e\d+m\d+\w*)?|u?int\d+|complex\d+|bool)\Z")
 
 
@@ -201,7 +202,7 @@ def pickle_fault(checkpoint: Path) -> str | None:
             _require_plain(path.read_bytes())
         for stored in listing.objects:
             name = stored.key
-            _require_plain(_bytes_of(checkpoint, stored))
+            _require_plain(_bytes_of(checkpoint, stored), is_module_state=MODULE_KEY in name)
     except _NotAllowedError as error:
         return _foreign(name, error.name)
     except Exception:  # noqa: BLE001  as above
@@ -214,8 +215,13 @@ def _foreign(name: str, what: str) -> str:
     return f"{name} names {what:.80}, which no checkpoint needs; nothing of it was run"
 
 
-def _require_plain(data: bytes) -> None:
-    """Raise for a file of `torch.save` that is more than tensors, containers and plain values."""
+def _require_plain(data: bytes, *, is_module_state: bool = False) -> None:
+    """Raise for a file of `torch.save` that is more than tensors, containers and plain values.
+
+    Args:
+        data: The file.
+        is_module_state: Its tensors of bytes are pickles that Transformer Engine reads.
+    """
     import numpy as np  # heavy, and only for the objects of a checkpoint that is read
     import torch
 
@@ -224,8 +230,20 @@ def _require_plain(data: bytes) -> None:
     random_states: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *((rebuild, name) for name in names)]
     with torch.serialization.safe_globals(random_states):
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1 and value.numel():
-        _Reader(value.numpy().tobytes(), MODULE_STATE).load()
+    for tensor in _tensors(value) if is_module_state else ():
+        if tensor.dtype == torch.uint8 and tensor.numel():
+            _Reader(tensor.numpy().tobytes(), MODULE_STATE).load()
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Yield the tensors in a value of containers."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
+    elif hasattr(value, "numel"):
+        yield value
 
 
 def _bytes_of(checkpoint: Path, stored: Stored) -> bytes:

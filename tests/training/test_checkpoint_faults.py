@@ -128,7 +128,7 @@ def forged_module_state(checkpoint: Path) -> str:
     stored = next(stored for stored in read_listing(checkpoint).objects if "_extra_state" in stored.key)
     data = bytearray((checkpoint / stored.file).read_bytes())
     saved, state = io.BytesIO(), bytearray(pickle.dumps({"scale_fwd": torch.ones(1), "recipe": Evil(checkpoint)}))
-    torch.save(torch.frombuffer(state, dtype=torch.uint8), saved, _use_new_zipfile_serialization=False)
+    torch.save([torch.frombuffer(state, dtype=torch.uint8)], saved, _use_new_zipfile_serialization=False)
     data[stored.offset : stored.offset + stored.length] = saved.getvalue().ljust(stored.length, b"\0")
     (checkpoint / stored.file).write_bytes(data)
     forge(checkpoint)
