@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
@@ -290,7 +291,8 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
 
 def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float) -> None:
     """Create Megatron's process groups; at the end forget them, Megatron's buffers, losses and random states."""
-    stack.callback(RotaryEmbedding.forward.cache_clear)  # its keys hold a process group, with threads
+    for embedding in (RotaryEmbedding, YarnRotaryEmbedding):  # the keys of the cache hold a process group, with threads
+        stack.callback(embedding.forward.cache_clear)
     stack.callback(get_moe_layer_wise_logging_tracker().clear)  # as long as this run's model has layers
     stack.callback(MTPLossLoggingHelper.tracker.clear)
     stack.callback(lambda: tensor_parallel.get_cuda_rng_tracker().reset())
