@@ -47,7 +47,7 @@ def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanR
     if module.kind == "attention":
         return _attention(settings, low=low and settings.attention)
     if module.kind == "router":
-        return (*_gemms(settings.router or settings.mode), _weight(settings, low=False))
+        return (*_gemms(settings.autocast or settings.router or settings.mode), _weight(settings, low=False))
     if module.kind == "embedding":
         return PlanRow(item="lookup", format=settings.mode), _weight(settings, low=False)
     dtype = settings.mode if module.kind == "norm" else settings.autocast or settings.mode
