@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -65,16 +65,14 @@ def main(plan: dict) -> None:
 @contextmanager
 def watched(backend: str, model: list, step: int, operands: list[dict]):
     """Keep the operands of each GEMM in low precision of a block."""
-    import torch
-
     from bridge.megatron.emulation.linear import EmulatedLinear
     from bridge.megatron.record.telemetry import global_layer_names
-    from bridge.megatron.te_cpu import record
     from bridge.numerics import Observer
+    from bridge.precision.schemes import GEMMS
+    from bridge.pytorch.record import te
+    from bridge.pytorch.record.running import Running
 
     def keep(where: tuple[int, str], gemm: str, left, right) -> None:
-        if isinstance(left, torch.Tensor):  # a layer in BF16
-            return
         sides = {"left": left, "right": right}
         kept = {
             name: {"values": side.values.clone(), "factor": side.factor, "spec": str(side.spec)}
@@ -89,11 +87,21 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
         def multiplied(self, gemm: str, left, right) -> None:
             keep(self.where, gemm, left, right)
 
-    names = global_layer_names(model)
+    def keep_te(call: te.TeGemm) -> None:
+        from bridge.megatron.te_cpu.storage import operand_of
+
+        if not te.is_quantised(call.left) or running.module not in names:  # in BF16, or no layer
+            return
+        row = GEMMS[call.gemm]
+        left = operand_of(call.left, row.left, columnwise=row.left_columnwise)
+        right = operand_of(call.right, row.right, columnwise=row.right_columnwise)
+        keep(names[running.module], call.gemm, left, right)
+
+    names, running = global_layer_names(model), Running()
     with ExitStack() as stack:
         if backend == "te_cpu":
-            modules = {module: where for module, where in names.items() if hasattr(module, "fp8_meta")}
-            stack.enter_context(record.watching(modules, keep))
+            stack.enter_context(running.following(filter(te.is_te, names)))
+            stack.enter_context(te.watching(keep_te, nullcontext))
         else:
             for module, where in names.items():
                 if isinstance(module, EmulatedLinear):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bridge.megatron.te_cpu import record
 from bridge.megatron.te_cpu.activations import gelu_gradient, gelu_values
 from bridge.megatron.te_cpu.storage import is_quantized, operand_of, quantize, shape_of, torch_dtype
 from bridge.numerics.gemm import multiply, output_factor
@@ -110,12 +109,10 @@ def _product(
     if is_quantized(left):
         first = operand_of(left, row.left, columnwise=row.left_columnwise)
         second = operand_of(right, row.right, columnwise=row.right_columnwise)
-        record.note(gemm, first, second)
         if not in_fp32:
             return multiply(gemm, first, second, bias)
         a, b, factor = first.values, second.values, alpha * output_factor(first, second)
     else:
-        record.note(gemm, left, right)
         a, b = (tensor.detach().reshape(-1, tensor.shape[-1]) for tensor in (left, right))
     a, b = a.T if row.left_columnwise else a, b if row.right_columnwise else b.T
     if not in_fp32:

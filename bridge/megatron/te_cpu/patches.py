@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
-from bridge.megatron.te_cpu import record
 from bridge.megatron.te_cpu.storage import dequantize
 
 if TYPE_CHECKING:
@@ -174,27 +173,6 @@ def _dequantized(_original: Any) -> Any:
     return staticmethod(forward)
 
 
-def _remembers_module(forward: Callable[..., Any]) -> Any:
-    """An autograd function's forward pass, which keeps the module that runs for the backward pass."""
-
-    def remembered(ctx: Any, *args: Any) -> Any:
-        if ctx is not None:
-            ctx.te_cpu_module = record.current()
-        return forward(ctx, *args)
-
-    return staticmethod(remembered)
-
-
-def _runs_as_module(backward: Callable[..., Any]) -> Any:
-    """An autograd function's backward pass, under the name of its module."""
-
-    def run(ctx: Any, *gradients: Any) -> Any:
-        with record.inside(ctx.te_cpu_module):
-            return backward(ctx, *gradients)
-
-    return staticmethod(run)
-
-
 def _splits_as_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
     """Megatron's copy of a tensor to the CPU, which converts to NumPy on the CPU too."""
 
@@ -263,11 +241,6 @@ def patches(capability: tuple[int, int]) -> tuple[Patch, ...]:
             _ON_CUDA,
         ),
         ("DotProductAttention.forward", f"{te}.attention", "DotProductAttention.forward", _ON_CUDA),
-        *(
-            (f"{name}.{method}", f"{te}.module.{file}", f"{name}.{method}", replace)
-            for file, name in _FUNCTIONS.items()
-            for method, replace in (("forward", _remembers_module), ("backward", _runs_as_module))
-        ),
         (
             "token_dispatcher.maybe_move_tensor_to_cpu",
             "megatron.core.transformer.moe.token_dispatcher",
@@ -279,12 +252,3 @@ def patches(capability: tuple[int, int]) -> tuple[Patch, ...]:
     return tuple(
         Patch(row=row, module=module, path=path, replace=replace, **reasons[row]) for row, module, path, replace in rows
     )
-
-
-_FUNCTIONS = {
-    "linear": "_Linear",
-    "layernorm_linear": "_LayerNormLinear",
-    "layernorm_mlp": "_LayerNormMLP",
-    "grouped_linear": "_GroupedLinear",
-}
-"""File of Transformer Engine's modules -> its autograd function."""

@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 TOKENS = 256
 
 
-def error_limit(format_: str) -> float:
-    """Return the largest healthy error: some four times that of two operands rounded to the format."""
-    return float(2.0 ** -FORMATS[format_].mantissa_bits)
+def error_limit(format_: str, scheme: str) -> float:
+    """Return the largest healthy error: some four times that of two operands rounded to the format.
+
+    Under delayed scaling values may saturate, since the scale is from earlier steps.
+    """
+    return 0.5 if scheme == "delayed" else float(2.0 ** -FORMATS[format_].mantissa_bits)
 
 
 def relative_error(out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None) -> float:
@@ -83,10 +86,12 @@ def of_emulated(
     else:
         fresh = make_operand(weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale)
     is_fresh = fresh is None or (torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor)
-    return _row(place, operand.spec.format, relative_error(out, x_MK, weight, bias), is_fresh=is_fresh)
+    return _row(
+        place, (operand.spec.format, operand.spec.scheme), relative_error(out, x_MK, weight, bias), is_fresh=is_fresh
+    )
 
 
-def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: str) -> HealthRow | None:
+def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tuple[str, str]) -> HealthRow | None:
     """Return the health of one of Transformer Engine's fprop GEMMs; None where its parts are not known here."""
     weight = live_weight(module, "weight" if call.part is None else f"weight{call.part}")
     if weight is None or not isinstance(call.out, torch.Tensor) or is_quantised(call.out) or not arguments:
@@ -119,6 +124,6 @@ def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(wide, shape, gain, module.layer_norm_bias.detach().float(), module.eps)
 
 
-def _row(place: Place, format_: str, error: float, *, is_fresh: bool) -> HealthRow:
+def _row(place: Place, format_: tuple[str, str], error: float, *, is_fresh: bool) -> HealthRow:
     layer, module = place
-    return HealthRow(layer=layer, module=module, error=round(error, 4), limit=error_limit(format_), is_fresh=is_fresh)
+    return HealthRow(layer=layer, module=module, error=round(error, 4), limit=error_limit(*format_), is_fresh=is_fresh)

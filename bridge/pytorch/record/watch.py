@@ -138,9 +138,9 @@ class GemmWatch(Observer):
             columns["accumulate"] = "fp32" if call.split_accumulator else "fp32 fast"
         self._note(call.gemm, left, right, weight=self._te_weight(call), **columns)
         if call.gemm == "fprop" and left.scheme not in ("none", "custom"):
-            self._check_te(call, left.format)
+            self._check_te(call, (left.format, left.scheme))
 
-    def _check_te(self, call: TeGemm, format_: str) -> None:
+    def _check_te(self, call: TeGemm, format_: tuple[str, str]) -> None:
         module = self.running.module
         if module in self._inputs and (module, call.part) not in self._health:
             with self._quiet():
