@@ -50,7 +50,12 @@ class Arm:
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
     """Operand -> mean signal-to-quantisation-noise ratio of the last measured step."""
     failure: str | None = None
-    """Why the run is no success."""
+    """Why the run is no success; None for a success, and for a run that did not end."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the run came to its end, or to a loss that is not finite."""
+        return bool(self.summary) or self.curve.first_lost() is not None
 
     @property
     def step_seconds(self) -> float | None:
@@ -85,7 +90,7 @@ def read_arm(folder: Path) -> Arm | None:
             curve=curve,
             summary=summary,
             sqnr_db=sqnr_db,
-            failure=failed or summary.get("failure") or (None if summary else "The run did not end."),
+            failure=failed or summary.get("failure"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is no folder of a run ({type(error).__name__}: {error})"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bridge.compare.curve import Curve
 from bridge.compare.gap import GATE, Gap, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from bridge.compare.arm import Arm
+    from bridge.compare.curve import Curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,8 @@ class RecipeRow:
     @property
     def failures(self) -> list[str]:
         """Each failure once."""
-        return list(dict.fromkeys(arm.failure for arm in self.arms if arm.failure))
+        found = (arm.failure or ("" if arm.is_whole else f"{arm.folder.name} did not end.") for arm in self.arms)
+        return [failure for failure in dict.fromkeys(found) if failure]
 
     @property
     def skipped_steps(self) -> int:
@@ -139,22 +139,17 @@ def _comparison(twins: list[Arm], baseline: str, gate: float, where: Mapping[str
 
 
 def _row(label: str, arms: list[Arm], baseline: list[Arm], gate: float) -> RecipeRow:
-    seeds = {arm.seed: arm for arm in baseline}
-    pairs = [(seeds[arm.seed], arm) for arm in arms if arm.seed in seeds]
+    seeds = {arm.seed: arm for arm in baseline if arm.is_whole}
     gap = None
-    if arms is not baseline:
-        curves = [(one.curve, _until_failure(other)) for one, other in pairs]
-        gap = judge(curves, warm_up=max((arm.warm_up for arm in arms), default=0), gate=gate)
+    failed = [arm for arm in arms if arm.failure is not None]
+    if arms is not baseline and failed:
+        reason = f"The run failed in {len(failed)} of {len(arms)} seeds."
+        gap = Gap(verdict="outside", reason=reason, seeds=len(arms), gate=gate)
+    elif arms is not baseline:
+        pairs = [(seeds[arm.seed].curve, arm.curve) for arm in arms if arm.seed in seeds and arm.is_whole]
+        gap = judge(pairs, warm_up=max(arm.warm_up for arm in arms), gate=gate)
     differs = _varied([baseline[0].precision, arms[0].precision])
     return RecipeRow(label=label, arms=tuple(arms), gap=gap, differs_in=tuple(differs), loss=gap.loss if gap else None)
-
-
-def _until_failure(arm: Arm) -> Curve:
-    """Return the curve of a run, with a lost record at the end where the run failed before its last step."""
-    if arm.failure is None or arm.summary:
-        return arm.curve
-    last = arm.curve.steps[-1] if arm.curve.steps else 0
-    return Curve(steps=(*arm.curve.steps, last + 1), losses=(*arm.curve.losses, math.nan))
 
 
 def _labels(arms: Sequence[Arm]) -> list[str]:
