@@ -77,7 +77,7 @@ class RecipeRow:
             first, last = gap.window
             figure = f"{100 * gap.share:+.2f} %"
             if gap.low is not None and gap.high is not None and not gap.bit_equal:
-                figure += f" (95 % interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f} %, {gap.seeds} seeds)"
+                figure += f" (90 % interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f} %, {gap.seeds} seeds)"
             text += f" Steps {first} to {last}: {figure} of the loss of {baseline}."
         return " ".join([text, *self.failures])
 

@@ -5,7 +5,9 @@ the gap is estimated from differences, one per seed:
 
     d_s   mean over the window of (loss of the recipe - loss of the baseline), of seed s
     gap   mean of d_s, divided by the baseline's mean loss in the window
-    t-interval of n seeds:   gap +- t(0.975, n - 1) * sd(d_s) / sqrt(n)
+    t-interval of n seeds:   gap +- t(0.95, n - 1) * sd(d_s) / sqrt(n)
+
+It leaves 5 % on each side (90 % in all), as both verdicts are one-sided tests at that level: two for *within* (TOST).
 
 The window is the last half of the steps after the warm-up: a gap that opens late counts in full. The verdict is
 *outside* where the whole interval is beyond the gate, *within* where the whole interval is inside, *cannot tell*
@@ -30,7 +32,7 @@ Pairs = Sequence[tuple[Curve, Curve]]
 
 GATE = 0.01
 """Share of the baseline's loss that a gap may reach."""
-CONFIDENCE = 0.95
+CONFIDENCE = 0.90
 WINDOW = 0.5
 """Share of the steps after the warm-up that is judged, the last ones."""
 LEAST_RECORDS = 3

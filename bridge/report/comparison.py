@@ -26,7 +26,7 @@ HEADINGS = (
     "recipe",
     "verdict",
     "gap",
-    "95 % interval",
+    "90 % interval",
     "loss",
     "validation",
     "seeds",
@@ -159,7 +159,7 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
         below.set_yscale("symlog", linthresh=gate)
     below.set_ylim(least, most)
     above.set(title="Training loss: mean and range of the seeds", ylabel="nats per token")
-    below.set(xlabel="step", ylabel=f"gap to {comparison.baseline.label}\n(%, mean and 95 % interval)")
+    below.set(xlabel="step", ylabel=f"gap to {comparison.baseline.label}\n(%, mean and 90 % interval)")
     for axes in (above, below):
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=8)

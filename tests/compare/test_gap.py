@@ -82,7 +82,7 @@ def test_the_interval_is_the_paired_t_interval_of_the_last_half() -> None:
     chosen = [step > 60 for step in STEPS]
     base = np.array([one.losses for one, _ in both])[:, chosen]
     gaps = (np.array([other.losses for _, other in both])[:, chosen] - base).mean(axis=1) / base.mean()
-    expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
+    expected = stats.ttest_1samp(gaps, 0).confidence_interval(0.90)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     assert found.over_steps is not None
     assert len(found.over_steps.steps) == len(STEPS)
@@ -94,7 +94,7 @@ def test_more_seeds_are_asked_for_where_they_would_tell() -> None:
     assert noisy.seeds_needed is None or noisy.seeds_needed > 2
     needed = seeds_needed(np.array([-0.01, 0.01]), gate=0.01)
     assert needed is not None
-    half = [stats.t.ppf(0.975, count - 1) * math.sqrt(2) * 0.01 / math.sqrt(count) for count in (needed - 1, needed)]
+    half = [stats.t.ppf(0.95, count - 1) * math.sqrt(2) * 0.01 / math.sqrt(count) for count in (needed - 1, needed)]
     assert half[0] >= 0.01 > half[1]
     assert seeds_needed(np.array([0.0099, 0.0101]), gate=0.01) is None
     one = judge(pairs(1, noise=0.01), warm_up=WARM_UP)

@@ -10,7 +10,7 @@ import pytest
 from tests.front.conftest import SCRIPT
 
 COMPARE = str(SCRIPT.with_name("compare.py"))
-TINY = ("model=gpt_tiny", "model.num_layers=2", "train=smoke", "train.train_iters=16", "train.eval_iters=1")
+TINY = ("model=gpt_tiny", "model.num_layers=2", "train=smoke", "train.train_iters=40", "train.eval_iters=1")
 QUIET = ("logging.tensorboard=false", "logging.log_interval=1", "train.global_batch_size=4", "train.audit=warn")
 
 
