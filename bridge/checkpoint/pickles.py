@@ -62,6 +62,7 @@ MODULE_STATE: Mapping[str, tuple[str, ...]] = {
         "_FormatHelper",
     ),
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
+    "megatron.core.safe_globals": ("safe_load_from_bytes",),  # 0.19 puts it in the place of torch's
 }
 """The same for the state of a module of Transformer Engine, which is a pickle in a tensor of bytes."""
 MODULE_KEY = "_extra_state"
@@ -159,7 +160,7 @@ class _Reader(pickle.Unpickler):
         is_dtype = module == "torch" and _DTYPE.match(name)
         if not is_dtype and name not in self.allowed.get(module, ()):
             raise _NotAllowedError(f"{module}.{name}")
-        base = _Bytes if name == "_load_from_bytes" else _StandIn
+        base = _Bytes if name.endswith("load_from_bytes") else _StandIn
         return self.made.setdefault((module, name), _Named(name, (base,), {}))
 
 
