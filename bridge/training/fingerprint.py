@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bridge.precision.quant_recipe import quant_recipes
 from bridge.registry.schedule import PrecisionSchedule
 
 if TYPE_CHECKING:
@@ -77,13 +78,21 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key in value:
             yield from _leaves(value[key], f"{path}.{key}")
     elif isinstance(value, list | tuple):
-        yield path, str([text for index, item in enumerate(value) for _, text in _leaves(item, f"{path}.{index}")])
+        yield path, str([item for number, one in enumerate(value) for item in _items(one, f"{path}.{number}")])
     elif isinstance(value, enum.Enum):
         yield path, value.name
     elif value is None or isinstance(value, bool | int | float | str | torch.dtype):
         yield path, str(value)
+    elif recipes := quant_recipes(value):
+        yield path, str([recipe.to_file() for recipe in recipes])
     else:
         yield path, getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def _items(value: Any, path: str) -> Iterator[str]:
+    """Yield the texts of one entry of a list, those of a mapping with their keys."""
+    for where, text in _leaves(value, path):
+        yield f"{where.removeprefix(path).lstrip('.')}={text}" if where != path else text
 
 
 def _version(name: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from megatron.core.quantization.quant_config import RecipeConfig
 
 from bridge import MixedPrecisionConfig
 from bridge.audit.sentence import format_gemms
 from bridge.errors import BackendUnavailableError
 from bridge.plan.precision_plan import precision_plan
 from bridge.training.config import runtime_config_update
+from bridge.training.fingerprint import fingerprint
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import SIX, losses, tiny
 
@@ -107,3 +109,31 @@ def test_a_choice_that_is_not_emulated_is_refused_by_name(row, precision, messag
     with pytest.raises(BackendUnavailableError) as caught:
         run(tmp_path, [{"select": "*.linear_qkv", **row}], precision, sharded=True)
     assert str(caught.value) == message
+
+
+def test_the_fingerprint_of_a_run_covers_rows_foreign_recipes_and_phases():
+    def settings(rows=None, schedule=None, **model):
+        config = tiny(model=model, train={"train_iters": 6})
+        config.mixed_precision = MixedPrecisionConfig(**CURRENT, modules=rows)
+        config.precision_schedule = schedule
+        runtime_config_update(config)
+        return fingerprint(config, {})
+
+    def differing(one, two):
+        return {name for name in {*one, *two} if one.get(name) != two.get(name)}
+
+    def row(**more):
+        return [{"select": {"layers": [0], "module": "linear_fc1"}, "fp8_recipe": "tensorwise", **more}]
+
+    rows = "mixed_precision.modules"
+    assert rows in differing(settings(row()), settings(row(evaluation="bf16")))
+    assert rows in differing(settings(row(tp_only_amax_red=True)), settings(row(fp8_param=True)))
+    foreign = [
+        RecipeConfig.from_config_dict({"configs": {"a": {"training_recipe": {}}}, "matchers": {"m": matcher}})
+        for matcher in ({"type": "glob", "config": "a", "enabled": True, "pattern": name} for name in ("*fc1", "*fc2"))
+    ]
+    first, second = (settings(quant_recipe=recipe) for recipe in foreign)
+    assert differing(first, second) == {"model.quant_recipe"}
+    phases = [[{"until": last}, {"recipe": "bf16_mixed"}] for last in (2, 3)]
+    first, second = (settings(schedule=schedule) for schedule in phases)
+    assert {name.partition(".")[0] for name in differing(first, second)} == {"precision_schedule"}
