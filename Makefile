@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 # One worker per core.
 PYTEST = -m pytest -n auto
 
-.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench clean
+.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale soak clean
 
 setup: $(VENV)/.ready
 
@@ -68,6 +68,12 @@ docs: setup
 
 bench: setup
 	$(RUN) scripts/benchmark.py all $(ARGS)
+
+scale: setup
+	$(RUN) scripts/scale.py --write docs/explain/parallel.md $(ARGS)
+
+soak: setup
+	$(RUN) scripts/soak.py $(ARGS)
 
 clean:
 	rm -rf build dist site outputs multirun .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
