@@ -45,21 +45,26 @@ def finished(saved: Path) -> list[Path]:
     return sorted(saved.glob("iter_*/manifest.json"))
 
 
-def attempt(words: list[str], seconds: float | None, log: Path) -> tuple[int, list[Usage], list[psutil.Process]]:
+def attempt(
+    words: list[str], seconds: float | None, run_dir: Path, log: Path
+) -> tuple[int, list[Usage], list[psutil.Process]]:
     """Run a command, and kill it after some seconds.
 
     Returns:
-        Its exit code, its memory and open files every half second, and the processes that it left behind.
+        Its exit code, its memory and open files every half second from its tenth step on, and the processes that it
+        left behind.
     """
     with log.open("a") as output:
         process = subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)
     usage: list[Usage] = []
     family: set[psutil.Process] = set()
+    before = len(losses(run_dir))
     ends = time.monotonic() + (seconds if seconds is not None else 3600)
     while process.poll() is None and time.monotonic() < ends:
         try:
             seen = psutil.Process(process.pid)
-            usage.append((seen.memory_info().rss / 2**20, seen.num_fds()))
+            if len(losses(run_dir)) >= before + 10:
+                usage.append((seen.memory_info().rss / 2**20, seen.num_fds()))
             family |= set(seen.children(recursive=True))
         except psutil.NoSuchProcess:
             break
@@ -74,15 +79,16 @@ def attempt(words: list[str], seconds: float | None, log: Path) -> tuple[int, li
 def losses(run_dir: Path) -> list[tuple[int, float]]:
     """Return (step, loss) of every record of a run."""
     path = run_dir / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be in the making
     return [(record["step"], record["loss"]) for record in records if record["kind"] == "train"]
 
 
 def is_flat(usage: list[Usage]) -> bool:
-    """Return whether the second half of an attempt has no more than 10 MiB and 5 open files above its first quarter."""
-    if len(usage) < 40:
-        return True  # start-up is most of it
-    early, late = usage[len(usage) // 4 : len(usage) // 2], usage[len(usage) // 2 :]
+    """Return whether the second half of an attempt has at most 10 MiB and 5 open files more than its first half."""
+    if len(usage) < 20:
+        return True  # ten seconds say little
+    early, late = usage[: len(usage) // 2], usage[len(usage) // 2 :]
     return max(late)[0] <= max(early)[0] + 10 and max(f for _, f in late) <= max(f for _, f in early) + 5
 
 
@@ -103,7 +109,7 @@ def main() -> int:
         alone, disturbed, saved = folder / "alone", folder / "disturbed", folder / "saved"
         began = time.monotonic()
         code, usage, _ = attempt(
-            command(alone, steps=given.steps, precision=given.precision, saved=None), None, folder / "log"
+            command(alone, steps=given.steps, precision=given.precision, saved=None), None, alone, folder / "log"
         )
         if code:
             sys.exit((folder / "log").read_text()[-4000:])
@@ -113,7 +119,9 @@ def main() -> int:
         while code:
             stops = kills >= given.kills or time.monotonic() - began > 60 * given.minutes
             words = command(disturbed, steps=given.steps, precision=given.precision, saved=saved)
-            code, usage, left = attempt(words, None if stops else moments.uniform(1, longest), folder / "log")
+            code, usage, left = attempt(
+                words, None if stops else moments.uniform(1, longest), disturbed, folder / "log"
+            )
             kills += code == -signal.SIGKILL
             faults += [f"kill {kills}: process {one.pid} stayed behind" for one in left]
             faults += [] if is_flat(usage) else [f"attempt {kills}: memory or open files grew"]
