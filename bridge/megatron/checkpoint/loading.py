@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from megatron.core import dist_checkpointing
@@ -44,6 +46,8 @@ _SCHEDULE = {
     "end_wd": ("optimizer.weight_decay", False),
 }
 """Attribute of Megatron's scheduler -> the run's key, and whether it counts samples, where the key counts steps."""
+TE_STATES = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
+"""Lets Transformer Engine read the delayed scales of its modules: `newest_sound` has read these pickles by its list."""
 
 
 def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
@@ -167,7 +171,7 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
     except (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError) as error:
         remedy = "Use the configuration that wrote it."
         raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). {remedy}") from error
-    with unrecorded(trainer.model):  # the weights of a checkpoint are no new ones
+    with unrecorded(trainer.model), patch.dict(os.environ, TE_STATES):  # the weights of a checkpoint are no new ones
         for name, chunk in named_chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
     inner = loaded["optimizer"].get("optimizer", loaded["optimizer"])

@@ -38,7 +38,6 @@ _ENVIRONMENT = {
     "NVTE_PROJECT_BUILDING": "1",  # no CUDA libraries
     "NVTE_TORCH_COMPILE": "0",  # torch.compile has nothing to gain from functions of Python
     "NVTE_MASKED_SOFTMAX_FUSION": "0",  # the fused softmax is a CUDA kernel
-    "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1",  # delayed scaling's state in a checkpoint of this project's own
 }
 """Variable -> the value that a CPU needs."""
 _TRITON = "transformer_engine.pytorch.triton"
