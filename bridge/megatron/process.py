@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import gc
 import itertools
 import math
 import os
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
@@ -269,11 +271,17 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
     return dtypes
 
 
+MANY_THREADS = 200
+"""Threads of a process at which the groups of its earlier runs are freed; a run has some fifty."""
+
+
 def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, timeout: datetime.timedelta) -> Store:
     """Join the process group, and return its store: the launcher's, or for one process one in memory (no port).
 
     Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
     """
+    if psutil.Process().num_threads() > MANY_THREADS:
+        gc.collect()  # models of earlier runs, which refer to themselves, hold their groups, and each group its threads
     store: Store = HashStore()
     if launch.launched:
         shared, _, _ = next(rendezvous("env://", timeout=timeout))
