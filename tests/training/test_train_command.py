@@ -1,5 +1,6 @@
 """The command as it is run: a real process, and a signal."""
 
+import functools
 import json
 import signal
 import subprocess
@@ -23,7 +24,9 @@ def endless_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     words += [f"checkpoint.save={tmp_path / 'saved'}", f"hydra.run.dir={tmp_path / 'run'}"]
     command = [sys.executable, str(SCRIPT), *words]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, **output, text=True, cwd=tmp_path) as process:
+    # A command that a shell starts in the background ignores Ctrl-C, and the tests may be one.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **output, text=True, cwd=tmp_path, preexec_fn=heard) as process:  # noqa: PLW1509
         yield process
 
 
