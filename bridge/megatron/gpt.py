@@ -23,6 +23,7 @@ from bridge.megatron.device import has_cuda
 from bridge.megatron.emulation.model import prepare_emulation
 from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
+from bridge.megatron.process import release_at_end
 from bridge.megatron.without_te import config_checks
 
 if TYPE_CHECKING:
@@ -171,10 +172,13 @@ def build_gpt(
         _build_chunk(config, ddp, where, seed=seed, backend=backend, vp_stage=stage, phases=phases) for stage in stages
     ]
     # Only the first chunk's buckets are reduced early: the others have nothing to overlap with in time.
-    return [
+    built = [
         DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0)
         for index, model in enumerate(models)
     ]
+    for chunk in built:
+        release_at_end(chunk)
+    return built
 
 
 def _require_te_storage(config: Any, ddp: Any) -> None:

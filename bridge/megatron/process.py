@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import gc
 import itertools
 import math
 import os
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
@@ -271,17 +269,11 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
     return dtypes
 
 
-MANY_THREADS = 200
-"""Threads of a process at which the groups of its earlier runs are freed; a run has some fifty."""
-
-
 def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, timeout: datetime.timedelta) -> Store:
     """Join the process group, and return its store: the launcher's, or for one process one in memory (no port).
 
     Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
     """
-    if psutil.Process().num_threads() > MANY_THREADS:
-        gc.collect()  # models of earlier runs, which refer to themselves, hold their groups, and each group its threads
     store: Store = HashStore()
     if launch.launched:
         shared, _, _ = next(rendezvous("env://", timeout=timeout))
@@ -297,8 +289,26 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
     return PrefixStore("peers", store)
 
 
+_chunks: list[Any] = []
+
+
+def release_at_end(chunk: Any) -> None:
+    """Let a model chunk, wrapped by Megatron's `DistributedDataParallel`, go with the running `training_process`.
+
+    The wrapper, its gradient hooks and torch's C++ nodes refer to each other, which Python does not collect: the model,
+    its optimizer and the process groups with their threads would outlive the run.
+    """
+    _chunks.append(chunk)
+
+
+def _release() -> None:
+    while _chunks:
+        _chunks.pop().grad_accs.clear()
+
+
 def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float) -> None:
     """Create Megatron's process groups; at the end forget them, Megatron's buffers, losses and random states."""
+    stack.callback(_release)
     for embedding in (RotaryEmbedding, YarnRotaryEmbedding):  # the keys of the cache hold a process group, with threads
         stack.callback(embedding.forward.cache_clear)
     stack.callback(get_moe_layer_wise_logging_tracker().clear)  # as long as this run's model has layers

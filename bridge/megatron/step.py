@@ -125,14 +125,6 @@ class Trainer:
         if ddp.overlap_param_gather and ddp.align_param_gather:
             config.param_sync_func = _one_or_all([chunk.start_param_sync for chunk in model])
 
-    def release(self) -> None:
-        """Break the cycle of modules and gradient hooks through torch's C++ objects, which Python does not collect.
-
-        Without it the model, its optimizer and the process groups with their threads outlive the run.
-        """
-        for chunk in self.model:
-            chunk.grad_accs.clear()
-
     def step(self, batches: Iterator[Batch], *, stop: Callable[[], int] = int) -> StepResult:
         """Train on one global batch.
 

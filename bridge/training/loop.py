@@ -99,7 +99,6 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         stack.enter_context(running(backend))
         taken_over = stack.enter_context(_one_writer(config))
         run = build_run(config, process, backend=backend)
-        stack.callback(run.trainer.release)
         run.notes += [taken_over] if taken_over is not None else []
         if tf32 is not None:
             run.notes.append(applied)
