@@ -13,8 +13,6 @@ import itertools
 import math
 import os
 import random
-import signal
-import threading
 import warnings
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +32,7 @@ from bridge.errors import BridgeError, RunConfigError
 from bridge.megatron import device, wide_gemm, without_te
 from bridge.megatron.agreement import require_agreement
 from bridge.megatron.peers import Peers
+from bridge.megatron.stop_request import StopRequest, noted_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -68,6 +67,8 @@ class Process:
     """Sentences about what this machine made necessary, for the log."""
     peers: Peers | None
     """The other ranks; None without any."""
+    stop: StopRequest
+    """The signal that asked this process to stop."""
 
     @property
     def is_first(self) -> bool:
@@ -137,6 +138,7 @@ def training_process(
     launch = _Launch.read()
     notes: list[str] = []
     with ExitStack() as stack:
+        request = stack.enter_context(noted_signals())
         _hush(stack)
         where = _enter_device(stack, launch, model, notes)
         stack.enter_context(without_te.repaired_layers())
@@ -152,7 +154,7 @@ def training_process(
         if launch.world_size > 1:
             peers = Peers(store, launch.rank, launch.world_size, timeout)
             stack.enter_context(peers.answering())
-            stack.enter_context(_blamed(peers))
+            stack.enter_context(_blamed(peers, request))
         _start_model_parallel(stack, model, timeout_minutes)
         _seed_everything(seed)
         yield Process(
@@ -166,20 +168,21 @@ def training_process(
             threads=count,
             notes=tuple(notes),
             peers=peers,
+            stop=request,
         )
 
 
 @contextmanager
-def _blamed(peers: Peers) -> Iterator[None]:
+def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
     """Name the ranks behind an error of this one, which is its own or that of a collective that others left."""
     try:
         yield
     except Exception as error:
+        request.is_noted_only = True
         if isinstance(error, BridgeError):
             peers.ends(f"ended: {error}")
             raise
-        with _without_interruption():  # a launcher that has seen a rank end stops the others
-            fault = peers.blame()
+        fault = peers.blame()
         if fault is not None:
             raise fault from error
         peers.ends(f"ended with {type(error).__name__}. Look at its log.")
@@ -187,19 +190,6 @@ def _blamed(peers: Peers) -> Iterator[None]:
     except BaseException:
         peers.ends("was stopped.")
         raise
-
-
-@contextmanager
-def _without_interruption() -> Iterator[None]:
-    """Ignore SIGTERM for the length of a ``with`` block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _hush(stack: ExitStack) -> None:

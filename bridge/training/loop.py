@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -47,7 +45,6 @@ from bridge.training.values import require_sane_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
     import torch
 
@@ -128,7 +125,7 @@ def _one_writer(config: ConfigContainer) -> Iterator[str | None]:
 
 
 def _train_and_report(run: Run, run_dir: Path) -> None:
-    """Train with metrics, display and a stop request around it; draw the curves however it ends."""
+    """Train with metrics and display around it; draw the curves however it ends."""
     config, first = run.config, run.process.is_first
     with ExitStack() as stack:
         metrics = Metrics()
@@ -142,7 +139,8 @@ def _train_and_report(run: Run, run_dir: Path) -> None:
             )
         for note in run.notes:
             screen.note(note)
-        _train(run, Audit(run, run_dir), metrics, screen, stack.enter_context(stop_on_signal()))
+        run.process.stop.is_noted_only = True
+        _train(run, Audit(run, run_dir), metrics, screen)
 
 
 def warn_of_untested(version: Version | None) -> None:
@@ -164,11 +162,11 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
     )
 
 
-def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display, request: StopRequest) -> None:
+def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
     """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     while not run.is_over:
-        result = _timed_step(run, audit, source, request)
+        result = _timed_step(run, audit, source)
         screen.stepped(run.iteration)
         _require_finite(run, result, metrics)
         _require_updates(run, result, metrics)
@@ -199,7 +197,7 @@ def _is_due(run: Run, interval: int | None) -> bool:
     return bool(interval) and run.iteration % (interval or 1) == 0
 
 
-def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]], request: StopRequest) -> StepResult:
+def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]]) -> StepResult:
     """Take one step; the first one also records the activations' dtypes, and some are audited."""
     began = time.perf_counter()
     first, phase = not run.step_seconds, run.enter_phase()
@@ -209,7 +207,7 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
             run.activations = stack.enter_context(watch_activations(run.trainer.model))
         elif phase is None and _is_measured(run):
             stack.enter_context(run.telemetry.measuring(run.iteration + 1))
-        result = run.trainer.step(source, stop=request)
+        result = run.trainer.step(source, stop=run.process.stop)
     run.count(result, time.perf_counter() - began)
     if run.process.peers is not None:
         run.process.peers.finished(run.iteration)
@@ -319,42 +317,3 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         phases=tuple(run.phases),
         census=take_census(run.trainer.model, run.trainer.optimizer, run.activations),
     )
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class StopRequest:
-    """The number of the signal that asked this process to stop, 0 for none."""
-
-    number = 0
-
-    def __call__(self) -> int:
-        """Return the number."""
-        return self.number
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM of a ``with`` block into a request; a second one acts as it always does.
-
-    A step is never interrupted half way, so what is saved afterwards is whole. Outside the main thread, where Python
-    allows no signal handlers, nothing is changed.
-    """
-    request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def ask(number: int, _frame: FrameType | None) -> None:
-        request.number = number
-        signal.signal(number, before[signal.Signals(number)])
-
-    for number in _SIGNALS:
-        signal.signal(number, ask)
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

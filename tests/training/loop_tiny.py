@@ -171,6 +171,7 @@ def main(plan: Path) -> None:
     `fault` names one of `disturb` and its step.
     """
     rank = os.environ.get("RANK", "0")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launch stops the others when a rank ends; they write their error
     for name, given in json.loads(plan.read_text()).items():
         run_dir = plan.parent / name
         arguments = {key: value for key, value in given.items() if key != "by_rank"}

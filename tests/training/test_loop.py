@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,16 @@ def test_ctrl_c_ends_after_the_step_with_the_files_and_a_checkpoint(tmp_path, mo
     assert (tmp_path / "loss.png").is_file()
     assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "3\n"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_while_a_failing_run_ends_does_not_hide_its_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("bridge.training.loop.plot_loss", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    try:
+        with pytest.raises(TrainingError, match="the loss must be finite"):
+            pretrain(tiny(optimizer={"lr": 1e20, "min_lr": 0.0, "clip_grad": 0.0}), run_dir=tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_records_are_log_lines_without_a_terminal(caplog):
