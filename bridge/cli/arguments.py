@@ -59,17 +59,7 @@ def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str
 def read_run(
     chosen: argparse.Namespace, *, recipe: str | None = None, file: str | None = None, strict: bool = True
 ) -> RunValues:
-    """Return the run that the arguments describe.
-
-    Args:
-        chosen: The arguments.
-        recipe: Another recipe for it.
-        file: A YAML file to read instead.
-        strict: As for `bridge.front.loader.load_run`.
-
-    Raises:
-        BridgeError: As `load_run`.
-    """
+    """Return the run that the arguments describe."""
     from bridge.front.loader import load_run
 
     if file is not None:
@@ -151,11 +141,7 @@ def text_of(value: object) -> str:
 
 
 def write_file(path: Path | str, text: str, option: str) -> None:
-    """Write a file that an option names.
-
-    Raises:
-        RunConfigError: It cannot be written.
-    """
+    """Write a file that an option names; RunConfigError where it cannot be written."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

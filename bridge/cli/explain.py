@@ -85,17 +85,7 @@ def _explain(chosen: argparse.Namespace) -> None:
 
 
 def explanation(field: str, recipe: str | None = None, *, config_dir: str | None = None) -> dict[str, Any]:
-    """Return everything known about a field as plain data.
-
-    Args:
-        field: A field of `MixedPrecisionConfig`, or the name Megatron has for it (``enable_autocast``).
-        recipe: Also say what it is in this recipe.
-        config_dir: A folder that may have the recipe as YAML.
-
-    Raises:
-        UnknownFieldError: No such field; the nearest are named.
-        UnknownRecipeError: No such recipe.
-    """
+    """Return everything known about a field, in a recipe too, as plain data; Megatron's names are taken too."""
     name = _field_name(field)
     default = getattr(MixedPrecisionConfig, name)
     found: dict[str, Any] = {
@@ -121,16 +111,8 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
 def in_run(field: str, folder: Path) -> dict[str, Any]:
     """Return what a field was in a run, as plain data.
 
-    Args:
-        field: A field of `MixedPrecisionConfig`.
-        folder: The run's folder.
-
-    Returns:
-        `rows`, those of the sync; `findings` of the check and the sync about the field; `ran`, one sentence on the
-        GEMMs of the last audited step, empty where none was recorded.
-
-    Raises:
-        RunConfigError: It is no folder of a run, or a file in it cannot be read.
+    That is `rows` of the sync, `findings` of the check and the sync about it, and `ran`, one sentence on the GEMMs
+    of the last audited step, empty where none was recorded.
     """
     run = RunFolder.of(folder)
     rows = [row for row in run.sync.get("rows", ()) if row["field"] == field]

@@ -34,11 +34,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _write(plan: PrecisionPlan, path: str) -> None:
-    """Write Megatron's file for the run, or one for each pipeline stage that needs its own.
-
-    Raises:
-        RunConfigError: Model chunks of one stage need different files.
-    """
+    """Write Megatron's file for the run, or one for each pipeline stage that needs its own."""
     from bridge.interop.megatron_lm.te_precision_file import write
 
     files = [recipe.to_file() for recipe in plan.settings.recipes]
@@ -96,11 +92,7 @@ def _modules(chosen: argparse.Namespace) -> int:
 
 
 def _refuse_rows(run: RunValues) -> None:
-    """Refuse a file together with rows of `modules`.
-
-    Raises:
-        RunConfigError: The run has rows.
-    """
+    """Refuse a file together with rows of `modules`."""
     rows = module_rows(run.precision.reading("modules")) if run.precision is not None else ()
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."

@@ -23,11 +23,7 @@ class BoundedFiles(FileConfigSource):
     """A folder of configs whose files are looked at before Hydra reads them."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return a config.
-
-        Raises:
-            RunConfigError: It is too large or too deep, its aliases multiply, or it has a tag that is not YAML's own.
-        """
+        """Return a config; RunConfigError for a file too large or deep, with multiplying aliases or a foreign tag."""
         file = Path(self.path) / self._normalize_file_name(config_path)
         if file.is_file():
             require_bounded(file, error=RunConfigError)

@@ -45,12 +45,7 @@ log = logging.getLogger("compare")
 
 
 def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
-    """Run the sweep that the command line describes, print the comparison, and end with its exit code.
-
-    Args:
-        words: ``seeds=N``, ``gate=P%``, overrides and Hydra's flags; None: the process's command line.
-        config_path: Folder of the config tree; None: ``conf`` here, or else the one of this package.
-    """
+    """Run the sweep that the command line describes, print the comparison, and end with its exit code."""
     words = sys.argv[1:] if words is None else words
     if {"-h", "--help"} & set(words):
         sys.stdout.write(__doc__)
@@ -72,11 +67,7 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
 
 
 def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
-    """Return the words of the sweep and the gate.
-
-    Raises:
-        RunConfigError: `seeds` or `gate` is no number, or no recipes are named.
-    """
+    """Return the words of the sweep and the gate; RunConfigError where no recipes are named."""
     own = {key: value for key, _, value in (word.partition("=") for word in words) if key in ("seeds", "gate")}
     rest = [word for word in words if word.partition("=")[0] not in own]
     keys = {word.partition("=")[0] for word in rest}

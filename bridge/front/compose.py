@@ -80,12 +80,6 @@ def register(recipes_from: tuple[str, ...] = ()) -> None:
     The sections are open nodes for a primary config to begin with. Hydra closes the composed config, so that
     ``mixed_precision.fp8_margin=2`` would be refused unless the recipe states that field already. In an open section
     any key can be set; whether there is such a field is judged against the real class when the config is decoded.
-
-    Args:
-        recipes_from: Modules and files of recipes to load first.
-
-    Raises:
-        RecipeSourceError: One of them cannot be loaded.
     """
     register_group(*recipes_from)
     ours = {name: dataclasses.asdict(section()) for name, section in SECTIONS.items()}
@@ -205,12 +199,7 @@ class Composition:
 
 
 def prepared(search: Search, overrides: Sequence[str]) -> Loader:
-    """Load the recipes that are asked for, refuse overrides of unknown sections, and return the loader.
-
-    Raises:
-        RunConfigError: Overrides that cannot be read, of unknown sections, or of groups with no option's name.
-        RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
-    """
+    """Load the recipes that are asked for, refuse overrides of unknown sections, and return the loader."""
     version.setbase(VERSION_BASE)
     setup_globals()
     register()
@@ -230,14 +219,8 @@ def composed(
 ) -> Iterator[Composition]:
     """Compose once, and keep ``${hydra:...}`` references resolvable inside the block.
 
-    Args:
-        search: The folders and the primary config.
-        overrides: As on the command line.
-        sweep: Overrides with several values are left out instead of refused.
-        job_name: Hydra's name of the job, and of its log.
-
-    Raises:
-        BridgeError: As `prepared`, and for options and keys that do not exist.
+    With `sweep`, overrides with several values are left out instead of refused. `job_name` names the job and its
+    log.
     """
     loader = prepared(search, overrides)
     JobRuntime.instance().set("name", job_name)
@@ -262,12 +245,7 @@ def composed(
 
 
 def retraced(config: DictConfig, hydra: DictConfig) -> Composition:
-    """Return the composition of a config that another loader composed, in the process of a sweep's job say.
-
-    Args:
-        config: The run's config, without Hydra's node.
-        hydra: Hydra's node.
-    """
+    """Return the composition of a config that another loader composed, in the process of a sweep's job say."""
     path = ConfigSearchPathImpl()
     for source in hydra.runtime.config_sources:
         path.append(source.provider, f"{source.schema}://{source.path}")
@@ -355,8 +333,7 @@ def _origins(layers: Iterable[Layer], hydra: DictConfig) -> Origins:
 def _layers(defaults: Iterable[ResultDefault], repository: IConfigRepository) -> Iterator[Layer]:
     """Yield the layers of a defaults list, with the keys that each sets.
 
-    Raises:
-        RunConfigError: A YAML file has the name of a registered recipe, so that one of the two would be ignored.
+    RunConfigError for a YAML file with the name of a registered recipe: one of the two would be ignored.
     """
     for default in defaults:
         path = default.config_path or ""

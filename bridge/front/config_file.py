@@ -28,19 +28,7 @@ MAPPINGS = (*OWNERS, *SECTIONS)
 def read_config_file(path: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> ConfigFile:
     """Read a file of sections and write overrides over it.
 
-    `mixed_precision` is a recipe's name or a mapping of fields. In a YAML that Megatron Bridge wrote, ``_target_``
-    names the class that a mapping would be built as; only the data is read, and sections unknown here are left out.
-
-    Args:
-        path: The file.
-        overrides: ``SECTION.FIELD=VALUE``, ``mixed_precision=NAME``, ``~SECTION.FIELD``.
-        trust: Run what `recipes_from` names in the file. Without it those names are a `BridgeWarning`: a file that is
-            looked at runs nothing. `recipes_from` among the overrides is run in any case.
-
-    Raises:
-        RunConfigError: A file, section or override that cannot be used.
-        RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
-        UnknownRecipeError: No such recipe.
+    Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))

@@ -35,14 +35,10 @@ def decode_fields(
     problems: Problems,
     functions: Mapping[str, Mapping[str, Callable[..., Any]]] | None = None,
 ) -> dict[str, Any]:
-    """Return the constructor arguments of `owner` that `values` describe.
+    """Return the constructor arguments of the dataclass `owner` that `values` describe.
 
-    Args:
-        values: Plain data by field name.
-        owner: A dataclass.
-        section: Its name in the config, for messages.
-        problems: Takes every key that is no field and every value that does not fit.
-        functions: For fields that hold a function: field -> name -> function.
+    `problems` takes every key that is no field and every value that does not fit; `functions` is field -> name ->
+    function.
     """
     hints = typing.get_type_hints(owner)
     fields = {field.name: field for field in dataclasses.fields(owner) if field.init and field.name[0] != "_"}

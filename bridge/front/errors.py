@@ -78,10 +78,8 @@ def translated(
 ) -> BridgeError:
     """Return the error to show instead of `error`; one of our own is returned as it is.
 
-    Args:
-        error: What Hydra, OmegaConf or the YAML parser raised.
-        overrides: The command line, to name it as the origin of what was set there.
-        repository: The configs that can be found, for near names.
+    `overrides` is the command line, to name it as an origin; `repository` holds the configs that can be found, for
+    near names.
     """
     if isinstance(error, BridgeError):
         return error

@@ -145,12 +145,8 @@ def run_of(
 ) -> RunValues:
     """Return the values of a composed config, or of plain data in the same sections; its problems are not raised yet.
 
-    Args:
-        composition: A composed config, or plain data.
-        name: A name for it.
-        resolve: Resolve ``mixed_precision=auto`` for the declared target, or else for this machine. Without it such a
-            run has no precision.
-        missing: Leave missing values (``???``) out instead of refusing them.
+    Without `resolve` a run with ``mixed_precision=auto`` has no precision; `missing` leaves missing values
+    (``???``) out.
     """
     if isinstance(composition, Composition):
         values = _plain(composition.config, composition.origins, missing=missing)
@@ -161,15 +157,7 @@ def run_of(
 
 
 def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
-    """Return the container of a run. Imports Megatron Core.
-
-    Args:
-        run: A run's values, or plain data in the sections of one.
-
-    Raises:
-        RunConfigError: Keys or values that cannot be used: all of them.
-        PrecisionConfigError: The precision can never be right.
-    """
+    """Return the container of a run's values, or of plain data in the sections of one. Imports Megatron Core."""
     if not isinstance(run, RunValues):
         run = run_of(run, missing=False)
     _declare_te_cpu(run)
@@ -205,12 +193,7 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
 
 
 def _declare_te_cpu(run: RunValues) -> None:
-    """Declare that this process runs Transformer Engine on its CPU, where the run asks for it.
-
-    Raises:
-        RunConfigError: The target names no GPU.
-        BackendUnavailableError: This process was declared for another GPU.
-    """
+    """Declare that this process runs Transformer Engine on its CPU, where the run asks for it."""
     if run.run_keys.get("precision_backend") != te_cpu.BACKEND:
         return
     own = run.model.get("fp4_recipe") if run.model.get("fp4") else run.model.get("fp8_recipe")
@@ -229,11 +212,7 @@ def decoded_sections(
 
 
 def config_folder(given: Path | str | None = None) -> Path:
-    """Return the folder of the Hydra tree: `given`, or ``conf`` here, or the one of this package.
-
-    Raises:
-        RunConfigError: There is none.
-    """
+    """Return the folder of the Hydra tree: `given`, or ``conf`` here, or the one of this package."""
     if given is None:
         return Path("conf").resolve() if Path("conf/config.yaml").is_file() else shipped_folder()
     if _is_there(Path(given)) and Path(given).is_dir():
@@ -271,15 +250,10 @@ def _run(
     name: str,
     resolve: bool = True,
 ) -> RunValues:
-    """Return the run that plain values describe.
+    """Return the run that plain values describe: section -> values, the precision a mapping or a recipe's name.
 
-    Args:
-        values: Section -> values. The precision is a mapping of fields, or a recipe's name.
-        choice: The chosen option of the group `mixed_precision`: a recipe's name, or a YAML file's.
-        recipe: The recipe as the registry made it, its fields among the values; None: a YAML file's, or none.
-        origins: Who set the keys.
-        name: A name for the run.
-        resolve: Resolve ``auto``.
+    `choice` is the option of the group `mixed_precision`; `recipe` is the recipe as the registry made it, None for
+    a YAML file's.
     """
     values = dict(values)
     if isinstance(values.get("target"), list):  # target=[h100x8,te2.8], which Hydra takes without quotes
@@ -356,11 +330,7 @@ def _stated_precision(
 
 
 def _plain(config: DictConfig, origins: Origins, *, missing: bool) -> dict[str, Any]:
-    """Return a config as plain data with its interpolations resolved.
-
-    Raises:
-        RunConfigError: Missing values, all of them; a reference to nothing; `_target_` anywhere; unknown sections.
-    """
+    """Return a config as plain data with its interpolations resolved; RunConfigError with all missing values."""
     raw = OmegaConf.to_container(config, resolve=False)
     absent = [] if missing else sorted(path for path, value in leaves(raw, "").items() if value == "???")
     if absent:

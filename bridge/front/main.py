@@ -174,10 +174,8 @@ def _task(
 ) -> Callable[[DictConfig], None]:
     """Return `job` as Hydra calls it.
 
-    Args:
-        job: The script's work.
-        made: The run; None: that of the config that Hydra composed itself, for a job of a sweep.
-        refused: Takes an error of ours instead of raising it.
+    `made` is the run, None for that of the config that Hydra composed itself; `refused` takes an error of ours
+    instead of raising it.
     """
 
     def task(config: DictConfig) -> None:

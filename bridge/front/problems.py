@@ -110,15 +110,7 @@ class Problems:
         self._matches: list[str] = []
 
     def add(self, path: str, rule: str, value: Any, remedy: str = "", matches: Iterable[str] = ()) -> None:
-        """Add one fault.
-
-        Args:
-            path: The key.
-            rule: A clause: "must be a whole number".
-            value: The value that was found.
-            remedy: One sentence; empty: "Give one."
-            matches: The nearest names that exist.
-        """
+        """Add one fault, with the remedy "Give one." where there is none."""
         remedy = remedy or "Give one."
         end = "" if remedy.endswith((".", "?")) else "."
         self._sentences.append(f"{path}: {rule}, got {value!r} ({self.origins.of(path)}). {remedy}{end}")

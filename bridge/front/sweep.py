@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float = GATE) -> list[Comparison]:
-    """Print what the runs of a sweep say about their recipes, and write it into the sweep's folder.
-
-    Returns:
-        One comparison for each set of twins; none with fewer than two runs.
-    """
+    """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
     if not is_first_process():
         return []
     arms = [found for found in map(read_arm, runs) if found is not None]

@@ -37,12 +37,7 @@ log = logging.getLogger("train")
 
 
 def main_train(words: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
-    """Train as the command line says.
-
-    Args:
-        words: Overrides and Hydra's flags; None: the process's command line.
-        config_path: Folder of the config tree; None: ``conf`` here, or else the one of this package.
-    """
+    """Train as the command line says."""
     exit_on_signals()
     main(train, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
 
@@ -72,16 +67,8 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
 def require_checked(config: ConfigContainer, run_dir: Path) -> set[tuple[str, str]]:
     """Check a run before anything of it is built, log its warnings, and keep the findings in its folder.
 
-    Args:
-        config: The run, before its precision is written into the sections.
-        run_dir: Gets ``findings.json``: the findings, the silenced ones with their reasons, and the choice behind
-            ``auto``.
-
-    Returns:
-        (rule's id, path) of each finding that was logged, so that the sync does not log it again.
-
-    Raises:
-        CheckError: Every finding that is an error.
+    Return (rule's id, path) of each finding that was logged, so that the sync does not log it again; CheckError
+    with every finding that is an error.
     """
     report = check_run(config, target=config.target or "auto")
     if is_first_process():
@@ -105,11 +92,6 @@ def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) ->
     """Write ``config.yaml`` and, where there is a report, ``sync.txt`` and ``sync.json`` into the run's folder.
 
     Only the first process of a launch writes.
-
-    Args:
-        run_dir: Is made where it does not exist.
-        config: The run after `runtime_config_update`.
-        report: What that returned.
     """
     if not is_first_process():
         return

@@ -75,12 +75,7 @@ DEEPSPEED_SCALE = {"initial_loss_scale": 65536, "loss_scale_window": 1000, "min_
 
 
 def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
-    """Return what an Accelerate configuration asks for.
-
-    Args:
-        payload: The parsed YAML, or ``ACCELERATE_*`` variables by name.
-        fp8_backend: AO, TE or MSAMP, where the configuration does not say; None: torchao, which it tries first.
-    """
+    """Return what an Accelerate configuration, its parsed YAML or ``ACCELERATE_*`` variables by name, asks for."""
     top = Settings(_flattened(payload), TITLE, lenient=True)
     assumed = Settings({"fp8_backend": fp8_backend}, TITLE).word("fp8_backend", tuple(READ)) or "AO"
     builder = ImportBuilder(TITLE)
@@ -110,14 +105,7 @@ def import_(payload: object, *, fp8_backend: str | None = None) -> ImportReport:
 
 
 def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int | None = None) -> ExportReport:
-    """Return an Accelerate configuration.
-
-    Args:
-        config: What to write.
-        form: "yaml": what `accelerate launch --config_file` reads. "arguments": a mapping that
-            `accelerator_arguments` makes the real objects of; it can say more of FP16's scale, and choose modules.
-        num_layers: Layers of the model, where the recipe chooses single layers.
-    """
+    """Return an Accelerate configuration; the form "arguments" says more of FP16's scale, and can choose modules."""
     shape = Settings({"form": form}, TITLE).word("form", ("yaml", "arguments"))
     builder = ExportBuilder(config, TITLE)
     compute = export_as_amp(builder, "mixed_precision")

@@ -73,16 +73,7 @@ CAPABILITIES = {
 
 
 def import_(payload: object, *, gpu: object = None) -> ImportReport:
-    """Return what an Axolotl configuration asks for.
-
-    Args:
-        payload: The parsed YAML.
-        gpu: The card it will run on ("h100", "sm_90", "9.0", "cpu"). None: unknown, and "auto" is a guess that is
-            reported.
-
-    Raises:
-        PayloadError: The documented `bf16: full`, which Axolotl's schema refuses, or FP8 on a GPU that it refuses.
-    """
+    """Return what an Axolotl configuration asks for; without a GPU, "auto" is a guess that is reported."""
     top = Settings(payload, TITLE, lenient=True)
     can = capabilities(capability(gpu)) if gpu is not None else None
     if top.values.get("bf16") == "full":
@@ -110,12 +101,7 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
 
 
 def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> ExportReport:
-    """Return the precision settings of an Axolotl YAML, all of them written out: its defaults are "auto".
-
-    Args:
-        config: What to write.
-        sharding: "fsdp" or "deepspeed" where the run will use one, which gives it FP32 master weights.
-    """
+    """Return the precision settings of an Axolotl YAML, all of them written out: its defaults are "auto"."""
     around = Settings({"sharding": sharding}, TITLE).word("sharding", ("fsdp", "deepspeed"))
     builder = ExportBuilder(config, TITLE)
     semantics, mode, compute = semantics_of(config), config.mode, compute_dtype(config)
@@ -159,11 +145,7 @@ def capabilities(compute_capability: tuple[int, int] | None) -> dict[str, bool]:
 
 
 def capability(gpu: object) -> tuple[int, int] | None:
-    """Return the compute capability of "h100", "sm_90", "9.0" or (9, 0); None for "cpu".
-
-    Raises:
-        PayloadError: Nothing of the kind.
-    """
+    """Return the compute capability of "h100", "sm_90", "9.0" or (9, 0); None for "cpu", PayloadError for no card."""
     if isinstance(gpu, tuple | list) and len(gpu) == 2 and all(type(part) is int for part in gpu):
         return (gpu[0], gpu[1])
     name = re.sub(r"[\s_-]|nvidia|geforce", "", str(gpu).lower())

@@ -58,11 +58,7 @@ ABSENT = {
 
 
 class ImportBuilder:
-    """The report of an import while the settings of a system are read into fields.
-
-    Args:
-        system: Title and version of the system, for messages about its defaults.
-    """
+    """The report of an import while the settings of a system are read into fields."""
 
     def __init__(self, system: str) -> None:
         self.system = system
@@ -73,11 +69,7 @@ class ImportBuilder:
         self.default_mode = "fp32"
 
     def map(self, setting: str, /, **fields: Any) -> None:
-        """Record that `setting` became these fields; none at all: it agrees with what is unstated.
-
-        Raises:
-            PayloadError: A value is not of its field's type.
-        """
+        """Record that `setting` became these fields; none at all: it agrees with what is unstated."""
         try:
             MixedPrecisionConfig.from_dict(dict(fields))
         except PrecisionTypeError as error:
@@ -115,13 +107,8 @@ class ImportBuilder:
     ) -> None:
         """State the defaults of a system over Megatron that decide, where the fields are not stated yet.
 
-        Args:
-            spell: Turns a field's name into the setting's.
-            fp8_recipe: The scheme of FP8 where none is written.
-            in_fp32: Whether gradients of a half-precision run are reduced in FP32; None: nothing to state.
-            layers: First and last layers that `first_last_layers_bf16` keeps; None: nothing to state.
-            why: As in `implied`.
-            why_layers: As in `implied`, for `layers`.
+        `spell` turns a field's name into the setting's; `layers` are those that `first_last_layers_bf16` keeps.
+        None for `in_fp32` or `layers`: nothing to state.
         """
         fields = self.fields
         defaults: dict[str, tuple[Any, str]] = {}
@@ -151,24 +138,13 @@ class ImportBuilder:
         self.report(setting, value, "semantics", detail, "Megatron keeps FP32 masters: plan 4 more bytes per weight.")
 
     def leave_mode(self, decided_by: str, *, default: str = "fp32") -> None:
-        """Leave the mode unstated, and record what decides it.
-
-        Args:
-            decided_by: What decides, as a noun.
-            default: The mode that the system itself takes where nothing states one.
-        """
+        """Leave the mode unstated, and record what decides it, a noun, and the system's own default mode."""
         self.decided_by, self.default_mode = decided_by, default
         detail = f"nothing in the file states it; {decided_by} decides"
         self.report("mode", None, "unsupported", detail, f"Give that, or take {default} with --assume-defaults.")
 
     def finish(self, semantics: str, *, label: str = "", recipe: str | None = None) -> ImportReport:
-        """Return the report; PayloadError should a field have been given a value it cannot hold.
-
-        Args:
-            semantics: One of `contract.SEMANTICS`.
-            label: Which run of the file it is.
-            recipe: The recipe's name where the caller knows it; else it is found by its meaning.
-        """
+        """Return the report; PayloadError should a field have been given a value it cannot hold."""
         try:
             config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
         except PrecisionTypeError as error:
@@ -196,9 +172,7 @@ class ImportBuilder:
 class ExportBuilder:
     """The report of an export while stated fields are written into settings of a system.
 
-    Raises:
-        PrecisionTypeError: Not a config.
-        PrecisionConfigError: A config that can never be right; nothing of it would mean anything elsewhere either.
+    PrecisionConfigError for a config that can never be right; nothing of it would mean anything elsewhere either.
     """
 
     def __init__(self, config: object, system: str) -> None:

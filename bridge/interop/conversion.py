@@ -65,17 +65,7 @@ def runs_of(
     context: Mapping[str, Any] | None = None,
     targets: Sequence[System] = (),
 ) -> list[Run]:
-    """Return every run that a document asks for, the file's first one first.
-
-    Args:
-        document: The document.
-        chosen: The system given with --from.
-        context: What the file cannot say.
-        targets: Systems that read the context too.
-
-    Raises:
-        BridgeError: The file is broken, no system recognises it, or none of the systems knows a key of the context.
-    """
+    """Return every run that a document asks for, the file's first one first; `targets` read the context too."""
     if chosen is not None:
         _check_kind(document, system(chosen))
     if document.kind == "shell":
@@ -175,11 +165,7 @@ def _check_kind(document: Document, one: System) -> None:
 
 
 def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> ExportReport | None:
-    """Return the run as a configuration of the system `to`; None for our own, which is the run's config itself.
-
-    Raises:
-        BridgeError: There is no such system, it has no form to write, or the run's mode is not stated.
-    """
+    """Return the run as a configuration of the system `to`; None for our own, which is the run's config itself."""
     if run.imported.decided_by is not None:
         where = ", ".join(filter(None, (run.document.path, run.imported.label)))
         rule = f"the precision must be stated; {run.imported.decided_by} decides it"
@@ -197,13 +183,7 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
 
 
 def lost(run: Run, to: str | None, exported: ExportReport | None) -> list[Unmapped]:
-    """Return the records of a conversion that lose precision: a format, scheme, loss scale or dtype of sums.
-
-    Args:
-        run: The run.
-        to: The system that it was written for; None for none.
-        exported: The export; None for our own form, which holds each field.
-    """
+    """Return the records of a conversion that lose precision: a format, scheme, loss scale or dtype of sums."""
     kept: tuple[str, ...] = SAME_NUMBERS
     if to is not None and to != OURS and system(to).name in GEMMS_ALONE:
         kept += OF_A_TRAINER

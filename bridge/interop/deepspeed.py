@@ -59,13 +59,7 @@ SHARDED = (
 
 
 def import_(payload: object, *, auto: str | None = None) -> ImportReport:
-    """Return what a DeepSpeed configuration asks for.
-
-    Args:
-        payload: The parsed JSON.
-        auto: What the layer above (transformers, accelerate) trains in: bf16, fp16 or fp32. It fills in "auto" and adds
-            a block that is not there. None: it is not known.
-    """
+    """Return what a DeepSpeed configuration asks for; `auto` fills in "auto" and adds a block that is not there."""
     top = Settings(payload, TITLE, lenient=True)
     above = Settings({"auto": auto}, TITLE).word("auto", DTYPES)
     builder = ImportBuilder(TITLE)

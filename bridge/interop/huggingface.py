@@ -88,14 +88,9 @@ def import_(
     accelerate_mixed_precision: str | None = None,
     program: str | None = None,
 ) -> ImportReport:
-    """Return what the arguments ask for.
+    """Return what a mapping of arguments, or a list of command-line words, asks for.
 
-    Args:
-        payload: A mapping of arguments, or a list of command-line words.
-        weights_dtype: What the model is loaded in: fp32, bf16 or fp16. None: what the file says, in `torch_dtype` say;
-            where it says nothing FP32 is assumed, and reported.
-        accelerate_mixed_precision: The environment's ACCELERATE_MIXED_PRECISION, read where neither switch is on.
-        program: The program that reads the arguments, as a noun; None: it is not known.
+    Without `weights_dtype`, and a `torch_dtype` in the file, FP32 is assumed and reported; `program` is a noun.
     """
     given = arguments(payload) if isinstance(payload, list | tuple) else payload
     top = Settings(given, TITLE)
@@ -146,11 +141,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def arguments(words: Any) -> dict[str, Any]:
-    """Return the arguments that command-line words set: `--bf16`, `--bf16 True`, `--tf32=false`, `--no_tf32`.
-
-    Raises:
-        PayloadError: A switch with a value that is no switch's.
-    """
+    """Return the arguments that command-line words set: `--bf16`, `--bf16 True`, `--tf32=false`, `--no_tf32`."""
     found: dict[str, Any] = {}
     waiting: str | None = None
     for word in words:

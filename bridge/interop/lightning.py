@@ -76,13 +76,10 @@ GONE = "Lightning refuses it from 2.0 on"
 
 
 def import_(payload: object, *, strategy: str | None = None, accelerator: str | None = None) -> ImportReport:
-    """Return what Lightning trains in.
+    """Return what Lightning trains in: a precision string or number, or Trainer arguments, under ``trainer`` or not.
 
-    Args:
-        payload: A precision string or number; or a mapping of Trainer arguments, or one with them under ``trainer``. A
-            precision plugin stands in ``plugins`` as ``class_path`` and ``init_args``.
-        strategy: The Trainer's strategy where the payload does not say: fsdp, deepspeed, ...
-        accelerator: Likewise; on "cpu" Lightning turns 16-mixed into bf16-mixed.
+    A precision plugin stands in ``plugins`` as ``class_path`` and ``init_args``. On a CPU Lightning turns 16-mixed
+    into bf16-mixed.
     """
     is_word = isinstance(payload, str | int) and not isinstance(payload, bool)
     whole = Settings({} if payload is None else {"precision": payload} if is_word else payload, TITLE)
@@ -108,12 +105,7 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
 
 
 def export(config: MixedPrecisionConfig, *, strategy: str | None = None) -> ExportReport:
-    """Return Trainer arguments.
-
-    Args:
-        config: What to write.
-        strategy: "fsdp" or "deepspeed" where the Trainer will use it, under which mixed means half-precision weights.
-    """
+    """Return Trainer arguments; under the strategies fsdp and deepspeed mixed means half-precision weights."""
     plan = Settings({"strategy": strategy}, TITLE).word("strategy", ("ddp", "fsdp", "deepspeed"))
     builder = ExportBuilder(config, TITLE)
     if config.fp8 is not None and config.fp8_recipe == "delayed" and config.mode != "fp32":

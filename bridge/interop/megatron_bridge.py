@@ -61,11 +61,9 @@ NO_AUTOCAST = f"{TITLE} copies fields of the same name, and Megatron's is enable
 
 
 def import_(payload: object, *, base: str | None = None) -> ImportReport:
-    """Return what a Megatron Bridge configuration asks for.
+    """Return what a recipe's name, a mapping of fields, or a run's configuration with `mixed_precision` asks for.
 
-    Args:
-        payload: A recipe's name, a mapping of fields, or a run's configuration with a `mixed_precision` key.
-        base: Of overrides: the source of the configuration that they go over and that is not read, as a noun.
+    Overrides go over `base`, a noun for the configuration that is not read.
     """
     builder = ImportBuilder(TITLE)
     if isinstance(payload, str):

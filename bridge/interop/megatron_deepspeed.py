@@ -44,13 +44,7 @@ def is_read(key: str) -> bool:
 def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str | None]:
     """Map what the engine's file says where the script writes it, and leave open what it decides where not.
 
-    Args:
-        run: The arguments.
-        mode: What `--fp16` and `--bf16` say.
-        builder: The builder.
-
-    Returns:
-        The mode and the semantics that the file decides; None for the semantics where it is not read.
+    Return the mode and the semantics that the file decides; None for the semantics where it is not read.
     """
     for key in (*SCALER, *REDUCTION):
         written = run.settings.get(key)

@@ -37,14 +37,8 @@ def schemes_for(
 ) -> ModuleSchemes | None:
     """Return the schemes of a precision's linear layers, and map or report what chooses them.
 
-    Args:
-        builder: The export.
-        num_layers: Layers of the model, where they are known.
-        available: The schemes that the other system has for a linear layer.
-        setting: The setting that will hold the choice.
-
-    Returns:
-        None where the choice cannot be written, which is reported.
+    None where the choice cannot be written, which is reported. `available` are the schemes of the other system;
+    `setting` will hold the choice.
     """
     config = builder.config
     fields = [name for name in ("modules", "first_last_layers_bf16") if builder.values[name]]
@@ -83,9 +77,7 @@ def name_lists(schemes: ModuleSchemes, names: Mapping[str, Sequence[str]]) -> di
 
     A name that would take modules of another scheme too, as ``wq`` takes ``wq_a``, is left out.
 
-    Args:
-        schemes: The schemes of the linear layers.
-        names: Megatron's name within a layer -> the other system's.
+    `names` maps Megatron's name within a layer to the other system's.
     """
     layers = range(schemes.num_layers or 1)
     chosen = {name: tuple(schemes.chosen(layer, name) for layer in layers) for name in names}
@@ -128,13 +120,8 @@ def read_list(
 ) -> ListReading:
     """Return the modules that a list takes, and report the names in it that take others than they seem to.
 
-    Args:
-        builder: The import.
-        setting: The list's name.
-        listed: Its names.
-        names: Megatron's name within a layer -> the other system's.
-        others: Further linear layers of the other system, its output layer first.
-        taken_in: The precision of what the list takes.
+    `names` is as for `name_lists`; `others` are further linear layers of the other system, its output layer first;
+    `taken_in` is the precision of what the list takes.
     """
     mentioned = sorted({int(found[1]) for one in listed for found in _LAYER.finditer(one)})
     taken: dict[tuple[int, str], None] = {}
@@ -188,11 +175,8 @@ def _is_inside(listed: str, name: str) -> bool:
 def rows_of(reading: ListReading, *, taken: str, left: str, run: str) -> list[dict[str, Any]]:
     """Return rows of `modules` for a list, without rows for layers that only some models have.
 
-    Args:
-        reading: The modules that the list takes.
-        taken: The precision of what it takes, a scheme or bf16.
-        left: That of all others.
-        run: That of a module which no row selects.
+    `taken` is the precision of what it takes, a scheme or bf16, `left` that of all others, and `run` that of a
+    module which no row selects.
     """
     rows: list[dict[str, Any]] = []
     for name in (name for group in reading.groups for name in group):

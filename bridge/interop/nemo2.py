@@ -79,12 +79,7 @@ ARGUMENTS_SINCE = {
 
 
 def import_(payload: object, *, nemo_version: str | None = None) -> ImportReport:
-    """Return what a plugin asks for.
-
-    Args:
-        payload: The plugin's arguments as a mapping, a recipe's name, or Python that calls either.
-        nemo_version: The release that runs it; None: 2.6, and what differs before is reported.
-    """
+    """Return what a plugin asks for: its arguments as a mapping, a recipe's name, or Python that calls either."""
     return import_all(payload, nemo_version=nemo_version)[0]
 
 

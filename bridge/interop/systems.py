@@ -38,11 +38,7 @@ CLOSE = 0.05
 
 
 def system(name: str) -> System:
-    """Return a system by its name, in either spelling.
-
-    Raises:
-        PayloadError: There is none of that name; the nearest are named.
-    """
+    """Return a system by its name, in either spelling; PayloadError with the nearest names where there is none."""
     wanted = name.strip().lower().replace("_", "-")
     if wanted not in MODULES:
         hint = did_you_mean(close_matches(wanted, MODULES)) or f"Systems: {', '.join(MODULES)}."
@@ -63,15 +59,7 @@ def candidates(document: Document) -> list[tuple[System, Recognised]]:
 
 
 def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
-    """Return the system of a document and the evidence, as a clause.
-
-    Args:
-        document: The document.
-        chosen: The name of the system given with --from; overrules detection.
-
-    Raises:
-        PayloadError: No system recognises it, two do with the same certainty, or `chosen` is the name of none.
-    """
+    """Return the system of a document and the evidence, as a clause; `chosen` with --from overrules detection."""
     if chosen is not None:
         return system(chosen), "was named with --from"
     found = candidates(document)

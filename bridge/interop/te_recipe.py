@@ -74,12 +74,7 @@ OUTSIDE = ("params_dtype", "pipeline_dtype", "autocast_enabled", "autocast_dtype
 
 
 def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
-    """Return what a Transformer Engine recipe asks for.
-
-    Args:
-        payload: A mapping with the class under `_target_` (or recipe, class, type, name) and its arguments.
-        mode: What the run around it trains in, which the recipe does not say: bf16, fp16 or fp32.
-    """
+    """Return what a Transformer Engine recipe asks for: a mapping with the class under `_target_` and its arguments."""
     if not isinstance(payload, Mapping):
         remedy = "Give class and arguments of the recipe."
         raise PayloadError(f"te-recipe: must be a mapping, got {payload!r:.60}. {remedy}")
@@ -186,10 +181,6 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     """Return the recipe's class and arguments; None where nothing runs below half precision.
 
     A precision that chooses modules is a `CustomRecipe` with a factory of ours, for `hydra.utils.instantiate`.
-
-    Args:
-        config: The recipe.
-        num_layers: Layers of the model, where the recipe chooses single layers.
     """
     builder = ExportBuilder(config, TITLE)
     row = next((row for row in CLASSES.values() if row.name == config.scheme), None)

@@ -67,12 +67,7 @@ TEXT = ("description", "name", "flavor")
 
 
 def import_(payload: object, *, sharded: object = True) -> ImportReport:
-    """Return what a torchtitan configuration asks for.
-
-    Args:
-        payload: The parsed configuration, in either shape.
-        sharded: FSDP is on. False: one device or plain data parallelism, where torchtitan uses autocast instead.
-    """
+    """Return what a torchtitan configuration asks for."""
     top = Settings(payload, TITLE)
     parallelism, training = top.section("parallelism"), top.section("training")
     degrees = {name: parallelism.whole(f"{name}_parallel_degree") or 1 for name in ("tensor", "pipeline", "context")}
@@ -102,12 +97,7 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
-    """Return the training section, and converters for MXFP8 or NVFP4.
-
-    Args:
-        config: The recipe.
-        num_layers: Layers of the model, where the recipe chooses single layers.
-    """
+    """Return the training section, and converters for MXFP8 or NVFP4."""
     builder = ExportBuilder(config, TITLE)
     semantics, mode = semantics_of(config), config.mode
     training = {"dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32"}
@@ -288,15 +278,7 @@ def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
 
 
 def _filter(builder: ImportBuilder, block: Settings, converter: str, scheme: str, run: str) -> None:
-    """Turn the list of the modules that a converter takes, or leaves out, into rows.
-
-    Args:
-        builder: The import.
-        block: The converter's settings.
-        converter: Its name; those of torchtitan 0.3 end with "Converter", and list what they take.
-        scheme: Its scheme.
-        run: The scheme of the run, that of the first converter.
-    """
+    """Turn the list of the modules that a converter takes, or leaves out, into rows; `run` is the first scheme."""
     is_new = converter.endswith("Converter")
     key = "fqns" if is_new else "filter_fqns"
     given = block.values.get(key)

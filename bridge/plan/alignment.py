@@ -183,9 +183,7 @@ def pad_multiple(
 def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> AlignmentReport:
     """Return every linear layer's M, N and K on a rank, and which of them the plan's scheme cannot take.
 
-    Args:
-        plan: The precision plan, with its layout.
-        workload: How many tokens there are; None: only the model's dimensions are checked.
+    Without a workload only the model's dimensions are checked.
     """
     parallel = plan.parallel
     scheme, family = _strictest(plan)

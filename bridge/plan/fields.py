@@ -181,13 +181,7 @@ def _has_own_value(model: Any, field: dataclasses.Field[Any]) -> bool:
 
 
 def absent_fields(role: str, config: Any, version: Version | None) -> dict[str, str]:
-    """Return each field that is set and that a version of Megatron Core does not have -> the versions that have it.
-
-    Args:
-        role: model, optimizer or ddp.
-        config: A mapping, or any object with attributes of Megatron's names.
-        version: Of megatron-core; None: every known field counts as there.
-    """
+    """Return each field that is set and that a version of Megatron Core does not have -> the versions that have it."""
     if version is None:
         return {}
     return {

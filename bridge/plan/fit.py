@@ -106,15 +106,7 @@ class FitReport:
 
 
 def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: True) -> FitReport:
-    """Return the options with which a run fits, cheapest first, without those that add to a cheaper one.
-
-    Args:
-        run: The run.
-        is_sound: Whether a run that fits may be proposed.
-
-    Raises:
-        RunConfigError: The memory of the GPU is not known, or the run itself cannot be planned.
-    """
+    """Return the options with which a sound run fits, cheapest first, without those that add to a cheaper one."""
     memory = memory_to_fit(run)
     usable = int(memory * USABLE)
     found, untried = _search(run, usable, is_sound)
@@ -139,11 +131,7 @@ def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: T
 
 
 def memory_to_fit(run: PlannedRun) -> int:
-    """Return the memory of one GPU that the run is to fit into.
-
-    Raises:
-        RunConfigError: It is not known, or the run shards weights, which is not counted.
-    """
+    """Return the memory of one GPU that the run is to fit into; RunConfigError where it is not known."""
     sharded = run.sharded_by
     if sharded is not None:
         rule = "weights that are sharded are not counted"

@@ -94,11 +94,7 @@ class Workload:
 
 
 def _count(section: Any, path: str, default: int, *, least: int = 1) -> int:
-    """Return a whole number of a section.
-
-    Raises:
-        RunConfigError: It holds something else.
-    """
+    """Return a whole number of a section; RunConfigError where it holds something else."""
     given = read_field(section, path.partition(".")[2], default)
     number = whole_number(given)
     if number is None or number < least:

@@ -107,12 +107,7 @@ def effects_of(
 
     Only Transformer Engine's linear layers read it.
 
-    Args:
-        recipe: That of the layer's chunk.
-        paths: How the model names its modules.
-        label: The layer's label in the plan.
-        index: The layer's number within its chunk.
-        modules: The layer's modules.
+    `index` is the layer's number within its chunk.
     """
     if recipe is None:
         return (None,) * len(modules)

@@ -101,11 +101,7 @@ class PlannedRun:
 
     @property
     def overflow(self) -> Overflow | None:
-        """The fullest rank, where it needs more than its GPU has; None where it fits or that is not known.
-
-        Raises:
-            RunConfigError: No such model can be built, or it has modules that the plan does not know.
-        """
+        """The fullest rank, where it needs more than its GPU has; None where it fits or that is not known."""
         limit = self.memory_bytes
         if limit is None:
             return None

@@ -103,12 +103,7 @@ class Settings:
         return table.get(self.scheme or "")
 
     def of_module(self, effect: ModuleEffect | None, *, low: bool) -> tuple[Settings, bool]:
-        """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe.
-
-        Args:
-            effect: The effect of the payload that takes the module; None: no payload does.
-            low: Its layer runs in FP8 or FP4.
-        """
+        """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe."""
         if effect is None or not effect.acts(is_low=low):
             return self, low
         if effect.family is None:
@@ -125,15 +120,7 @@ class Settings:
         *,
         mcore: Version | None = None,
     ) -> Settings:
-        """Return the settings of a precision written into these configs, as a version of Megatron Core reads them.
-
-        Args:
-            precision: What is written; None: the configs' own values.
-            model: A mapping or an object of Megatron's model fields.
-            optimizer: Likewise; None: the defaults.
-            ddp: Likewise.
-            mcore: Version of megatron-core; None: the newest that is known.
-        """
+        """Return the settings of a precision written into these configs, as a version of Megatron Core reads them."""
         given = dict(zip(ROLES, (model, optimizer, ddp), strict=True))
         absent = {role: absent_fields(role, config or {}, mcore) for role, config in given.items()}
         own = {role: _complete(role, without(config, absent[role])) for role, config in given.items()}
@@ -254,11 +241,7 @@ def _notes(
 
 
 def _no_path(recipe: Any) -> Any:
-    """Return a per-module recipe.
-
-    Raises:
-        RunConfigError: It is the path of a file.
-    """
+    """Return a per-module recipe; RunConfigError for the path of a file."""
     if isinstance(recipe, str) and recipe:
         rule, remedy = "is the content of a file of configs and matchers, not its path", "Write the content."
         raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)

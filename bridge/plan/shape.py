@@ -130,14 +130,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
-        """Return the shape that config values describe.
-
-        Args:
-            model: A mapping, or any object with attributes of Megatron's names; None counts as not given.
-
-        Raises:
-            RunConfigError: No such model can be built; every reason is named.
-        """
+        """Return the shape that config values describe; RunConfigError with every reason why there is no such model."""
         reader = _Reader(model)
         shape = reader.shape()
         lines = [f"model.{name}: {rule}, got {value!r}. {remedy}." for name, rule, value, remedy in reader.wrong]

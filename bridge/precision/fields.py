@@ -78,11 +78,7 @@ class StatedField:
         return replace(self, default=self.check(default))
 
     def check(self, value: object) -> Any:
-        """Return `value` in the form it is kept in.
-
-        Raises:
-            PrecisionTypeError: The value is of the wrong type for the field.
-        """
+        """Return `value` in the form it is kept in; PrecisionTypeError for one of the wrong type for the field."""
         if value is None and (self.optional or self.unstates):
             return None
         if isinstance(value, str):

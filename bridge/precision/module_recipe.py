@@ -32,14 +32,7 @@ def needs_layers(rows: Sequence[ModuleRow]) -> bool:
 def chunk_recipes(
     rows: Sequence[ModuleRow], chunks: Sequence[Sequence[int]], *, is_low: bool, fp8_format: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the content of Megatron's file for each model chunk.
-
-    Args:
-        rows: The rows of `modules`.
-        chunks: The numbers of the layers of each chunk, from 0 over the whole model.
-        is_low: The run has FP8 or FP4 on.
-        fp8_format: The run's `fp8`, which rows that state none follow.
-    """
+    """Return the content of Megatron's file for each model chunk, whose layers count from 0 over the whole model."""
     num_layers = sum(map(len, chunks))
     configs: dict[str, Any] = {}
     keys = [_add(configs, row, is_low=is_low, fp8_format=fp8_format) for row in rows]
@@ -63,10 +56,6 @@ def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str
     """Return one file per pipeline stage; None for a stage whose chunks need different ones.
 
     Megatron gives all chunks of a stage the same config, hence the same recipe.
-
-    Args:
-        files: The file of each chunk, in order of execution.
-        stages: Pipeline stages.
     """
     by_stage = [files[stage::stages] for stage in range(stages)]
     return [held[0] if all(one["matchers"] == held[0]["matchers"] for one in held) else None for held in by_stage]

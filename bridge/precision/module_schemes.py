@@ -43,15 +43,7 @@ class ModuleSchemes:
 
     @classmethod
     def of(cls, config: PrecisionConfig, num_layers: int | None = None) -> ModuleSchemes:
-        """Return the schemes of a precision.
-
-        Args:
-            config: The precision.
-            num_layers: Layers of the model; None where rows count none from the end and no layer is kept.
-
-        Raises:
-            WrongValueError: The number of layers is needed, or a row names a layer that the model does not have.
-        """
+        """Return the schemes of a precision; WrongValueError where layers are not known, or not there."""
         rows = module_rows(config.reading("modules"))
         kept = (0, 0)
         if config.scheme is not None and config.reading("first_last_layers_bf16"):
@@ -79,12 +71,7 @@ class ModuleSchemes:
         return bool(self.rows) or any(self.kept)
 
     def chosen(self, layer: int, name: str) -> Chosen | None:
-        """Return the scheme of a linear layer; None: the dtype of the run.
-
-        Args:
-            layer: The number of its layer, from 0.
-            name: Its name within the layer, by Megatron: ``mlp.linear_fc1``.
-        """
+        """Return the scheme of a linear layer by its number from 0 and Megatron's name; None: the dtype of the run."""
         row = self.row_of(layer, name)
         is_kept = self.num_layers is not None and not self.kept[0] <= layer < self.num_layers - self.kept[1]
         if is_kept and (row is None or not row.names_layers):

@@ -118,11 +118,7 @@ class ModuleRow:
         return tuple(number for number in self.layer_numbers if not -num_layers <= number < num_layers)
 
     def patterns(self, num_layers: int) -> tuple[str, ...]:
-        """Return the globs that select the row's modules by their names in the whole model.
-
-        Args:
-            num_layers: Layers of the whole model, which negative numbers count from.
-        """
+        """Return the globs that select the row's modules by their names in the whole model."""
         if not self.module:
             return (self._anchored(),)
         if self.layers is None:
@@ -144,15 +140,7 @@ class ModuleRow:
 
 
 def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a list in the form they are kept in.
-
-    Args:
-        value: A list of mappings, as YAML, a command line or Python gives it.
-
-    Raises:
-        WrongRowsError: Rows that cannot be read, all of them.
-        WrongValueError: No list at all.
-    """
+    """Return the rows of a list in the form they are kept in; WrongRowsError for all that cannot be read."""
     if isinstance(value, Mapping | str) or not hasattr(value, "__iter__"):
         raise WrongValueError("must be a list of rows", value, 'Write [{select: "*.linear_qkv", precision: bf16}].')
     rows, faults = [], []

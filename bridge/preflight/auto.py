@@ -267,11 +267,7 @@ class Support:
 
 
 def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
-    """Return whether `target` runs `recipe`, as far as GPU, CUDA and Transformer Engine decide it.
-
-    Raises:
-        UnknownRecipeError: No such recipe.
-    """
+    """Return whether `target` runs `recipe`, as far as GPU, CUDA and Transformer Engine decide it."""
     config = get_mixed_precision_config(recipe)
     if target.gpu is None:
         return Support(verdict="unknown", reason="the target names no GPU")

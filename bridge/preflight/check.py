@@ -83,15 +83,7 @@ _GATES = by_gate(RULES)
 
 
 def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
-    """Ask every rule.
-
-    Args:
-        setup: What is checked.
-        silenced: Id of a rule -> why it is silenced; its findings are kept apart, with the reason.
-
-    Raises:
-        RunConfigError: An id that no rule has, or an empty reason.
-    """
+    """Ask every rule; `silenced` rules, each with the reason, have their findings kept apart."""
     reasons = silenced or {}
     refuse_unknown(reasons)
     found = ask(_GATES, setup)
@@ -170,12 +162,7 @@ def check_run(
 
 
 def phases_of(sections: Mapping[str, Any], precision: Any, target: Target) -> Sequence[Phase]:
-    """Return the phases of a run's precision schedule, the first of them the run's own precision; none without one.
-
-    Raises:
-        RunConfigError: Rows that describe no schedule.
-        SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
-    """
+    """Return the phases of a run's precision schedule, the first of them the run's own precision; none without one."""
     rows = sections.get("precision_schedule")
     if rows is None:
         return ()
@@ -205,12 +192,7 @@ def target_of(given: Target | str | Sequence[str] | None) -> Target:
 
 
 def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
-    """Return the precision, with `auto` resolved, and the choice that was made for it.
-
-    Raises:
-        RunConfigError: `auto` without a GPU or a target.
-        BackendUnavailableError: FP8 was asked for, and none runs there.
-    """
+    """Return the precision, with `auto` resolved, and the choice that was made for it."""
     if not is_auto(precision):
         return precision, None
     from bridge.preflight.auto import count_parameters, resolve_auto  # reads shapes, for a rare request

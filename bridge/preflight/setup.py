@@ -254,12 +254,7 @@ class Section:
 
 
 def read_section(role: str, owner: object) -> Section:
-    """Return the section that `owner` describes.
-
-    Args:
-        role: model, optimizer, ddp, train, data or peft.
-        owner: A mapping, an object with attributes, or None for a section that is not there.
-    """
+    """Return the section that `owner`, a mapping, an object with attributes or None, describes."""
     values = DEFAULTS[role].copy()
     if owner is None:
         return Section(values=values, is_given=False)
@@ -283,11 +278,7 @@ def read_section(role: str, owner: object) -> Section:
 
 
 def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list[Malformed], dict[str, Any]]:
-    """Return the config that a mapping of stated fields describes, what is of a wrong type in it, and what is no field.
-
-    Args:
-        given: Fields by name, as a recipe file, a saved run or Megatron Bridge's YAML has them.
-    """
+    """Return the config of a mapping of stated fields, what is of a wrong type in it, and what is no field."""
     stated: dict[str, Any] = {}
     malformed: list[Malformed] = []
     unknown: dict[str, Any] = {}

@@ -51,11 +51,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         return sorted(found, key=lambda fault: fault.id)
 
     def finalize(self) -> None:
-        """Check the config against itself.
-
-        Raises:
-            PrecisionConfigError: It can never be right; all findings, each with the remedy.
-        """
+        """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""
         found = self.faults()
         if found:
             name = f" {self.recipe!r}" if self.recipe else ""
@@ -81,13 +77,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         return report
 
     def write(self, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False) -> SyncReport:
-        """Do what `bridge.synchronize` does without logging anything, for a caller that logs the report.
-
-        Args:
-            given: Role -> owner, or None.
-            on_conflict: As for `bridge.synchronize`.
-            strict: As for `bridge.synchronize`.
-        """
+        """Do what `bridge.synchronize` does without logging anything, for a caller that logs the report."""
         self.finalize()
         owners = [Owner(role, target) for role, target in given.items() if target is not None]
         refuse_wrong_objects(owners)
@@ -120,10 +110,6 @@ def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
     Stated are the mode switches, the scheme of a format that is on, both counts of kept layers where one was given, and
     every other field away from the peer's default. A value given there that equals its default cannot be told
     from what was not given.
-
-    Raises:
-        PrecisionTypeError: A value of the wrong type.
-        UnknownFieldError: A field away from its default that no field here stands for.
     """
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     given = {field.name for field in dataclasses.fields(config) if _differs(values[field.name], field)}

@@ -96,15 +96,9 @@ class Recipe:
 
 
 def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:
-    """Import modules or files so that the recipes they register are known.
+    """Import modules or files, dotted names or paths of ``.py``, so that the recipes they register are known.
 
-    Args:
-        names: Dotted modules, or paths of ``.py`` files; one or several.
-        key: What named them, for the message.
-
-    Raises:
-        RecipeSourceError: There is no such module or file, or it failed while it was loaded.
-        BridgeError: What the module itself raised, a duplicate name say.
+    RecipeSourceError, which names `key`, where there is none or it failed to load.
     """
     for name in [names] if isinstance(names, str) else list(names):
         is_file = name.endswith(".py") or os.sep in name
@@ -255,12 +249,7 @@ class Registry:
         return found
 
     def get(self, name: str) -> MixedPrecisionConfig:
-        """Return a fresh config of the recipe `name`.
-
-        Raises:
-            UnknownRecipeError: No such recipe.
-            RecipeSourceError: The recipe's function returned something else than a config, or asks for its own recipe.
-        """
+        """Return a fresh config of the recipe `name`."""
         recipe = self.recipe(name)
         outer = _being_made.get()
         if recipe.name in outer:

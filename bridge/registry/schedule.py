@@ -281,12 +281,8 @@ def _refuse_what_is_fixed(
 ) -> None:
     """Refuse a phase that differs from the first in a field that no later step reads.
 
-    Args:
-        built: (role, attribute) -> the value that the model, the optimizer and DDP are built with.
-        values: The same for this phase.
-        precision: That of this phase.
-        number: Its number.
-        step: The last step before it.
+    `built` are the values that the model, the optimizer and DDP are built with; `step` is the last one before the
+    phase.
     """
     differing = [place for place in values if not same(values[place], built.get(place))]
     family = next((name for name in ("fp8", "fp4") if built.get(("model", f"{name}_param"))), None)

@@ -134,11 +134,7 @@ SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
 
 
 def off_switches(value: Callable[[str, str], Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (role, attribute, why it has to be on) of each switch that is off in the optimizer or in DDP.
-
-    Args:
-        value: Returns what a role's attribute holds.
-    """
+    """Yield (role, attribute, why it has to be on) of each switch that is off in the optimizer or in DDP."""
     is_fsdp = value("ddp", "use_megatron_fsdp") is True
     for name in SWITCHES:
         on = [role for role in ("optimizer", "ddp") if value(role, name) is True]

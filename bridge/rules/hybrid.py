@@ -46,11 +46,7 @@ class HybridPattern:
 
     @classmethod
     def of(cls, model: Any) -> HybridPattern | None:
-        """Return the pattern of a hybrid model, None where the model is none.
-
-        Args:
-            model: A mapping, or any object with attributes of Megatron's names.
-        """
+        """Return the pattern of a hybrid model, None where the model is none."""
         fields = [name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if _text(model, name)]
         if not fields:
             return _without_pattern(model)

@@ -34,11 +34,8 @@ def inert_fields(
 ) -> dict[str, str]:
     """Return each field that changes nothing in a run of `config`, stated or not, with the reason as a clause.
 
-    Args:
-        config: The precision.
-        scheme: The scaling scheme of the run; None: the config's.
-        is_autocast: Whether the run is under autocast; None: as the config says.
-        keeps_layers: Whether first and last layers are kept in BF16; None: as the config says.
+    None for `scheme`, `is_autocast` (the run is under autocast) or `keeps_layers` (in BF16) stands for what the
+    config says.
     """
     scheme = (scheme or config.scheme) if config.scheme else None
     run = (scheme or config.mode).upper()

@@ -61,15 +61,7 @@ class Parallel:
 
     @classmethod
     def of(cls, model: Any, *, world_size: int | None = None) -> Parallel:
-        """Return the layout that a model's config values describe.
-
-        Args:
-            model: A mapping, or any object with Megatron's attributes.
-            world_size: Ranks of the run; None: as few as the layout needs.
-
-        Raises:
-            RunConfigError: The sizes do not multiply to the number of ranks.
-        """
+        """Return the layout that a model's config describes; without `world_size`, of as few ranks as it needs."""
 
         def size(name: str, default: int = 1) -> int:
             return max(1, _number(model, name) or default)
@@ -111,11 +103,7 @@ class Parallel:
         )
 
     def places(self, num_layers: int) -> tuple[Place, ...]:
-        """Return the layers of each chunk of each stage, in order of execution.
-
-        Raises:
-            RunConfigError: The layers cannot be split over the stages.
-        """
+        """Return the layers of each chunk of each stage, in order of execution; RunConfigError without such a split."""
         if self.layout is not None:
             held = [
                 (parts.count("decoder"), "embedding" in parts, "mtp" in parts, "loss" in parts) for parts in self.layout
@@ -198,11 +186,7 @@ def _custom_layout(model: Any) -> tuple[tuple[tuple[str, ...], ...] | None, str]
 
 
 def _number(model: Any, name: str) -> int | None:
-    """Return a field that holds a whole number, None where it is not given.
-
-    Raises:
-        RunConfigError: It holds something else.
-    """
+    """Return a field that holds a whole number, None where it is not given; RunConfigError for something else."""
     given = read_field(model, name)
     number = whole_number(given) if given is not None else None
     if given is not None and (number is None or number < 0):

@@ -32,11 +32,7 @@ _WORDS = {">=": "from", "<": "before"}
 
 
 def parse_version(text: str) -> Version:
-    """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0).
-
-    Raises:
-        RunConfigError: It begins with no number.
-    """
+    """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0); RunConfigError where there are none."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
     if found is None:
         raise RunConfigError.of("version", "must begin with a number", text, "Write 2.8, say.")

@@ -32,12 +32,7 @@ PARALLEL_STATE = "megatron.core.parallel_state"
 def module_recipe(config: PrecisionConfig, owner: Owner) -> Any:
     """Return the value of an owner's `quant_recipe` for the rows of `modules`; None without rows.
 
-    Args:
-        config: The precision.
-        owner: The model's config, whose layers and pipeline layout decide about rows that name layers.
-
-    Raises:
-        RunConfigError: A row names layers, and the model's layers or its layout are not known or cannot be.
+    RunConfigError for a row that names layers where the model's layers or its layout are not known.
     """
     rows = module_rows(config.reading("modules"))
     if not rows:
@@ -90,9 +85,7 @@ def _same(one: Any, two: Any) -> bool:
 class _ModuleRecipe:
     """Part of the class that is made over Megatron's `RecipeConfig`: the recipe of the stage that asks.
 
-    Args:
-        files: The content of a file for each model chunk, in order of execution; a single one is every chunk's.
-        stages: Pipeline stages.
+    `files` has a file for each model chunk, in order of execution; a single one is every chunk's.
     """
 
     kind: Any

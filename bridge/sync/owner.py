@@ -162,10 +162,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 class MappingOwner(Owner):
     """The values of one of Megatron's configs, dtypes as tokens.
 
-    Args:
-        role: model, optimizer, ddp or train.
-        values: Field -> value, complete.
-        version: Of megatron-core, which decides about the fields that are there; None: all of them.
+    The version of megatron-core decides about the fields that are there; None: all of them.
     """
 
     is_deferred = False

@@ -38,11 +38,8 @@ def plan(
 ) -> list[SyncRow]:
     """Return one row per precision field of every owner.
 
-    Args:
-        config: A config that passed `finalize`.
-        owners: The objects to write to.
-        keep_own: Where an owner's own value differs from a stated one, the owner's stays.
-        is_last: The run begins after this sync: the settings that sharding decides are resolved too.
+    With `keep_own` an owner's own value stays where it differs from a stated one; with `is_last` the settings that
+    sharding decides are resolved too.
     """
     rows: list[SyncRow] = []
     scheme = scheme_of(config, owners)
@@ -218,12 +215,7 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncR
 
 
 def scheme_of(config: PrecisionConfig, owners: Iterable[Owner]) -> str | None:
-    """Return the scaling scheme the run will have: the stated one, else an owner's own, else the config's default.
-
-    Args:
-        config: The precision.
-        owners: Where it is going to be written.
-    """
+    """Return the scaling scheme the run will have: the stated one, else an owner's own, else the config's default."""
     field = "fp8_recipe" if config.fp8 else "fp4_recipe"
     if config.scheme is not None and not config.is_stated(field):
         for owner in owners:

@@ -53,14 +53,7 @@ class SyncRow:
 
     @classmethod
     def derived(cls, place: tuple[str, str], values: tuple[Any, Any], *, by: str, why: str) -> SyncRow:
-        """Return the row of a value that follows from others.
-
-        Args:
-            place: Role and attribute.
-            values: The value before the sync and after it.
-            by: The source that decided.
-            why: The reason, as a clause.
-        """
+        """Return the row of a value, as it was before the sync and is after it, that follows from others."""
         (owner, attribute), (old, new) = place, values
         return cls(owner=owner, attribute=attribute, field=None, old=old, new=new, verdict="derive", by=by, why=why)
 
@@ -134,8 +127,7 @@ class SyncReport:
     def lines(self, known: Collection[tuple[str, str]] = ()) -> list[tuple[int, str]]:
         """Return (logging level, sentence) pairs: one INFO line that sums up, a warning per override, the findings.
 
-        Args:
-            known: (rule's id, path) of what the reader has read already; an override is rule PB123 of the check.
+        An override is rule PB123 of the check: `known` are (id, path) of what the reader has read already.
         """
         replaced = [row for row in self.changes if row.replaces]
         unknown = [row for row in replaced if (OVERRIDE, f"{row.owner}.{row.attribute}") not in known]
@@ -163,13 +155,7 @@ class SyncReport:
         return f"{sentence}, {kept} kept." if kept else f"{sentence}."
 
     def log(self, logger: logging.Logger, *, file: Path | None = None, known: Collection[tuple[str, str]] = ()) -> None:
-        """Write `lines` to a logger.
-
-        Args:
-            logger: Where to.
-            file: Where every field is listed; named in the first line.
-            known: As for `lines`.
-        """
+        """Write `lines` to a logger; `file`, where every field is listed, is named in the first."""
         (level, first), *others = self.lines(known)
         logger.log(level, first if file is None else f"{first} Each is in {file}")
         for level, sentence in others:

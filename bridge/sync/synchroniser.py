@@ -178,14 +178,9 @@ class Trial:
 def try_on_copies(owners: list[Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
     """Apply `rows` to copies of the owners and let Megatron validate them.
 
-    Args:
-        owners: Where the precision is going to be written.
-        rows: The plan.
-        is_last: The run begins after this sync, so that what waits for `finalize` is judged as what is made already.
-
-    Returns:
-        The trial; findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's
-        validation refuses the owner as it was, too, or that it would refuse a model that is not complete yet.
+    Findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's validation
+    refuses the owner as it was, too, or that it would refuse a model that is not complete yet. With `is_last` what
+    waits for `finalize` is judged as what is made already.
     """
     trial = Trial(list(rows))
     for owner in owners:
@@ -370,15 +365,7 @@ def sync_findings(
     scheme: str | None = None,
     is_last: bool = False,
 ) -> list[RuleFinding]:
-    """Return what the rules find in the owners as a plan leaves them.
-
-    Args:
-        config: The precision; None: the owners keep their own settings.
-        owners: By role, not written to yet.
-        rows: The plan.
-        scheme: The scaling scheme of the run.
-        is_last: The run begins after this sync.
-    """
+    """Return what the rules find in the owners as a plan leaves them."""
     reading = reading_of(config) if config is not None else {}
     views = {role: _OwnerView(role, owners.get(role), rows, reading) for role in PRECISION_OWNERS}
     given = frozenset(owners)
@@ -396,15 +383,7 @@ def is_refused(finding: RuleFinding, *, is_last: bool) -> bool:
 
 
 def apply(owners: list[Owner], values: dict[int, dict[str, Any]]) -> None:
-    """Write `values` (by identity of the owner) and remember them; after an error every owner is as it was.
-
-    Args:
-        owners: Where to write.
-        values: ``id(owner)`` -> attribute -> value.
-
-    Raises:
-        SyncCheckError: An owner refused a value; everything is undone.
-    """
+    """Write `values` (by identity of the owner) and remember them; after an error every owner is as it was."""
     before = [(owner, dict(vars(owner.target)) if hasattr(owner.target, "__dict__") else {}) for owner in owners]
     done: list[tuple[Owner, str, Any]] = []
     try:

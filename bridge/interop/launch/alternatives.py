@@ -32,13 +32,8 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     A launch of another branch is listed where its precision differs, and names the branch. Without any launch, one is
     made of the arguments that the script's variables hold.
 
-    Args:
-        text: The script.
-        path: Where it stands; files that it sources are read from there.
-        variables: What the environment sets, where the user states it.
-
-    Raises:
-        PayloadError: The script is nested too deeply, or cannot be a launch script.
+    Files that the script sources are read from the folder of `path`; `variables` is what the user states of the
+    environment.
     """
     stated = {name: Unknowns.plain(value) for name, value in (variables or {}).items()}
     try:

@@ -43,14 +43,7 @@ FIRST = Choice()
 
 
 class Branches(Environment, ABC):
-    """The branches of a script under a choice.
-
-    Args:
-        sources: The script, and what all its readings share.
-        stated: What the user states of the run.
-        choice: The branch that is taken otherwise.
-        open_: A variable whose default in the script is not taken.
-    """
+    """The branches of a script under a choice; the other arguments are those of `Variables`."""
 
     def __init__(self, sources: Sources, stated: Mapping[str, str], choice: Choice = FIRST, open_: str = "") -> None:
         super().__init__(sources, stated, dict(choice.assumed), open_)

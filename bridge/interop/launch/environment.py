@@ -21,14 +21,7 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Environment:
-    """Variables, functions and the script that is read.
-
-    Args:
-        sources: The script, and what all its readings share.
-        stated: What the user states of the run.
-        assumed: Values of variables that nothing sets.
-        open_: A variable whose default in the script is not taken.
-    """
+    """Variables, functions and the script that is read; the arguments are those of `Variables`."""
 
     def __init__(self, sources: Sources, stated: Mapping[str, str], assumed: Mapping[str, str], open_: str) -> None:
         self.sources, self.script, self.unknowns = sources, sources.script, sources.unknowns

@@ -100,12 +100,7 @@ def _without(content: dict[str, Any], late: dict[str, str], above: str) -> dict[
 
 
 class Sources:
-    """A launch script, the files next to it that it sources, and the strings in it that are scripts.
-
-    Args:
-        text: The launch script.
-        path: Where it stands.
-    """
+    """A launch script, the files next to it that it sources, and the strings in it that are scripts."""
 
     def __init__(self, text: str, path: str) -> None:
         self.path = path

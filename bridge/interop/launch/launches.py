@@ -194,9 +194,7 @@ def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch,
 
     Where some have Megatron-LM's flags, those and launches that may set a precision are certain.
 
-    Args:
-        found: Launches in their order.
-        strict: Leave out all others.
+    With `strict` all others are left out.
     """
     if not any(_has_flags(launch) for launch in found):
         return tuple(found)

@@ -50,11 +50,7 @@ def statements(node: Node) -> list[Node]:
 
 
 def parse(text: str, path: str = "<script>") -> Script:
-    """Return the tree of a script.
-
-    Raises:
-        PayloadError: The script has more open brackets or pipes than any launch script, or is nested too deeply.
-    """
+    """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
     lines = text.split("\n")
     text = LISTED.sub(r"\1${\2}", SUBSTRING.sub(r"${\1:0}", text))
     clean, bodies = _without_heredocs(PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), text))
@@ -123,12 +119,8 @@ def _without_heredocs(text: str) -> tuple[str, list[tuple[str, bool]]]:
 class Script:
     """A parsed script.
 
-    Args:
-        source: The text that was parsed.
-        bodies: Its here-documents, and whether each is literal.
-        root: The tree.
-        lines: The lines as they are written.
-        error: The first line that the grammar does not understand; 0: none.
+    `bodies` are its here-documents, and whether each is literal; `lines` stand as they are written; `error` is the
+    first line that the grammar does not understand, 0 for none.
     """
 
     def __init__(self, source: bytes, bodies: list[tuple[str, bool]], root: Node, lines: list[str], error: int) -> None:

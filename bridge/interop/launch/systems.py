@@ -98,12 +98,7 @@ class CommandLine:
 
 
 class CommandWords:
-    """The words of a command line.
-
-    Args:
-        words: As the program gets them; unknown pieces are marked.
-        shown: Turns the marks of a word back into what was written.
-    """
+    """The words of a command line with unknown pieces marked; `shown` turns marks back into what was written."""
 
     def __init__(self, words: Iterable[str], shown: Callable[[str], str]) -> None:
         self.shown = shown
@@ -184,9 +179,8 @@ class Line:
     def unread(self, *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
 
-        Args:
-            read: The program's options and overrides that were read; None: all of them.
-            files: Options that name a file which was not read.
+        `read` are the program's options and overrides that were read (None: all); `files` are options that name
+        a file which was not.
         """
         launch, own, found = self.launch, self.words, list[Unmapped]()
         for name, value in {**own.options, **own.overrides}.items() if read is not None else ():
@@ -242,13 +236,7 @@ def lost(name: str, value: object, detail: str, remedy: str, reason: str = "unsu
 
 
 def read(launch: Launch, context: Mapping[str, object], chosen: str | None = None) -> CommandLine | None:
-    """Return what a launch says, None where no system but Megatron-LM could be meant.
-
-    Args:
-        launch: The launch.
-        context: What no file can say; the systems' own keys.
-        chosen: The system that was asked for.
-    """
+    """Return what a launch says to the system `chosen`, or to the first that knows it; None for Megatron-LM's."""
     line = Line(launch, context)
     if chosen is not None:
         return READERS[chosen](line, True) if chosen in READERS else None

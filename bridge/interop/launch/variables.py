@@ -229,12 +229,8 @@ class Variables:
     def _value(self, own: str, name: str, index: str, operator: str, argument: Callable[[], str]) -> list[str]:
         """Return the words of a parameter, which is one unless it is a list.
 
-        Args:
-            own: The parameter as it is written.
-            name: Its name.
-            index: Of an array's element: `@`, `*`, `0`.
-            operator: `:-`, `%`, ... and `!name` or `#name` for a sign before the name.
-            argument: Returns the word behind the operator.
+        `own` is the parameter as it is written; `operator` is `:-`, `%`, ..., or `!name` and `#name` for a sign
+        before the name.
         """
         value = self.values.get(name)
         self.unknowns.work += len(value) if value is not None else 1

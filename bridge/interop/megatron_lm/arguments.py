@@ -98,11 +98,7 @@ class Arguments:
 
 
 def runs_of(payload: object) -> list[Arguments]:
-    """Return the runs of a payload: a list of arguments, a mapping of any of Megatron-LM's argument files, launches.
-
-    Raises:
-        PayloadError: It is neither.
-    """
+    """Return the runs of a payload: a list of arguments, a mapping of any of Megatron-LM's argument files, launches."""
     if isinstance(payload, Launch):
         return [_of_launch(payload)]
     if isinstance(payload, str):

@@ -38,14 +38,7 @@ def export(
     pipeline_model_parallel_size: int = 1,
     virtual_pipeline_model_parallel_size: int = 1,
 ) -> ExportReport:
-    """Return the recipe as a list of arguments; every default that differs is written out.
-
-    Args:
-        config: The recipe.
-        num_layers: Layers of the model, for rows of `modules` that name layers.
-        pipeline_model_parallel_size: The same of the stages of the pipeline.
-        virtual_pipeline_model_parallel_size: The same of the model chunks of a stage.
-    """
+    """Return the recipe as a list of arguments; every default that differs is written out."""
     layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
     builder = ExportBuilder(config, TITLE)
     acting, mode = meaning(config), config.mode

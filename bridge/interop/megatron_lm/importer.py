@@ -88,13 +88,7 @@ KEYS = (
 
 
 def import_(payload: object, *, te_version: str = "2.8", variables: object = None) -> ImportReport:
-    """Return what the first run of a payload asks for.
-
-    Args:
-        payload: A list of arguments, a mapping of them, or what `read` returns.
-        te_version: Transformer Engine of the run: since 2.0 some settings are without effect.
-        variables: Environment of a launch script, as a mapping or "NAME=value NAME=value".
-    """
+    """Return what the first run of a payload asks for: a list of arguments, a mapping, or what `read` returns."""
     first, *others = import_all(payload, te_version=te_version, variables=variables)
     if any(meaning(other.config) != meaning(first.config) for other in others):
         detail = "the file starts runs of different precision, and this is the first"

@@ -81,9 +81,8 @@ class _Inert:
 def arguments_text(data: bytes, path: str) -> str:
     """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
 
-    Raises:
-        PayloadError: The file names a class or function that a checkpoint's arguments do not need, it is no file of
-            `torch.save`, or it holds no arguments.
+    PayloadError for a file that names a class or function which a checkpoint's arguments do not need, that is none
+    of `torch.save`'s, or that holds no arguments.
     """
     import torch  # two seconds, and only for this kind of file
 

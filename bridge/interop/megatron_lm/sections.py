@@ -57,11 +57,7 @@ class RunSections:
 
 
 def sections_of(given: Launch | Mapping[str, Any]) -> RunSections:
-    """Return the sections that a launch, or a mapping of arguments, describes.
-
-    Args:
-        given: A launch of a script, or a file of arguments, ``MODEL_ARGS`` in it or not.
-    """
+    """Return the sections that a launch, or a mapping of arguments, ``MODEL_ARGS`` in it or not, describes."""
     made = RunSections()
     arguments = dict(_of_mapping(given) if isinstance(given, Mapping) else _of_words(given))
     model = made.sections["model"]

@@ -40,10 +40,6 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
     """Return the content of the file that all ranks share; None without rows, or where there is none.
 
     A file for each stage is added to the report where stages need different ones. The reason is reported.
-
-    Args:
-        builder: The export.
-        layout: The layers and the pipeline of the run.
     """
     config = builder.config
     rows = module_rows(builder.values["modules"])
@@ -72,11 +68,7 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
 
 
 def _of_stages(builder: ExportBuilder, layout: Layout) -> list[dict[str, Any]]:
-    """Return the content of the file of each stage.
-
-    Raises:
-        RunConfigError: The layers cannot be split so, a row names none of them, or chunks of a stage need two files.
-    """
+    """Return the content of the file of each stage; RunConfigError where chunks of a stage need two files."""
     config, num_layers = builder.config, layout.num_layers or 0
     rows = module_rows(builder.values["modules"])
     for name, value in layout._asdict().items():

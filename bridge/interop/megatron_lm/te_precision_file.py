@@ -31,21 +31,12 @@ TYPE_KEY = next(iter(CONFIG_TYPE))
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the content of a file.
-
-    Raises:
-        PayloadError: It cannot be read, or Megatron would refuse it; every fault on its own line.
-    """
+    """Return the content of a file; PayloadError, every fault on its own line, where Megatron would refuse it."""
     return parse(strict_yaml.decoded(strict_yaml.read_bytes(path), str(path)), str(path))
 
 
 def parse(text: str, name: str) -> dict[str, Any]:
-    """Return the content of a text; raises as `read`.
-
-    Args:
-        text: YAML.
-        name: Its name in messages.
-    """
+    """Return the content of a YAML text; `name` is its name in messages. It raises as `read`."""
     (content, *_) = strict_yaml.load_all(text, name) or (None,)
     if not isinstance(content, dict):
         raise PayloadError.of(name, "must be a mapping of configs and matchers", content, "Give Megatron's file.")
@@ -63,13 +54,7 @@ def write(content: Mapping[str, Any]) -> str:
 
 
 def rows_of(content: Mapping[str, Any], *, is_low: bool, fp8_format: str | None = None) -> list[dict[str, Any]] | None:
-    """Return the rows of `modules` that mean the same as a file; None where no rows do.
-
-    Args:
-        content: The file's content.
-        is_low: The run has FP8 or FP4 on.
-        fp8_format: The run's `fp8`.
-    """
+    """Return the rows of `modules` that mean the same as a file; None where no rows do."""
     recipe = QuantRecipe.of(content)
     if recipe is None:
         return None

@@ -87,13 +87,7 @@ class File:
         return self.follow(self.model.get(key), f"model.{key}")
 
     def follow(self, value: Any, where: str, depth: int = 0) -> Any:
-        """Return what a value written at `where` comes to.
-
-        Only other keys of the file are followed: environment variables and resolvers belong to the run.
-
-        Raises:
-            PayloadError: The file does not state it.
-        """
+        """Return what a value written at `where` comes to; PayloadError where the file does not state it."""
         if value == "???":
             rule = "must be given where the run is started, and the file leaves it open"
             raise PayloadError(f"{where}: {rule}, got {value!r}. Write the value itself.")

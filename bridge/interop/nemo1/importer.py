@@ -82,12 +82,9 @@ MARKS = (
 
 
 def import_(payload: object, *, nemo_version: str | None = None, base: str | None = None) -> ImportReport:
-    """Return what a NeMo 1.x configuration asks for.
+    """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for.
 
-    Args:
-        payload: The composed configuration, or its `model` section.
-        nemo_version: The release whose shipped file this one overrides; None: the file is complete.
-        base: Of overrides: the file that they go over and that is not read, as a noun.
+    Overrides go over the file that `nemo_version` shipped, or over `base`, a noun for the file that is not read.
     """
     if not isinstance(payload, Mapping):
         raise PayloadError(f"nemo1: must be a mapping, got {payload!r:.60}. Give the parsed contents of the file.")

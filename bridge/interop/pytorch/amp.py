@@ -41,12 +41,7 @@ def amp_fields(compute: str) -> dict[str, object]:
 
 
 def report_dropped_autocast(builder: ExportBuilder, detail: str) -> None:
-    """Record the run of a system over Megatron Core that never opens autocast: its mode alone decides.
-
-    Args:
-        builder: The builder of the export.
-        detail: Why autocast does not run there, as a clause.
-    """
+    """Record the run of a system over Megatron Core that never opens autocast, because `detail`: its mode decides."""
     config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
     if not config.autocast_enabled:
         return
@@ -65,12 +60,7 @@ def report_dropped_autocast(builder: ExportBuilder, detail: str) -> None:
 
 
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
-    """Note the mode fields as autocast over FP32 weights, and return the compute it casts to; "fp32" for none.
-
-    Args:
-        builder: The builder of the export.
-        settings: What is written for it.
-    """
+    """Map the mode to `settings` as autocast over FP32 weights; return the compute it casts to, "fp32" for none."""
     config, mode, semantics = builder.config, builder.config.mode, semantics_of(builder.config)
     if semantics == "fp32":
         builder.map("fp32", *settings)

@@ -28,11 +28,7 @@ USUAL = {"cast_forward_inputs": True, "cast_root_forward_inputs": True, "keep_lo
 
 
 def import_(payload: object) -> ImportReport:
-    """Return what a policy asks for.
-
-    Args:
-        payload: A `MixedPrecision` or `MixedPrecisionPolicy`, or its fields as a mapping; None: no policy.
-    """
+    """Return what a policy, an object of either class or its fields as a mapping, asks for; None: no policy."""
     top = Settings({} if payload is None else plain(payload), TITLE)
     builder = ImportBuilder(TITLE)
     compute, reduce_ = (top.dtype(name, DTYPE) for name in DTYPES[:2])

@@ -21,12 +21,7 @@ PARTS = ("autocast", "grad_scaler", "tf32", "float8", "mxfp8")
 
 
 def import_(payload: object) -> ImportReport:
-    """Return what a plain PyTorch set-up asks for.
-
-    Args:
-        payload: A mapping with any of ``autocast`` (`dtype`, `enabled`, `device_type`), ``grad_scaler`` (its
-            arguments), ``tf32`` and ``float8`` or ``mxfp8`` (torchao's), as `export` writes it.
-    """
+    """Return what a plain PyTorch set-up, a mapping with any of the parts that `export` writes, asks for."""
     top = Settings(payload, TITLE)
     builder = ImportBuilder(TITLE)
     compute = _autocast(builder, top.section("autocast"))

@@ -61,13 +61,7 @@ MODULES = "State first_last_layers_bf16 if you want whole layers."
 
 
 def import_(payload: object, *, mode: str | None = None) -> ImportReport:
-    """Return what the config asks for.
-
-    Args:
-        payload: A `Float8LinearConfig` or `MXFP8TrainingOpConfig`, a recipe's name, or a mapping with `float8` or
-            `mxfp8`, whose values are the fields of those.
-        mode: bf16, fp16 or fp32: what the trainer runs outside these layers. None: BF16, and reported.
-    """
+    """Return what torchao's config, a recipe's name, or a mapping with `float8` or `mxfp8` asks for."""
     kind, given = _kind(payload)
     around = Settings({"mode": mode}, TITLE).word("mode", ("bf16", "fp16", "fp32"))
     builder = ImportBuilder(TITLE)
@@ -91,12 +85,7 @@ def import_(payload: object, *, mode: str | None = None) -> ImportReport:
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
-    """Return the config as data, empty where torchao has nothing for it; `bridge.pytorch.convert_linears` applies it.
-
-    Args:
-        config: The recipe.
-        num_layers: Layers of the model, where the recipe chooses single layers.
-    """
+    """Return the config as data, empty where torchao has nothing for it; `convert_linears` applies it."""
     builder = ExportBuilder(config, TITLE)
     payload = float8_settings(config)
     trainer = "is the trainer's business: torchao converts linear layers only"

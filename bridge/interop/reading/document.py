@@ -69,12 +69,7 @@ class Document:
 
     @classmethod
     def load(cls, path: str | Path) -> Document:
-        """Read a file.
-
-        Raises:
-            PayloadError: There is no such file, it is a device or a named pipe, which could block for ever, it is
-                larger than `MAX_BYTES`, or it is not UTF-8 text.
-        """
+        """Read a file; PayloadError for a device or a named pipe, and for what is not there, too large or no text."""
         return cls.of_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
@@ -99,11 +94,7 @@ class Document:
 
     @cached_property
     def contents(self) -> tuple[Any, ...]:
-        """The parsed values: one, or one per document of a YAML file; the text itself for what is no data format.
-
-        Raises:
-            PayloadError: The text is not what its kind says.
-        """
+        """The parsed values: one, or one per document of a YAML file; the text itself for what is no data format."""
         if self.of is not None:
             return (self.of,)
         if self.kind == "yaml":

@@ -50,16 +50,7 @@ class Program:
 
 
 def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program:
-    """Return the calls and assignments of a file, in order.
-
-    Args:
-        text: The file.
-        path: Its name in messages.
-        wanted: Says of the last word of a callee or target whether it is asked for.
-
-    Raises:
-        PayloadError: The text is no Python, or longer than a configuration is.
-    """
+    """Return the calls and assignments of a file whose callee or target ends in a `wanted` word, in order."""
     if len(text) > MAX_CHARACTERS:
         rule = f"must not be longer than {MAX_CHARACTERS} characters"
         raise PayloadError(f"{path}: {rule}. Give the part that configures.", path=path)

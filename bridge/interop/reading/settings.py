@@ -120,13 +120,7 @@ class Settings:
 
 
 def named_dtype(value: object, where: str) -> str | None:
-    """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null.
-
-    Saved runs spell it `{_target_: torch.bfloat16, _call_: false}`: a name, and nothing is called.
-
-    Raises:
-        PayloadError: It names no dtype.
-    """
+    """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null."""
     named = value["_target_"] if isinstance(value, Mapping) and "_target_" in value else value
     if named is None:
         return None

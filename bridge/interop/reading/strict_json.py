@@ -14,11 +14,7 @@ TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/\*.*?\*/|[{}\[\],:]',
 
 
 def loads(text: str, path: str) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        PayloadError: Not JSON, a key twice in one object, or too deep.
-    """
+    """Return the value of a JSON text; PayloadError for no JSON, a key twice in one object, or too many levels."""
     try:
         return _parse(text, path)
     except json.JSONDecodeError as error:

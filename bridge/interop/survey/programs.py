@@ -44,13 +44,7 @@ LOOKS = re.compile(r"mixed_precision|ConfigContainer|MixedPrecisionConfig|(?:imp
 def sources_of_program(document: Document, name: str, unread: dict[str, str]) -> list[Source]:
     """Return the sources in a program, one for each precision that it states.
 
-    Args:
-        document: The program.
-        name: The program's name in the survey.
-        unread: File and line -> why; takes the calls whose arguments their system refuses.
-
-    Raises:
-        PayloadError: It names one of these recipes, and is no Python.
+    `unread` takes file and line of calls whose arguments their system refuses, with the reason.
     """
     if LOOKS.search(document.text) is None:
         return []

@@ -79,12 +79,7 @@ class Survey:
 def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> Survey:
     """Look through a project's folder and the environment.
 
-    Args:
-        folder: Where to look; hidden folders, installed packages, outputs and Python tests are passed over.
-        environment: The process's variables; None: those of this process.
-
-    Raises:
-        PayloadError: There is no such folder.
+    Hidden folders, installed packages, outputs and Python tests are passed over.
     """
     root = Path(folder)
     try:
