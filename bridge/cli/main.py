@@ -16,6 +16,7 @@ from bridge.cli import (
     convert,
     explain,
     gradients,
+    manifest,
     memory,
     modules,
     plan,
@@ -45,6 +46,7 @@ MODULES = (
     audit,
     twin,
     watch,
+    manifest,
     checkpoint,
 )
 TRAIN = "train"

@@ -33,6 +33,8 @@ _LATENT = {
 Q_PROJ = "self_attention.linear_q_proj"
 LATENT = (*_LATENT, Q_PROJ)
 """Those of multi-head latent attention."""
+DEEPSEEK = MappingProxyType({name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT.items()})
+"""Megatron's name within a layer -> those of the latent attention of transformers."""
 
 LLAMA = MappingProxyType(
     {
@@ -55,7 +57,7 @@ TORCHTITAN_0_2 = MappingProxyType({QKV: ("attention.wq", "attention.wk", "attent
 TORCHTITAN = MappingProxyType({QKV: ("attention.qkv_linear.",), **_TITAN, Q_PROJ: ("attention.wq",)})
 """torchtitan 0.3, where queries, keys and values come from one module `wqkv`, or from `wq` and `wkv`."""
 _OTHERS = {
-    **{name: (f"self_attn.{theirs}",) for name, (_, theirs) in _LATENT.items()},
+    **DEEPSEEK,
     SHARED_FC1: tuple(f"mlp.shared_expert{s}.{own}" for s in ("", "s") for own in ("gate_proj", "up_proj")),
     SHARED_FC2: ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
     QKV: ("query_key_value", "qkv_proj", "attn.c_attn", "layernorm_linear_qkv", "wqkv", "qkv_linear.wq", "wkv"),

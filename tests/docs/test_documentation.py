@@ -37,9 +37,9 @@ def commands() -> list[tuple[str, str]]:
 
 def files_of(page: Path, folder: Path) -> None:
     """Write the files that a page shows: blocks whose first line is a comment with a path."""
-    for language in ("python", "yaml"):
+    for language in ("python", "yaml", "json"):
         for block in blocks(page, language):
-            named = re.match(r"# (\S+\.(?:py|yaml))\n", block)
+            named = re.match(r"(?:#|//) (\S+\.(?:py|yaml|json))\n", block)
             if named:
                 path = folder / named[1]
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,110 @@
+"""`precision-bridge manifest [OVERRIDES]`: a trained model's formats, as a serving config or held against one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, write_file
+from bridge.interop.serving.systems import SYSTEMS
+
+if TYPE_CHECKING:
+    import argparse
+
+    from bridge.interop.serving.manifest import Manifest
+    from bridge.interop.serving.reader import ServingConfig
+
+DIFFERENT = 1
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    text = "write the quantisation config of the system that serves a trained model, or compare with one"
+    parser = add_run_command(commands, "manifest", _manifest, text)
+    parser.add_argument(
+        "--run", dest="run_folder", metavar="RUN", help="folder of a run, or a manifest in JSON, instead"
+    )
+    parser.add_argument("--for", dest="system", choices=list(SYSTEMS), help="the system that serves the model")
+    parser.add_argument("--against", metavar="FILE", type=Path, help="a config.json or hf_quant_config.json to compare")
+    parser.add_argument("--model-type", metavar="NAME", help="model_type of the Hugging Face config: names of modules")
+    parser.add_argument("--out", metavar="FILE", help="write the config to this file instead of printing it")
+
+
+def _manifest(chosen: argparse.Namespace) -> int:
+    """Print the manifest, the config of a system, or the comparison; return 1 where that finds differences."""
+    if chosen.against is not None:
+        from bridge.interop.serving.reader import ServingConfig
+
+        config = ServingConfig.read(chosen.against)
+        return _compare(_read(chosen, config), config, chosen)
+    manifest = _read(chosen)
+    if chosen.system is not None:
+        _export(manifest, chosen)
+    elif chosen.json:
+        print_json(manifest.to_dict())
+    else:
+        from bridge.report.serving import manifest_table
+        from bridge.report.table import show  # rich is heavy
+
+        show(manifest_table(manifest))
+    return 0
+
+
+def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Manifest:
+    """Return the manifest of a file, of a run folder with its record, or of the run that the arguments describe."""
+    from bridge.interop.serving.manifest import Manifest
+    from bridge.interop.serving.names import BY_TYPE
+
+    served = config.model_type if config is not None and config.model_type in BY_TYPE else None
+    model_type = chosen.model_type or served
+    if chosen.run_folder is None:
+        return Manifest.of(plan_of(read_run(chosen)), model_type=model_type)
+    path = Path(chosen.run_folder)
+    if path.is_file():
+        return Manifest.read(path)
+    from bridge.audit.run_folder import MADE, RunFolder
+
+    folder = RunFolder.of(path)
+    plan = plan_of(read_run(chosen, file=str(folder.path / MADE)))
+    return Manifest.of(plan, record=folder.record, model_type=model_type)
+
+
+def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
+    """Print the config, and on stderr what it cannot state."""
+    from bridge.interop.contract import as_json
+    from bridge.interop.conversion import records
+    from bridge.interop.serving.exporter import export
+
+    report = export(manifest, chosen.system)
+    content: dict[str, Any] = {"quantization_config": report.payload} if report.payload else {}
+    if chosen.json:
+        print_json({**content, "losses": records(report.unmapped, "export")})
+        return
+    if not content:
+        print(
+            f"{manifest.precision} has every linear layer in {manifest.mode}: there is nothing to state.",
+            file=sys.stderr,
+        )
+    for entry in report.unmapped:
+        print(entry, file=sys.stderr)
+    if chosen.out is None:
+        print(as_json(content), end="")
+    else:
+        write_file(chosen.out, as_json(content), "--out")
+        print(f"wrote {chosen.out}")
+
+
+def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespace) -> int:
+    """Print how a serving config differs from the manifest; return 1 where it does."""
+    from bridge.interop.serving.comparison import compare
+
+    found = compare(manifest, config, chosen.system)
+    if chosen.json:
+        print_json({"precision": manifest.precision, "against": config.path, **found.to_dict()})
+    else:
+        from bridge.report.serving import comparison_table
+        from bridge.report.table import show  # rich is heavy
+
+        show(comparison_table(found, manifest.precision, config.path))
+    return DIFFERENT if found.differences else 0

@@ -1,0 +1,100 @@
+"""What a serving config quantises, held against what was quantised in training, per kind of module."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.interop.serving.exporter import require_names
+from bridge.interop.serving.formats import title_of
+from bridge.plan.precision_plan import compact
+
+if TYPE_CHECKING:
+    from bridge.interop.serving.manifest import Manifest
+    from bridge.interop.serving.reader import ServingConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedRow:
+    """Modules of one kind with one scheme in training and one in serving."""
+
+    role: str
+    """Megatron's name within a layer."""
+    training: str | None
+    serving: str | None
+    modules: int
+    """Modules of the checkpoint, each expert counted."""
+    layers: tuple[str, ...]
+    readers: tuple[str, ...]
+    """The systems that read the config so; empty: all."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether serving has another scheme than training."""
+        return self.training != self.serving
+
+    def sentence(self, mode: str) -> str:
+        """Return the row as a sentence."""
+        where = f"{self.role} ({self.modules} modules, layers {compact(self.layers)})"
+        who = " and ".join(self.readers) or "Serving"
+        if self.serving is None:
+            return f"{who} does not quantise {where}; training does: {title_of(self.training)}."
+        if self.training is None:
+            return f"{who} quantises {where}: {title_of(self.serving)}; training has it in {mode}."
+        return f"{who} has {where} in another scheme: {title_of(self.serving)}; training: {title_of(self.training)}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingComparison:
+    """A manifest of training and a serving config, module by module."""
+
+    mode: str
+    rows: tuple[ServedRow, ...]
+    unmatched: tuple[str, ...] = ()
+    """Entries of the config's lists that take no linear layer of the model."""
+
+    @property
+    def differences(self) -> tuple[ServedRow, ...]:
+        """The rows in which the two differ."""
+        return tuple(row for row in self.rows if row.differs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        rows = [{**asdict(row), "differs": row.differs} for row in self.rows]
+        return {"same": not self.differences, "rows": rows, "unmatched": list(self.unmatched)}
+
+
+def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
+    """Hold a serving config against the manifest of training.
+
+    Args:
+        manifest: The linear layers of the trained model.
+        config: The config of the served model.
+        reader: The one system whose reading counts; None: each that reads the config by a rule of its own.
+
+    Raises:
+        RunConfigError: The names of modules are not known.
+    """
+    require_names(manifest)
+    readers = (reader,) if reader in config.readers else config.readers
+    found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
+    for row in manifest.rows:
+        is_plain = row.role in manifest.plain
+        for name in row.each():
+            for one in readers:
+                serving = None if is_plain else config.scheme_of(name, one)
+                place = found.setdefault((row.role, row.scheme, serving), {"names": {}, "layers": {}, "readers": {}})
+                place["names"][name] = place["layers"][row.layer] = place["readers"][one] = None
+    rows = tuple(
+        ServedRow(
+            role=role,
+            training=training,
+            serving=serving,
+            modules=len(place["names"]),
+            layers=tuple(place["layers"]),
+            readers=() if len(place["readers"]) == len(readers) and reader is None else tuple(place["readers"]),
+        )
+        for (role, training, serving), place in found.items()
+    )
+    names = [name for row in manifest.rows for name in row.each()]
+    return ServingComparison(mode=manifest.mode, rows=rows, unmatched=tuple(config.unmatched(names)))

@@ -1,0 +1,128 @@
+"""A manifest as the `quantization_config` of a serving system.
+
+    export(manifest, "vllm").payload       # {"quant_method": "fp8", "weight_block_size": [128, 128], ...}
+
+Lists of modules hold whole names. A shorter name, ``mlp.gate`` say, also takes ``mlp.gate_proj`` in a system that looks
+for parts of names. The experts of a layer are one entry.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError, listed
+from bridge.interop.contract import ExportReport, Unmapped
+from bridge.interop.serving.formats import SERVED
+from bridge.interop.serving.names import BY_TYPE
+from bridge.interop.serving.systems import COMPRESSED, FP8, serving_system
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from bridge.interop.serving.manifest import Manifest, ManifestRow
+    from bridge.interop.serving.systems import ServingSystem
+
+FORWARD = frozenset({"e4m3", "e2m1"})
+"""Formats that serving systems multiply."""
+
+
+def export(manifest: Manifest, system: str) -> ExportReport:
+    """Return the quantisation config of a manifest; the payload is empty where no module is quantised.
+
+    Raises:
+        RunConfigError: There is no such system, or the names of modules are not known.
+    """
+    require_names(manifest)
+    target = serving_system(system)
+    formed = {row.scheme for row in manifest.rows if _has_form(row)}
+    found = [name for name in manifest.schemes if name in formed]
+    written = ([name for name in found if name in target.mixed] or found[:1]) if len(found) > 1 else found
+    unmapped = list(_differences(manifest, target, written))
+    if not written:
+        return ExportReport(payload={}, unmapped=tuple(unmapped))
+    if len(written) == 1 and target.dialects[written[0]] == FP8:
+        return ExportReport(payload=_fp8(manifest, target, written[0]), unmapped=tuple(unmapped))
+    return ExportReport(payload=_compressed(manifest, written), unmapped=tuple(unmapped))
+
+
+def require_names(manifest: Manifest) -> None:
+    """Refuse a manifest with modules whose names where the model is served are not known.
+
+    Raises:
+        RunConfigError: There are such modules.
+    """
+    if not manifest.unnamed:
+        return
+    roles = list(dict.fromkeys(row.role for row in manifest.unnamed))
+    rule = f"the Hugging Face names of {listed(roles[:4])} are not known"
+    rule += f" in family {manifest.family}" if manifest.family else " from the model's shape alone"
+    remedy = f"State one of --model-type {', '.join(BY_TYPE)}, if the model is exported as one of these."
+    raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
+
+
+def _has_form(row: ManifestRow) -> bool:
+    return row.scheme in SERVED and row.format in FORWARD
+
+
+def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) -> Iterator[Unmapped]:
+    """Yield what the config cannot state, and where the system's values differ."""
+    for scheme in manifest.schemes:
+        rows = [row for row in manifest.rows if row.scheme == scheme]
+        if scheme not in written or not all(map(_has_form, rows)):
+            has_form = scheme in target.dialects and all(map(_has_form, rows))
+            why = "reads it where the model has no other scheme" if has_form else "has no form for it"
+            detail = f"{target.title} {why}; {len(rows)} rows of the manifest are listed as not quantised"
+            yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
+        if scheme in written and scheme in target.differences:
+            detail, remedy = target.differences[scheme]
+            yield Unmapped("scheme", scheme, "semantics", detail, remedy)
+    for role in dict.fromkeys(
+        row.role for row in manifest.rows if row.scheme in written and row.role in manifest.plain
+    ):
+        detail = f"the code of serving systems never quantises {role}, which training does"
+        yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
+    for note in manifest.notes:
+        yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
+
+
+def _fp8(manifest: Manifest, target: ServingSystem, scheme: str) -> dict[str, Any]:
+    """Return a config of the fp8 dialect."""
+    kept = [row for row in manifest.rows if row.scheme != scheme]
+    names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
+    keys = {**SERVED[scheme].fp8, **target.keys.get(scheme, {})}
+    return {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
+
+
+def _compressed(manifest: Manifest, written: list[str]) -> dict[str, Any]:
+    """Return a config of compressed-tensors, a group for each scheme."""
+    kept = [row for row in manifest.rows if row.scheme not in written or not _has_form(row)]
+    groups = {}
+    for number, scheme in enumerate(written):
+        served = SERVED[scheme]
+        rows = (row for row in manifest.rows if row.scheme == scheme and _has_form(row))
+        groups[f"group_{number}"] = {
+            "targets": ["Linear"] if len(written) == 1 else _patterns(rows),
+            "weights": dict(served.weights),
+            "input_activations": dict(served.inputs),
+            "format": served.format,
+        }
+    return {
+        "quant_method": COMPRESSED,
+        "format": SERVED[written[0]].format if len(written) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": _patterns(kept),
+        "kv_cache_scheme": None,
+    }
+
+
+def _patterns(rows: Iterable[ManifestRow]) -> list[str]:
+    """Return names as compressed-tensors matches them; those of experts as an expression."""
+    names = dict.fromkeys(name for row in rows for name in row.served)
+    return [_expression(name) if "*" in name else name for name in names]
+
+
+def _expression(name: str) -> str:
+    number = re.escape(name).replace(r"\*", r"\d+")
+    return f"re:{number}$"

@@ -1,0 +1,150 @@
+"""The scaling schemes as serving systems write them: one row per scheme, in three dialects.
+
+    compressed-tensors   weights and input_activations of a config group
+    fp8                  quant_method, activation_scheme and weight_block_size, as DeepSeek-V3 has them
+    ModelOpt             quant_algo
+
+Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme without a row, a
+team's own quantizer factory, has no form in any of them.
+
+Source: compressed-tensors 0.20.0 quantization/quant_scheme.py (PRESET_SCHEMES) and config/base.py; transformers 5.23.0
+utils/quantization_config.py; SGLang 00563d3 layers/quantization/fp8.py (mxfp8); vLLM 00155cd
+model_executor/layers/quantization/modelopt.py (QUANT_ALGOS).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+COMPARED = ("num_bits", "type", "strategy", "group_size", "block_structure", "dynamic")
+"""Keys of compressed-tensors that decide the values; of others, an observer say, a checkpoint has the result."""
+_DEFAULTS = {"num_bits": 8, "type": "int", "dynamic": False}
+
+
+def _args(bits: int, strategy: str, *, dynamic: bool | str = False, **more: object) -> dict[str, object]:
+    return {"num_bits": bits, "type": "float", "symmetric": True, "strategy": strategy, "dynamic": dynamic, **more}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedScheme:
+    """A scaling scheme in the dialects of serving systems."""
+
+    title: str
+    weights: Mapping[str, object]
+    """compressed-tensors' arguments of the weight."""
+    inputs: Mapping[str, object]
+    """Those of the input; empty where it stays in high precision."""
+    format: str
+    """compressed-tensors' format of the stored weight."""
+    fp8: Mapping[str, object] = field(default_factory=dict)
+    """Keys of the fp8 dialect; empty where it has none for this scheme."""
+    algorithms: tuple[str, ...] = ()
+    """ModelOpt's names."""
+
+
+_E8M0 = {"scale_dtype": "torch.uint8"}
+_E4M3 = {"scale_dtype": "torch.float8_e4m3fn"}
+SERVED = MappingProxyType(
+    {
+        "tensorwise": ServedScheme(
+            title="FP8, a scale per tensor, inputs scaled as they come",
+            weights=_args(8, "tensor"),
+            inputs=_args(8, "tensor", dynamic=True),
+            format="float-quantized",
+            fp8={"quant_method": "fp8", "activation_scheme": "dynamic"},
+        ),
+        "delayed": ServedScheme(
+            title="FP8, a scale per tensor, inputs by a stored scale",
+            weights=_args(8, "tensor"),
+            inputs=_args(8, "tensor"),
+            format="float-quantized",
+            fp8={"quant_method": "fp8", "activation_scheme": "static"},
+            algorithms=("FP8",),
+        ),
+        "blockwise": ServedScheme(
+            title="FP8, weights in 128x128 blocks, inputs in 1x128",
+            weights=_args(8, "block", block_structure=[128, 128]),
+            inputs=_args(8, "group", dynamic=True, group_size=128),
+            format="float-quantized",
+            fp8={"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        ),
+        "mxfp8": ServedScheme(
+            title="MXFP8",
+            weights=_args(8, "group", group_size=32, **_E8M0),
+            inputs=_args(8, "group", dynamic=True, group_size=32, **_E8M0),
+            format="mxfp8-quantized",
+            fp8={"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32]},
+            algorithms=("MXFP8",),
+        ),
+        "nvfp4": ServedScheme(
+            title="NVFP4",
+            weights=_args(4, "tensor_group", group_size=16, **_E4M3),
+            inputs=_args(4, "tensor_group", dynamic="local", group_size=16, **_E4M3),
+            format="nvfp4-pack-quantized",
+            algorithms=("NVFP4",),
+        ),
+    }
+)
+"""Megatron's name of a scheme -> its row."""
+
+
+def scheme_of_arguments(weights: Mapping[str, Any] | None, inputs: Mapping[str, Any] | None) -> str | None:
+    """Return the scheme of a config group of compressed-tensors: a key of `SERVED`, or a few words.
+
+    None: it has no weights.
+    """
+    if not weights:
+        return None
+    found = _compared(weights), _compared(inputs)
+    for name, row in SERVED.items():
+        if found == (_compared(row.weights), _compared(row.inputs)):
+            return name
+    return f"{_words(weights)} weights, {_words(inputs) if inputs else 'unquantised'} inputs"
+
+
+def scheme_of_fp8(config: Mapping[str, Any]) -> str:
+    """Return the scheme of a config of the fp8 dialect: a key of `SERVED`, or a few words."""
+    method, block = str(config.get("quant_method")), config.get("weight_block_size")
+    stated: dict[str, Any] = {
+        "quant_method": method,
+        "activation_scheme": str(config.get("activation_scheme", "dynamic")),
+    }
+    if method == "mxfp8":
+        block = [1, 32]  # SGLang and the format itself allow no other
+    if block is not None:
+        stated["weight_block_size"] = list(block) if isinstance(block, list | tuple) else block
+    known = next((name for name, row in SERVED.items() if row.fp8 == stated), None)
+    blocks = f" in blocks of {block}" if block else ""
+    return known or f"{method} weights{blocks}, {stated['activation_scheme']} inputs"
+
+
+def scheme_of_algorithm(name: str) -> str:
+    """Return the scheme of an algorithm of ModelOpt: a key of `SERVED`, or ModelOpt's name."""
+    return next((scheme for scheme, row in SERVED.items() if name.upper() in row.algorithms), f"ModelOpt's {name}")
+
+
+def title_of(scheme: str | None, mode: str = "") -> str:
+    """Return a scheme in words: the title of its row, the words that stand for it, or the dtype of high precision."""
+    if scheme is None:
+        return mode or "not quantised"
+    return SERVED[scheme].title if scheme in SERVED else scheme
+
+
+def _compared(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not arguments:
+        return {}
+    known = {**_DEFAULTS, **{name: value for name, value in arguments.items() if value is not None}}
+    return {name: known[name] for name in COMPARED if name in known}
+
+
+def _words(arguments: Mapping[str, Any]) -> str:
+    """Return arguments in words: "dynamic 8-bit float per token"."""
+    found = _compared(arguments)
+    size = found.get("group_size") or found.get("block_structure")
+    per = f"{found.get('strategy', 'tensor')}{f' {size}' if size else ''}"
+    return f"{'dynamic ' if found['dynamic'] else ''}{found['num_bits']}-bit {found['type']} per {per}"

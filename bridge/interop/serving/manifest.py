@@ -1,0 +1,175 @@
+"""The manifest of a trained model: the format of each linear layer's forward GEMM, and its name where it is served.
+
+    manifest = Manifest.of(plan, model_type="qwen3_moe")
+    manifest.rows[0].served          # ('model.layers.0.self_attn.q_proj', ...)
+
+It is derived from the plan. The record of a run, where there is one, overrules it: that is what the run multiplied.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError
+from bridge.interop.serving.names import family_of, place_of
+from bridge.plan.precision_plan import LOW
+from bridge.precision import strict_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from bridge.audit.record import Record
+    from bridge.interop.serving.names import Family
+    from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan
+
+KINDS = frozenset({"linear", "router", "gate", "head"})
+"""Kinds of modules that a quantisation config could take: they multiply an input by a weight."""
+LARGEST = 64 * 2**20
+"""Bytes of the largest manifest that is read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManifestRow:
+    """One linear layer of the trained model; the experts of a layer are one row."""
+
+    layer: str
+    """Label of the plan: the layer's number from 1, "mtp 1" or "output"."""
+    module: str
+    """Megatron's name in the whole model."""
+    kind: str
+    """linear, router, gate or head."""
+    scheme: str | None
+    """Scaling scheme of its forward GEMM; None: high precision."""
+    format: str
+    """What the forward GEMM multiplies: e4m3, bf16, ..."""
+    copies: int = 1
+    """Copies in the layer: one per expert."""
+    served: tuple[str, ...] = ()
+    """Names in the Hugging Face checkpoint, every expert written ``*``; empty: none is known."""
+
+    @property
+    def role(self) -> str:
+        """The module's name without its layer: "mlp.router", "self_attention.linear_qkv", "output_layer"."""
+        return place_of(self.module)[2]
+
+    def each(self) -> Iterator[str]:
+        """Yield the name of every copy in the checkpoint."""
+        for name in self.served:
+            if "*" in name:
+                yield from (name.replace("*", str(number)) for number in range(self.copies))
+            else:
+                yield name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The linear layers of a trained model."""
+
+    precision: str
+    mode: str
+    """Dtype of what is in high precision: bf16, fp16 or fp32."""
+    family: str | None
+    """Family of models that names the modules; None: not known."""
+    plain: tuple[str, ...] = ()
+    """As `Family.plain`."""
+    rows: tuple[ManifestRow, ...]
+    notes: tuple[str, ...] = ()
+    """What the rows do not show, as sentences."""
+
+    @classmethod
+    def of(cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None) -> Manifest:
+        """Return the manifest of a plan.
+
+        Args:
+            plan: The plan of the run.
+            record: What the run multiplied, which overrules the plan.
+            model_type: `model_type` of the Hugging Face config; None: by the shape, where it fits one family alone.
+
+        Raises:
+            RunConfigError: No family has this model type.
+        """
+        family = family_of(plan.shape, model_type)
+        rows = tuple(_rows(plan, family))
+        notes = list(_notes(plan))
+        if record is not None:
+            ran = {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"}
+            planned = rows
+            rows = tuple(_recorded(row, module, ran) for row, module in zip(rows, _modules(plan), strict=True))
+            changed = sum(row != before for row, before in zip(rows, planned, strict=True))
+            notes += [f"The record of the run overrules the plan in {changed} rows."] if changed else []
+        return cls(
+            precision=plan.label,
+            mode=plan.settings.mode,
+            family=family.name if family is not None else None,
+            plain=family.plain if family is not None else (),
+            rows=rows,
+            notes=tuple(notes),
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Return the manifest of a file that `to_dict` was written to.
+
+        Raises:
+            RunConfigError: The file cannot be read, or is no manifest.
+        """
+        try:
+            found = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
+            rows = tuple(ManifestRow(**{**row, "served": tuple(row["served"])}) for row in found.pop("rows"))
+            lists: dict[str, Any] = {name: tuple(found.pop(name)) for name in ("plain", "notes")}
+            return cls(rows=rows, **found, **lists)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            rule, remedy = "must be a folder of a run, or a manifest", "Write one with `manifest NAME --json`."
+            raise RunConfigError.of("--run", rule, str(path), remedy) from None
+
+    @property
+    def unnamed(self) -> tuple[ManifestRow, ...]:
+        """Rows whose name where the model is served is not known."""
+        return tuple(row for row in self.rows if not row.served)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The scaling schemes of the rows, the most frequent first."""
+        found = [row.scheme for row in self.rows if row.scheme is not None]
+        return tuple(sorted(dict.fromkeys(found), key=lambda name: -found.count(name)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the manifest as plain data."""
+        return asdict(self)
+
+
+def _modules(plan: PrecisionPlan) -> Iterator[tuple[PlanLayer, PlanModule]]:
+    return ((layer, module) for layer in plan.layers for module in layer.modules if module.kind in KINDS)
+
+
+def _rows(plan: PrecisionPlan, family: Family | None) -> Iterator[ManifestRow]:
+    for layer, module in _modules(plan):
+        path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
+        forward = module.row("fprop") or module.row("forward")
+        multiplied = forward.format if forward is not None else plan.settings.mode
+        is_expert = module.name.startswith("experts.")
+        yield ManifestRow(
+            layer=layer.label,
+            module=path,
+            kind=module.kind,
+            scheme=module.scheme if multiplied in LOW else None,
+            format=multiplied,
+            copies=plan.shape.experts.num_experts if is_expert and plan.shape.experts is not None else 1,
+            served=family.served(path, plan.shape.num_layers) if family is not None else (),
+        )
+
+
+def _recorded(row: ManifestRow, module: tuple[PlanLayer, PlanModule], ran: dict[tuple[str, str], Any]) -> ManifestRow:
+    found = ran.get((module[0].label, module[1].name))
+    if found is None:
+        return row
+    return replace(row, scheme=found.scheme if found.scheme != "none" else None, format=found.right)
+
+
+def _notes(plan: PrecisionPlan) -> Iterator[str]:
+    if plan.settings.attention:
+        yield "The attention core runs in FP8 in training, which no quantisation config of weights and inputs states."
+    yield from plan.notes

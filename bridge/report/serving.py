@@ -1,0 +1,61 @@
+"""The hand-over of a trained model for people: its manifest, and a serving config held against it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from bridge.interop.serving.formats import title_of
+from bridge.plan.precision_plan import compact
+from bridge.report.table import Column, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bridge.interop.serving.comparison import ServingComparison
+    from bridge.interop.serving.manifest import Manifest
+
+_LAYER = re.compile(r"model\.layers\.\d+\.")
+
+
+def manifest_table(manifest: Manifest) -> RenderableType:
+    """Return the manifest as something rich can print: modules of one name, scheme and place together."""
+    found: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
+    for row in manifest.rows:
+        names = " ".join(_LAYER.sub("", name) for name in row.served) or "not known"
+        title = title_of(row.scheme, manifest.mode)
+        found.setdefault((row.role, title, names), []).append((row.layer, row.copies * max(1, len(row.served))))
+    rows = [
+        (role, title, compact([layer for layer, _ in places]), str(sum(count for _, count in places)), names)
+        for (role, title, names), places in found.items()
+    ]
+    served = Column(heading=f"served, in its layer, as ({manifest.family or 'family not known'})", wraps=True)
+    count = Column(heading="modules", number=True)
+    columns: list[Column | str] = ["module", Column(heading="format", wraps=True), "layers", count, served]
+    notes = [Text(note) for note in manifest.notes]
+    return Group(table(columns, rows, title=manifest.precision), *notes)
+
+
+def comparison_table(found: ServingComparison, precision: str, path: str) -> RenderableType:
+    """Return the comparison as something rich can print: every kind of module, then each difference as a sentence."""
+    rows = [
+        (
+            "differs" if row.differs else "same",
+            row.role,
+            row.training or found.mode,
+            row.serving or "not quantised",
+            str(row.modules),
+            ", ".join(row.readers) or "all",
+        )
+        for row in found.rows
+    ]
+    wide = [Column(heading=name, wraps=True) for name in ("training", "serving")]
+    columns: list[Column | str] = ["", "module", *wide, Column(heading="modules", number=True), "read by"]
+    sentences = [Text(row.sentence(found.mode)) for row in found.differences]
+    notes = [Text(f"{entry} of the config's lists takes no linear layer of the model.") for entry in found.unmatched]
+    if not sentences:
+        sentences = [Text("Serving quantises what training quantises, in the same scheme.")]
+    return Group(table(columns, rows, title=f"training: {precision}\nserving: {path}"), *sentences, *notes)
