@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,8 +29,9 @@ from hydra.core.utils import JobRuntime, setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from bridge.errors import RunConfigError
+from bridge.errors import BridgeWarning, RunConfigError
 from bridge.front.bounded_files import BoundedRepository
+from bridge.front.bounded_references import bounded_references
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import (
     COMMAND_LINE,
@@ -125,7 +127,8 @@ class Search:
     def primary(self, key: str) -> Any:
         """Return what the primary config itself has under `key`, or None."""
         found = BoundedRepository(self.path()).load_config(self.config_name)
-        return OmegaConf.select(found.config, key) if found and isinstance(found.config, DictConfig) else None
+        with bounded_references():
+            return OmegaConf.select(found.config, key) if found and isinstance(found.config, DictConfig) else None
 
 
 class Loader(ConfigLoaderImpl):
@@ -198,14 +201,17 @@ class Composition:
         return cls(config=config, loader=loader, origins=origins, choice=choice, recipe=made)
 
 
-def prepared(search: Search, overrides: Sequence[str]) -> Loader:
-    """Load the recipes that are asked for, refuse overrides of unknown sections, and return the loader."""
+def prepared(search: Search, overrides: Sequence[str], *, trust: bool = True) -> Loader:
+    """Load the recipes that are asked for, refuse overrides of unknown sections, and return the loader.
+
+    Without `trust`, `recipes_from` of the primary config is a `BridgeWarning` and is not run.
+    """
     version.setbase(VERSION_BASE)
     setup_globals()
     register()
     try:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
-        register(_recipes_from(search, parsed))
+        register(_recipes_from(search, parsed, trust=trust))
         loader = Loader(search.path())
         _refuse_unknown(parsed, loader)
     except COMPOSITION_ERRORS as error:
@@ -215,24 +221,25 @@ def prepared(search: Search, overrides: Sequence[str]) -> Loader:
 
 @contextmanager
 def composed(
-    search: Search, overrides: Sequence[str], *, sweep: bool = False, job_name: str = JOB
+    search: Search, overrides: Sequence[str], *, sweep: bool = False, job_name: str = JOB, trust: bool = True
 ) -> Iterator[Composition]:
     """Compose once, and keep ``${hydra:...}`` references resolvable inside the block.
 
     With `sweep`, overrides with several values are left out instead of refused. `job_name` names the job and its
-    log.
+    log. `trust` is that of `prepared`.
     """
-    loader = prepared(search, overrides)
+    loader = prepared(search, overrides, trust=trust)
     JobRuntime.instance().set("name", job_name)
     mode = RunMode.MULTIRUN if sweep else RunMode.RUN
     try:
-        whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
-        if sweep:
-            whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
-        problems = Problems(Origins())  # of what Hydra would instantiate from its own node, in addition to its plugins
-        problems.refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks")
-        problems.raise_any()
-        _resolve_run_folder(whole, sweep=sweep)
+        with bounded_references():
+            whole = loader.load_configuration(search.config_name, as_hydra_reads(overrides), mode)
+            if sweep:
+                whole = copy.deepcopy(whole)  # Hydra sweeps over the config as it was composed
+            problems = Problems(Origins())  # of what Hydra would instantiate from its own node besides its plugins
+            problems.refuse_targets(OmegaConf.to_container(whole.hydra.callbacks), "hydra.callbacks")
+            problems.raise_any()
+            _resolve_run_folder(whole, sweep=sweep)
     except COMPOSITION_ERRORS as error:
         raise translated(error, overrides, loader.repository) from error
     before = HydraConfig.instance().cfg
@@ -263,13 +270,23 @@ def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
     return [nulls.get(word, word) for word in overrides]
 
 
-def _recipes_from(search: Search, overrides: Sequence[Override]) -> tuple[str, ...]:
-    """Return what the key `recipes_from` names, on the command line or else in the primary config."""
+def _recipes_from(search: Search, overrides: Sequence[Override], *, trust: bool) -> tuple[str, ...]:
+    """Return what the key `recipes_from` names, on the command line or else in a primary config that is trusted."""
+    own = [override for override in overrides if override.key_or_group == RECIPES]
+    if own:
+        return recipe_sources(None if own[-1].is_delete() else own[-1].value())
     named: Any = search.primary(RECIPES)
-    for override in overrides:
-        if override.key_or_group == RECIPES:
-            named = None if override.is_delete() else override.value()
-    return recipe_sources(OmegaConf.to_container(named) if OmegaConf.is_config(named) else named)
+    sources = recipe_sources(OmegaConf.to_container(named) if OmegaConf.is_config(named) else named)
+    if not trust:
+        warn_of_recipes(search.config_name, sources)
+    return sources if trust else ()
+
+
+def warn_of_recipes(name: str, sources: Sequence[str]) -> None:
+    """Warn that what `recipes_from` names in a config was not run, where it names anything."""
+    if sources:
+        named = f"{name}: {RECIPES} names {', '.join(sources):.200}, which is Python and was not run"
+        warnings.warn(f"{named}. Give --trust to run it.", BridgeWarning, stacklevel=2)
 
 
 def recipe_sources(named: Any) -> tuple[str, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from bridge.errors import BridgeWarning, RunConfigError
-from bridge.front.compose import as_hydra_reads, recipe_sources
+from bridge.errors import RunConfigError
+from bridge.front.compose import as_hydra_reads, recipe_sources, warn_of_recipes
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import COMMAND_LINE, KEYS, OWNERS, PRECISION, RECIPES, SECTIONS, Origins, Problems, leaves
 from bridge.precision import strict_yaml
@@ -58,9 +57,8 @@ class ConfigFile:
         sources = recipe_sources(self.whole.pop(RECIPES, None))
         if trust:
             load_recipes_from(sources)
-        elif sources:
-            named = f"{name}: {RECIPES} names {', '.join(sources):.200}, which is Python and was not run"
-            warnings.warn(f"{named}. Give --trust to run it.", BridgeWarning, stacklevel=3)
+        else:
+            warn_of_recipes(name, sources)
         self._choose_recipe()
 
     @property

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import bridge
 from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
+from bridge.front.bounded_references import bounded_references
 from bridge.front.compose import Composition, Search, composed
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import decode_fields
@@ -117,7 +118,7 @@ def load_run(
         config_dir: Another folder, of a team's own groups.
         strict: Refuse a precision that can never be right and misspelt fields of Megatron's. A check, which reports
             both as findings, does without.
-        trust: Run the Python files that `recipes_from` names in `config_file`.
+        trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -129,7 +130,7 @@ def load_run(
         run = _run(read.whole, read.choice, read.recipe, read.origins, name=str(config_file))
     else:
         search = Search(str(config_folder(config_path)), config_name, config_dir)
-        with composed(search, overrides) as composition:
+        with composed(search, overrides, trust=trust) as composition:
             run = run_of(composition, name=config_name)
         decoded_sections(run, SECTIONS)
     if strict:
@@ -339,7 +340,8 @@ def _plain(config: DictConfig, origins: Origins, *, missing: bool) -> dict[str, 
         remedy = " ".join(f"{path}=VALUE" for path in absent)
         raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
     try:
-        resolved: Any = OmegaConf.to_container(config, resolve=True)
+        with bounded_references():
+            resolved: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         path = error.full_key or "the configuration"
         why = str(error.msg or error).partition("\n")[0].rstrip(".")

@@ -70,14 +70,38 @@ def test_a_folder_with_a_path_too_long_is_one_sentence(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, f"{'x' * 200}: must be a folder. Give the project's.\n")
 
 
-def test_recipes_from_of_a_checked_file_is_listed_and_run_with_trust_alone(tmp_path: Path) -> None:
+def test_references_of_a_tree_that_multiply_are_refused(tmp_path: Path) -> None:
+    chains = {
+        "text": (["b0: xxxxxxxxxx", *(f"b{n}: ${{b{n - 1}}}${{b{n - 1}}}" for n in range(1, 31))], "data.path: "),
+        "lists": (["b0: [x]", *(f"b{n}: ['${{b{n - 1}}}', '${{b{n - 1}}}']" for n in range(1, 31))], "b"),
+        "large": (
+            [f"b0: {'x' * 100_000}", *(f"b{n}: ${{b{n - 1}}}${{b{n - 1}}}" for n in range(1, 31))],
+            "data.path: ",
+        ),
+    }
+    for name, (lines, key) in chains.items():
+        content = ["defaults: [config, _self_]", "data: {path: '${b30}'}", *lines]
+        (tmp_path / f"{name}.yaml").write_text("\n".join(content))
+        words = ["check", "--config-dir", tmp_path, "--config-name", name, "model=gpt_tiny"]
+        done = warm.run([str(warm.COMMAND), *words], cwd=tmp_path)
+        assert done.returncode == 2, done.stdout
+        assert done.stderr.startswith(key), done.stderr
+        assert "references that multiply are refused" in done.stderr
+        assert done.cpu_seconds < 10
+
+
+def test_recipes_from_of_a_checked_config_is_listed_and_run_with_trust_alone(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("recipes_from: [lab/evil.py]\nmixed_precision: bf16_mixed\n")
+    (tmp_path / "house.yaml").write_text("defaults: [config, _self_]\nrecipes_from: lab/evil.py\n")
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "evil.py").write_text("open('ran', 'w').close()\n")
-    for command in ("check", "plan"):
-        done = warm.run([str(warm.COMMAND), command, "--config", "run.yaml", "model.num_layers=2"], cwd=tmp_path)
-        fact = "recipes_from names lab/evil.py, which is Python and was not run"
-        assert done.stderr.splitlines()[0] == f"warning: run.yaml: {fact}. Give --trust to run it."
-        assert not (tmp_path / "ran").exists()
-    warm.run([str(warm.COMMAND), "check", "--config", "run.yaml", "--trust"], cwd=tmp_path)
-    assert (tmp_path / "ran").exists()
+    shapes = {"run.yaml": ["--config", "run.yaml"], "house": ["--config-dir", ".", "--config-name", "house"]}
+    for name, given in shapes.items():
+        for command in ("check", "plan"):
+            done = warm.run([str(warm.COMMAND), command, *given, "model.num_layers=2"], cwd=tmp_path)
+            fact = "recipes_from names lab/evil.py, which is Python and was not run"
+            assert done.stderr.splitlines()[0] == f"warning: {name}: {fact}. Give --trust to run it."
+            assert not (tmp_path / "ran").exists()
+        warm.run([str(warm.COMMAND), "check", *given, "--trust"], cwd=tmp_path)
+        assert (tmp_path / "ran").exists()
+        (tmp_path / "ran").unlink()
