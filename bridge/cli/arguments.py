@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
@@ -57,7 +57,12 @@ def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str
 
 
 def read_run(
-    chosen: argparse.Namespace, *, recipe: str | None = None, file: str | None = None, strict: bool = True
+    chosen: argparse.Namespace,
+    *,
+    recipe: str | None = None,
+    file: str | None = None,
+    strict: bool = True,
+    sections: Mapping[str, Any] | None = None,
 ) -> RunValues:
     """Return the run that the arguments describe."""
     from bridge.front.loader import load_run
@@ -78,6 +83,7 @@ def read_run(
         config_dir=chosen.config_dir,
         strict=strict,
         trust=chosen.trust,
+        sections=sections,
     )
 
 

@@ -10,6 +10,7 @@ from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from bridge.front.loader import RunValues
 
@@ -27,18 +28,17 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--strict", action="store_true", help="exit with 1 where something was left out")
 
 
-def _run(chosen: argparse.Namespace) -> tuple[RunValues, dict[str, str]]:
-    """Return the run of the config tree, of a file of sections, or of one of Megatron-LM with its variables."""
+def _run(chosen: argparse.Namespace) -> tuple[RunValues, Mapping[str, str], tuple[str, ...]]:
+    """Return the run, the variables that its file sets, and what the file does not say, as sentences."""
     if chosen.config is None or not Path(chosen.config).is_file():
-        return read_run(chosen, strict=False), {}
+        return read_run(chosen), {}, ()
     from bridge.rehearse.megatron_lm import is_of_megatron_lm, read_megatron_lm
 
     if not is_of_megatron_lm(Path(chosen.config)):
-        return read_run(chosen, strict=False), {}
-    if chosen.overrides:
-        rule = "takes no overrides together with a file of Megatron-LM"
-        raise RunConfigError.of("--config", rule, chosen.overrides[0], "Change a copy of the file.")
-    return read_megatron_lm(Path(chosen.config), target=chosen.target)
+        return read_run(chosen), {}, ()
+    script = read_megatron_lm(Path(chosen.config))
+    run = read_run(chosen, sections=script.sections)
+    return run, script.environment, script.unknown(run)
 
 
 def _rehearse(chosen: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def _rehearse(chosen: argparse.Namespace) -> int:
     from bridge.preflight.check import target_of
     from bridge.rehearse.rehearse import rehearse
 
-    run, environment = _run(chosen)
+    run, environment, unknown = _run(chosen)
     rehearsal = rehearse(
         run,
         target=target_of(run.target),
@@ -59,6 +59,7 @@ def _rehearse(chosen: argparse.Namespace) -> int:
         processes=chosen.processes,
         max_layers=chosen.layers,
         environment=environment,
+        unknown=unknown,
     )
     from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
     from bridge.report.table import show

@@ -14,7 +14,7 @@ from bridge.precision import strict_yaml
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from hydra.core.override_parser.types import Override
@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 MAPPINGS = (*OWNERS, *SECTIONS)
 
 
-def read_config_file(path: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> ConfigFile:
+def read_config_file(
+    path: Path, overrides: Sequence[str] = (), *, trust: bool = False, sections: Mapping[str, Any] | None = None
+) -> ConfigFile:
     """Read a file of sections and write overrides over it.
 
     Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
+    `sections` is what a file in another format holds, where it was read already.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
     except COMPOSITION_ERRORS as error:
         raise translated(error, overrides) from error
-    file = ConfigFile(_sections(path), path.name, trust=trust)
+    file = ConfigFile(_sections(path) if sections is None else dict(sections), path.name, trust=trust)
     problems = Problems(Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
         file.write(override, problems)

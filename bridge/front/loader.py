@@ -106,19 +106,21 @@ def load_run(
     config_dir: Path | str | None = None,
     strict: bool = True,
     trust: bool = False,
+    sections: Mapping[str, Any] | None = None,
 ) -> RunValues:
     """Return the values that a command line describes.
 
     Args:
         overrides: As for the training script, ``mixed_precision=bf16_mixed`` or ``target=h100x8`` say.
         config_path: Folder of the Hydra tree; None: what `config_folder` finds.
-        config_file: A YAML file with the sections themselves, which is read instead of the tree; a relative path is
-            looked up here, then in the repository.
+        config_file: A YAML file with the sections themselves, or a run folder with such a config.yaml, which is read
+            instead of the tree; a relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
         config_dir: Another folder, of a team's own groups.
         strict: Refuse a precision that can never be right and misspelt fields of Megatron's. A check, which reports
             both as findings, does without.
         trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
+        sections: As for `read_config_file`.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -126,7 +128,7 @@ def load_run(
         UnknownRecipeError: No such recipe.
     """
     if config_file is not None:
-        read = read_config_file(_file(config_file), overrides, trust=trust)
+        read = read_config_file(_file(config_file), overrides, trust=trust, sections=sections)
         run = _run(read.whole, read.choice, read.recipe, read.origins, name=str(config_file))
     else:
         search = Search(str(config_folder(config_path)), config_name, config_dir)
@@ -226,7 +228,8 @@ def config_folder(given: Path | str | None = None) -> Path:
 def _file(given: Path | str) -> Path:
     """Return the path of a config file: here, or else in the repository."""
     path, shipped = Path(given), shipped_folder().parent / given
-    return shipped if not _is_there(path) and _is_there(shipped) else path
+    path = shipped if not _is_there(path) and _is_there(shipped) else path
+    return path / "config.yaml" if _is_there(path / "config.yaml") else path
 
 
 def _is_there(path: Path) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
-from bridge.front.loader import RunValues
-from bridge.interop.conversion import runs_of
+from bridge.interop.conversion import LOSSES, runs_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.megatron_lm.arguments import argument_groups
 from bridge.interop.megatron_lm.importer import SYSTEM
@@ -14,7 +14,48 @@ from bridge.interop.megatron_lm.sections import sections_of
 from bridge.interop.reading.document import Document
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from bridge.front.loader import RunValues
+
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """The first run that a file of Megatron-LM starts."""
+
+    sections: Mapping[str, Any]
+    """Its sections, the precision among them."""
+    environment: Mapping[str, str]
+    """Variables of Transformer Engine's that the file sets."""
+    label: str
+    """The run in the file: "line 41, pretrain_gpt.py"."""
+    runs: int
+    """Runs that the file starts."""
+    unread: tuple[str, ...]
+    """Fields whose values are decided only when the script runs."""
+    losses: tuple[str, ...]
+    """Settings of its precision that have no exact counterpart, as sentences."""
+
+    def unknown(self, run: RunValues) -> tuple[str, ...]:
+        """Return what the file does not say of a run of these sections, as sentences.
+
+        Raises:
+            RunConfigError: The file and the overrides leave a size of the model open.
+        """
+        absent = [f"model.{name}" for name in SIZES if run.model.get(name) is None]
+        if absent:
+            rule = f"the file does not state {', '.join(absent)}, or only when it runs"
+            raise RunConfigError.of("--config", rule, run.name, f"Add {' '.join(f'{one}=VALUE' for one in absent)}.")
+        left = [name for name in self.unread if not any(name in run.section(part) for part in ("model", "train"))]
+        found = []
+        if left:
+            found.append(f"{', '.join(left)}: decided when the script runs; Megatron's defaults ran here.")
+        if self.runs > 1:
+            found.append(f"The other runs of the file: it starts {self.runs}, and {self.label} was rehearsed.")
+        return (*found, *self.losses)
 
 
 def is_of_megatron_lm(path: Path) -> bool:
@@ -23,27 +64,23 @@ def is_of_megatron_lm(path: Path) -> bool:
     return document.kind == "shell" or (document.kind == "yaml" and bool(argument_groups(document.mapping)))
 
 
-def read_megatron_lm(path: Path, *, target: str | None = None) -> tuple[RunValues, dict[str, str]]:
-    """Return the first run that a file of Megatron-LM starts, and the variables of Transformer Engine's that it sets.
-
-    Args:
-        path: The file.
-        target: Where it runs.
+def read_megatron_lm(path: Path) -> Script:
+    """Return the first run that a file of Megatron-LM starts.
 
     Raises:
-        PayloadError: It starts no run of Megatron-LM, or the mode of its precision is not stated.
-        RunConfigError: A size of the model is decided only when the script runs.
+        PayloadError: It starts no run of Megatron-LM.
     """
     document = Document.load(path)
-    first = next((one for one in runs_of(document) if one.system.name == SYSTEM.name), None)
-    if first is None:
+    runs = [one for one in runs_of(document) if one.system.name == SYSTEM.name]
+    if not runs:
         raise RunConfigError.of("--config", "must start a run of Megatron-LM", str(path), "Give its launch script.")
-    given = launches(document.text, document.path)[0] if document.kind == "shell" else document.mapping
-    made = sections_of(given)
-    late = [name for name in ("num_layers", "hidden_size", "num_attention_heads") if name in made.unread]
-    if late:
-        rule = f"{', '.join(late)} must be stated in the file"
-        raise RunConfigError.of("--config", rule, str(path), "Set the variables of the script in a copy of it.")
-    imported = first.imported.assume_default()
-    run = RunValues(precision=imported.config, sections={**made.sections, "target": target}, name=str(path))
-    return run, made.environment
+    made = sections_of(launches(document.text, document.path)[0] if document.kind == "shell" else document.mapping)
+    imported = runs[0].imported.assume_default()
+    return Script(
+        sections={**made.sections, "mixed_precision": imported.config.to_dict()},
+        environment=made.environment,
+        label=imported.label,
+        runs=len(runs),
+        unread=tuple(made.unread),
+        losses=tuple(f"{one.field}: {one.detail}." for one in runs[0].imported.unmapped if one.reason in LOSSES),
+    )

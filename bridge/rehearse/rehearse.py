@@ -97,6 +97,7 @@ def rehearse(
     processes: int = 4,
     max_layers: int = 8,
     environment: Mapping[str, str] | None = None,
+    unknown: tuple[str, ...] = (),
 ) -> Rehearsal:
     """Shrink a run and launch it.
 
@@ -107,6 +108,7 @@ def rehearse(
         processes: The most processes of one launch.
         max_layers: As for `shrink`.
         environment: Variables of the run.
+        unknown: What the run's file does not say, as sentences.
 
     Raises:
         RunConfigError: No such model can be built, or its layers cannot be planned.
@@ -123,7 +125,7 @@ def rehearse(
         small=small,
         launches=tuple(_launched(small, launch) for launch in answer["launches"]),
         left_out=tuple(_left_out(entry) for entry in answer["left_out"]),
-        unknown=_unknown(target, answer["versions"]),
+        unknown=(*_unknown(target, answer["versions"]), *unknown, *_doubts(answer)),
     )
 
 
@@ -155,6 +157,14 @@ def _unknown(target: Target, versions: dict[str, str | None]) -> tuple[str, ...]
         if theirs is not None and ours is not None and theirs.release[:2] != parse_version(ours).release[:2]:
             found.append(f"{TITLES[name]} {theirs} of the target: {ours} ran here.")
     return tuple(found)
+
+
+def _doubts(answer: dict[str, Any]) -> tuple[str, ...]:
+    """Return that an error may come of a setting that was left out, where both are there."""
+    fails = any("error" in outcome for launch in answer["launches"] for outcome in launch["outcomes"])
+    return ("Whether the run has the same error with the settings that were left out.",) * bool(
+        fails and answer["left_out"]
+    )
 
 
 def _left_out(entry: dict[str, Any]) -> Finding:

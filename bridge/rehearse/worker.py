@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.audit.record import FILE, Record
 from bridge.checkpoint.folder import LATEST, folder_of, iterations
-from bridge.errors import BridgeError, CheckError, PrecisionConfigError, RunConfigError, SyncError
+from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.loader import container, run_of
 from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
@@ -58,6 +58,7 @@ GRACE_SECONDS = 3.0
 """How long the other ranks may go on after the first one has failed."""
 
 SAVED = "checkpoints"
+OF_A_FINDING = tuple(field.name for field in dataclasses.fields(Finding))
 Plan = dict[str, Any]
 Work = Callable[[Plan, Round, Path, Plan], None]
 """A part of a rank's work: the plan, the launch, its folder, and the answer that it fills."""
@@ -213,9 +214,11 @@ def _described(error: Exception, sections: Plan) -> Plan:
     """Return an error as plain data: the findings of one of ours, or type, text and cause of another."""
     first = first_of(error)
     if isinstance(first, PrecisionConfigError | SyncError | CheckError):
-        return {"findings": [dataclasses.asdict(finding) for finding in first.findings]}
+        return {"findings": [{name: getattr(finding, name) for name in OF_A_FINDING} for finding in first.findings]}
     if isinstance(first, BridgeError):
-        return {"findings": [{"path": "run", "rule": str(first), "remedy": ""}]}
+        path = getattr(first, "path", "")
+        parts = {name: getattr(first, name) for name in ("path", "rule", "value", "remedy")} if path else {}
+        return {"findings": [parts or {"path": "run", "rule": str(first), "remedy": ""}]}
     cause = cause_of(first, {name: sections[name] for name in ("model", "optimizer", "ddp")})
     text = " ".join(str(first).split())
     return {"type": type(first).__name__, "message": text, **dataclasses.asdict(cause)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import WrongValueError
@@ -41,6 +42,8 @@ DEFAULTS = {"position_embedding_type": "learned_absolute", "share_embeddings_and
 """Field of the model -> Megatron-LM's default where it is not that of the class."""
 SHARED = ("use_distributed_optimizer", "overlap_param_gather")
 """Arguments that optimizer and DDP both have."""
+LISTS = ("recompute_modules", "offload_modules", "cuda_graph_modules")
+"""Arguments that take several words."""
 BATCH = ("micro_batch_size", "global_batch_size")
 ROLES = ("model", "optimizer", "ddp")
 
@@ -88,6 +91,8 @@ def _put(made: RunSections, name: str, value: Any) -> None:
         if value is None or (isinstance(value, str) and is_unknown(value)):
             made.unread.append(name)
             return
+        if name in LISTS and isinstance(value, str):  # "[a b]" in a file of arguments
+            value = value.strip("[]").split()
         kind = row.kind if row is not None else "int"
         try:
             made.sections[role][name] = value if kind in ("any", "dtype") else coerce(value, kind)
@@ -104,14 +109,14 @@ def _of_mapping(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_words(launch: Launch) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each option: True where no value follows, the first of several."""
+    """Yield name and value of each option: True where no value follows, the first of several but for `LISTS`."""
     words = launch.arguments
     for place, word in enumerate(words):
         if not word.startswith("--"):
             continue
         name, equals, value = word.partition("=")
-        following = words[place + 1] if place + 1 < len(words) else "--"
-        if equals:
-            yield dest(name), value
+        following = list(takewhile(lambda word: not word.startswith("--"), words[place + 1 :]))
+        if equals or not following:
+            yield dest(name), value if equals else True
         else:
-            yield dest(name), True if following.startswith("--") else following
+            yield dest(name), " ".join(following) if dest(name) in LISTS else following[0]
