@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import gc
 import itertools
 import math
 import os
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
@@ -264,6 +266,8 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
 
     Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
     """
+    if psutil.Process().num_threads() > MANY_THREADS:
+        gc.collect()  # models, which refer to themselves, hold their process groups, and each group its threads
     store: Store = HashStore()
     if launch.launched:
         shared, _, _ = next(rendezvous("env://", timeout=timeout))
@@ -279,21 +283,26 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
     return PrefixStore("peers", store)
 
 
+MANY_THREADS = 200
+"""Threads of a process at which a sweep's earlier models are collected; a run has some fifty."""
 _chunks: list[Any] = []
 
 
 def release_at_end(chunk: Any) -> None:
     """Let a model chunk, wrapped by Megatron's `DistributedDataParallel`, go with the running `training_process`.
 
-    The wrapper, its gradient hooks and torch's C++ nodes refer to each other, which Python does not collect: the model,
-    its optimizer and the process groups with their threads would outlive the run.
+    The wrapper holds the model; experts hold tensors of the last step's graph; its C++ nodes hold the gradient hooks, and
+    these hold the wrapper. Python does not collect such a cycle: the model, its optimizer and the process groups with
+    their threads would outlive the run. So the wrapper is empty after it.
     """
     _chunks.append(chunk)
 
 
 def _release() -> None:
     while _chunks:
-        _chunks.pop().grad_accs.clear()
+        chunk = _chunks.pop()
+        chunk.grad_accs.clear()
+        del chunk.module
 
 
 def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 KEY = "bridge.module"
-"""Entry of a node's metadata."""
+"""Entry of a node's metadata: a weak reference, since Python does not collect a cycle through torch's C++ nodes."""
 
 
 class Running:
@@ -38,8 +39,8 @@ class Running:
         if self._stack:
             return self._stack[-1]
         node = self._node
-        found: torch.nn.Module | None = None if node is None else node.metadata.get(KEY)
-        return found
+        found: ReferenceType[torch.nn.Module] | None = None if node is None else node.metadata.get(KEY)
+        return None if found is None else found()
 
     @property
     def is_backward(self) -> bool:
@@ -90,5 +91,5 @@ def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> Non
         if node in seen:
             continue
         seen.add(node)
-        node.metadata.setdefault(KEY, module)
+        node.metadata.setdefault(KEY, ref(module))
         waiting += [following for following, _ in node.next_functions if following is not None]
