@@ -291,9 +291,9 @@ _chunks: list[Any] = []
 def release_at_end(chunk: Any) -> None:
     """Let a model chunk, wrapped by Megatron's `DistributedDataParallel`, go with the running `training_process`.
 
-    The wrapper holds the model; experts hold tensors of the last step's graph; its C++ nodes hold the gradient hooks, and
-    these hold the wrapper. Python does not collect such a cycle: the model, its optimizer and the process groups with
-    their threads would outlive the run. So the wrapper is empty after it.
+    The wrapper holds the model; experts hold tensors of the last step's graph; its C++ nodes hold the gradient hooks,
+    and these hold the wrapper. Python does not collect such a cycle: the model, its optimizer and the process groups
+    with their threads would outlive the run. So the wrapper is empty after it.
     """
     _chunks.append(chunk)
 

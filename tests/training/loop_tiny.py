@@ -128,8 +128,8 @@ def in_two_processes(plans: dict[str, dict], folder: Path, *, codes: tuple[int, 
     plan = folder / "plan.json"
     plan.write_text(json.dumps(plans))
     ranks = warm.launch(["python", "-m", "tests.training.loop_tiny", plan], processes=2, cwd=ROOT)
-    for done, code in zip(ranks, codes, strict=True):
-        assert done.returncode == code, done.stderr[-4000:]
+    ended = tuple(done.returncode for done in ranks)
+    assert ended == codes, "\n".join(f"{done.returncode}: {done.stderr[-4000:]}" for done in ranks)
     return folder
 
 
