@@ -1,35 +1,109 @@
-"""Early warnings: signs of trouble in the records of a run, each with its threshold."""
+"""Early warnings: signs of trouble in the records of a run, each with its threshold.
+
+The run logs a warning when it begins to stand; `watch` and `report` ask the files of the run. ``silence.NAME=REASON``
+in the config silences one everywhere.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+from bridge.precision.formats import FORMATS
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from bridge.audit.quantisation import QuantisationRow
+    from bridge.audit.record import HealthRow
     from bridge.audit.run_folder import RunFolder
 
-Records = list[dict[str, Any]]
-
 RECENT = 20
-"""Records that are compared with the last one."""
+"""Records, or measurements of the quantisers, that are compared with the last one."""
+AFTER_CHANGE = 5
+"""Records after a change of the loss scale in which a spike is put down to it."""
 
 
-def early_warnings(run: RunFolder, *, silenced: Collection[str] = ()) -> list[tuple[str, str]]:
-    """Return (name, sentence) of each sign of trouble in the records so far."""
-    train = run.metrics("train")
-    found = ((name, look(train, run.config)) for name, look in WARNINGS.items() if name not in silenced)
+@dataclass(kw_only=True)
+class Signs:
+    """The values of a run so far that the warnings look at."""
+
+    train: Sequence[dict[str, Any]]
+    """Records of steps, as in ``metrics.jsonl``."""
+    quantisation: Sequence[QuantisationRow] = ()
+    health: Sequence[HealthRow] = ()
+    """Of the last audited step."""
+    smallest_scale: float | None = None
+    """Floor of a dynamic loss scale; None without one."""
+    silenced: Collection[str] = field(default_factory=tuple)
+    """Names of warnings."""
+
+    @classmethod
+    def of(cls, run: RunFolder, *, silenced: Collection[str] = ()) -> Signs:
+        """Return what the files of a run hold; `silenced` is added to those of its config."""
+        optimizer = run.config.get("optimizer", {})
+        is_dynamic = optimizer.get("fp16") and not optimizer.get("loss_scale")
+        return cls(
+            train=run.metrics("train"),
+            quantisation=run.quantisation,
+            health=run.record.health if run.record is not None else (),
+            smallest_scale=optimizer.get("min_loss_scale") if is_dynamic else None,
+            silenced={*silenced, *(run.config.get("silence") or ())},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EarlyWarning:
+    """One row: a sign of trouble."""
+
+    name: str
+    threshold: str
+    """When it stands."""
+    look: Callable[[Signs], str | None]
+    """Return the sentence on a run in which it stands, None in others."""
+
+
+class Standing:
+    """The warnings that stand in a run at the last look."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def begun(self, signs: Signs) -> list[str]:
+        """Return the sentences of the warnings that did not stand at the look before."""
+        found = early_warnings(signs)
+        new = [f"Early warning {name}: {sentence}" for name, sentence in found if name not in self._names]
+        self._names = {name for name, _ in found}
+        return new
+
+
+def early_warnings(signs: Signs) -> list[tuple[str, str]]:
+    """Return (name, sentence) of each warning that stands."""
+    found = ((row.name, row.look(signs)) for row in WARNINGS.values() if row.name not in signs.silenced)
     return [(name, sentence) for name, sentence in found if sentence is not None]
 
 
-def _not_finite(train: Records, _config: dict[str, Any]) -> str | None:
-    first = next((one["step"] for one in train if one["loss"] is None), None)
+def _loss_not_finite(signs: Signs) -> str | None:
+    first = next((one["step"] for one in signs.train if one["loss"] is None), None)
     return f"the loss is not finite since step {first}." if first is not None else None
 
 
-def _loss_spike(train: Records, _config: dict[str, Any]) -> str | None:
-    losses = [one["loss"] for one in train[-RECENT - 1 :] if one["loss"] is not None]
+def _gradients_not_finite(signs: Signs) -> str | None:
+    healthy = [index for index, one in enumerate(signs.train) if not one["skipped"]]
+    if signs.smallest_scale is not None and not healthy:
+        return None  # a dynamic loss scale is still falling to its level
+    recent = signs.train[healthy[0] if healthy else 0 :][-RECENT:]
+    places = [one["not_finite"] for one in recent if one.get("not_finite")]
+    if len(places) < (1 if signs.smallest_scale is None else 3):
+        return None
+    return f"gradients were not finite in {len(places)} of the last {len(recent)} records; the last time {places[-1]}."
+
+
+def _loss_spike(signs: Signs) -> str | None:
+    losses = [one["loss"] for one in signs.train[-RECENT - 1 :] if one["loss"] is not None]
     if len(losses) < RECENT // 2:
         return None
     usual = median(losses[:-1])
@@ -38,8 +112,8 @@ def _loss_spike(train: Records, _config: dict[str, Any]) -> str | None:
     return f"the loss is {losses[-1]:.4f}, more than 1.2 times the median of the records before, {usual:.4f}."
 
 
-def _gradient_spike(train: Records, _config: dict[str, Any]) -> str | None:
-    norms = [one["grad_norm"] for one in train[-RECENT - 1 :] if one["grad_norm"] is not None]
+def _gradient_spike(signs: Signs) -> str | None:
+    norms = [one["grad_norm"] for one in signs.train[-RECENT - 1 :] if one["grad_norm"] is not None]
     if len(norms) < RECENT // 2:
         return None
     usual = median(norms[:-1])
@@ -48,28 +122,111 @@ def _gradient_spike(train: Records, _config: dict[str, Any]) -> str | None:
     return f"the gradient norm is {norms[-1]:.3g}, more than 10 times the median of the records before, {usual:.3g}."
 
 
-def _skipped(train: Records, _config: dict[str, Any]) -> str | None:
-    if not train or 10 * train[-1]["skipped_steps"] <= train[-1]["step"]:
+def _skipped(signs: Signs) -> str | None:
+    if not signs.train or 10 * signs.train[-1]["skipped_steps"] <= signs.train[-1]["step"]:
         return None
-    last = train[-1]
+    last = signs.train[-1]
     return f"{last['skipped_steps']} of {last['step']} steps were skipped, more than a tenth."
 
 
-def _scale_floor(train: Records, config: dict[str, Any]) -> str | None:
-    optimizer = config.get("optimizer", {})
-    floor = optimizer.get("min_loss_scale")
-    if not train or not optimizer.get("fp16") or optimizer.get("loss_scale") or floor is None:
-        return None
-    if train[-1]["loss_scale"] > floor:
+def _scale_floor(signs: Signs) -> str | None:
+    floor = signs.smallest_scale
+    if floor is None or not signs.train or signs.train[-1]["loss_scale"] > floor:
         return None
     return f"the loss scale is at its floor, {floor:g}: the next overflow cannot lower it."
 
 
-WARNINGS: dict[str, Callable[[Records, dict[str, Any]], str | None]] = {
-    "loss-not-finite": _not_finite,
-    "loss-spike": _loss_spike,
-    "gradient-spike": _gradient_spike,
-    "skipped-steps": _skipped,
-    "loss-scale-floor": _scale_floor,
-}
-"""Name of a warning -> what looks for it in the records and the config."""
+def _spike_after_change(signs: Signs) -> str | None:
+    recent = [one for one in signs.train[-RECENT:] if one["loss"] is not None]
+    scales = [one["loss_scale"] for one in recent]
+    changes = [index for index in range(1, len(recent)) if scales[index] != scales[index - 1]]
+    if not changes or changes[-1] < len(recent) - AFTER_CHANGE:
+        return None
+    change = changes[-1]
+    usual, loss = median(one["loss"] for one in recent[:change]), recent[-1]["loss"]
+    if loss <= 1.1 * usual:
+        return None
+    moved = f"from {scales[change - 1]:g} to {scales[change]:g} by step {recent[change]['step']}"
+    return f"the loss is {loss:.4f}, more than 1.1 times that before the loss scale went {moved}, {usual:.4f}."
+
+
+def _amax_history(signs: Signs) -> str | None:
+    ratios = {
+        row: row.amax * row.scale / FORMATS[row.format].max
+        for row in _last_measured(signs)
+        if row.scale is not None and row.format in FORMATS
+    }
+    beyond = {row: ratio for row, ratio in ratios.items() if ratio > 4}
+    if not beyond:
+        return None
+    row = max(beyond, key=lambda one: beyond[one])
+    rest = f", and {len(beyond) - 1} other operands exceed theirs" if len(beyond) > 1 else ""
+    return f"at step {row.step} the amax of {row.place} is {beyond[row]:.3g} times what its scale can represent{rest}."
+
+
+def _underflow_rising(signs: Signs) -> str | None:
+    last = _last_measured(signs)
+    earlier = defaultdict[str, list[float]](list)
+    for row in signs.quantisation[-(RECENT + 1) * len(last) : -len(last)] if last else ():
+        earlier[row.place].append(row.underflow)
+    usual = {row: median(earlier[row.place]) for row in last if earlier[row.place]}
+    rising = [row for row, share in usual.items() if row.underflow > max(2 * share, share + 0.02)]
+    if not rising:
+        return None
+    row = max(rising, key=lambda one: one.underflow)
+    rest = f", and more than usual of {len(rising) - 1} other operands" if len(rising) > 1 else ""
+    share = f"{100 * row.underflow:.3g} % of {row.place} became zero at step {row.step}"
+    return f"{share}, {100 * usual[row]:.3g} % in the median of the measurements before{rest}."
+
+
+def _last_measured(signs: Signs) -> list[QuantisationRow]:
+    """Return the rows of the last measurement."""
+    rows = signs.quantisation
+    return list(takewhile(lambda row: row.step == rows[-1].step, reversed(rows)))
+
+
+def _stale_weights(signs: Signs) -> str | None:
+    stale = [row for row in signs.health if not row.is_fresh]
+    if not stale:
+        return None
+    rest = f" and {len(stale) - 1} others" if len(stale) > 1 else ""
+    return f"layer {stale[0].layer}, {stale[0].module}{rest} multiplied an older weight than that of the audited step."
+
+
+_ROWS = (
+    EarlyWarning(name="loss-not-finite", threshold="a loss is NaN or Inf", look=_loss_not_finite),
+    EarlyWarning(
+        name="gradients-not-finite",
+        threshold=f"a gradient was NaN or Inf in one of the last {RECENT} records; three under a dynamic loss scale",
+        look=_gradients_not_finite,
+    ),
+    EarlyWarning(name="loss-spike", threshold=f"loss above 1.2 times the median of {RECENT} records", look=_loss_spike),
+    EarlyWarning(
+        name="gradient-spike",
+        threshold=f"gradient norm above 10 times the median of {RECENT} records",
+        look=_gradient_spike,
+    ),
+    EarlyWarning(name="skipped-steps", threshold="more than a tenth of the steps were skipped", look=_skipped),
+    EarlyWarning(name="loss-scale-floor", threshold="the dynamic loss scale is at min_loss_scale", look=_scale_floor),
+    EarlyWarning(
+        name="spike-after-scale-change",
+        threshold=f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after the loss scale changed",
+        look=_spike_after_change,
+    ),
+    EarlyWarning(
+        name="amax-history",
+        threshold="an amax is above four times what the operand's scale can represent",
+        look=_amax_history,
+    ),
+    EarlyWarning(
+        name="underflow-rising",
+        threshold="the share that becomes zero is twice its median, and 2 points above it",
+        look=_underflow_rising,
+    ),
+    EarlyWarning(
+        name="stale-weights",
+        threshold="a GEMM of the last audited step multiplied an older weight",
+        look=_stale_weights,
+    ),
+)
+WARNINGS = {row.name: row for row in _ROWS}

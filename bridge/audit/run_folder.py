@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit import quantisation
 from bridge.audit.record import FILE as RECORD
 from bridge.audit.record import Record
 from bridge.errors import RunConfigError
@@ -71,6 +72,20 @@ class RunFolder:
     def record(self) -> Record | None:
         """What ran; None before the first step."""
         return Record.read(self.path / RECORD) if (self.path / RECORD).is_file() else None
+
+    @property
+    def quantisation(self) -> list[quantisation.QuantisationRow]:
+        """The errors of the quantisers so far; none where nothing was measured.
+
+        Raises:
+            RunConfigError: The file is no table of them.
+        """
+        path = self.path / quantisation.FILE
+        try:
+            return quantisation.rows_of(self.text_of(path)) if path.is_file() else []
+        except (ValueError, TypeError) as error:
+            rule = f"must be a table as the training command writes it ({error})"
+            raise RunConfigError.of(str(path), rule, path.name, "Run it again, or delete the file.") from None
 
     def has_ended(self) -> bool:
         """Return whether the run has come to its end by now."""

@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit.quantisation import FILE, write_rows
 from bridge.cli.arguments import add_run_command, print_json, read_run, write_file
 from bridge.precision.schemes import FP8_SCHEMES
 
 if TYPE_CHECKING:
     import argparse
 
+    from bridge.audit.quantisation import QuantisationRow
     from bridge.front.loader import RunValues
-    from bridge.megatron.record.telemetry import QuantisationRow
     from bridge.registry.config import MixedPrecisionConfig
 
 STEPS = 20
@@ -45,7 +46,7 @@ def add_parsers(commands: Any) -> None:
 def _quantisation_error(chosen: argparse.Namespace) -> None:
     """Measure and print."""
     from bridge.front.loader import container
-    from bridge.report.quantisation import plot_quantisation, quantisation_table, write_quantisation
+    from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.report.table import show  # rich is heavy
     from bridge.training.metrics import finite
     from bridge.training.quantisation import measure_quantisation
@@ -59,7 +60,7 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     rows = measure_quantisation(container(run), steps=steps)
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
-        write_quantisation(chosen.out / "quantisation.csv", rows)
+        write_rows(chosen.out / FILE, rows)
         plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
     if chosen.json:
         print_json([finite(dataclasses.asdict(row)) for row in rows])

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.audit.early_warnings import WARNINGS, early_warnings
+from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import add_command, print_json
 from bridge.errors import RunConfigError, close_matches, did_you_mean
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add_parsers(commands: Any) -> None:
     """Add the command."""
     text = "show a run in progress: step, loss, loss scale, speed, early warnings"
-    epilog = f"warnings: {', '.join(WARNINGS)}"
+    epilog = "warnings:\n" + "\n".join(f"  {row.name:<25} {row.threshold}" for row in WARNINGS.values())
     parser = add_command(commands, "watch", _watch, text, json="print the state once as JSON", epilog=epilog)
     parser.add_argument("run_folder", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--once", action="store_true", help="print the state and end")
@@ -46,7 +46,7 @@ def _watch(chosen: argparse.Namespace) -> int | None:
     if not chosen.every > 0:
         raise RunConfigError.of("--every", "must be more than 0 seconds", chosen.every, "Use 2.")
     run = RunFolder.of(chosen.run_folder)
-    warnings = early_warnings(run, silenced=chosen.silence)
+    warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
     if chosen.json:
         last = {kind: run.metrics(kind)[-1:] for kind in ("train", "validation")}
         print_json({**last, "warnings": dict(warnings), "ended": run.has_ended()})
@@ -57,5 +57,5 @@ def _watch(chosen: argparse.Namespace) -> int | None:
             while not run.has_ended():
                 time.sleep(chosen.every)
                 live.update(watch_view(run, silenced=chosen.silence), refresh=True)
-        warnings = early_warnings(run, silenced=chosen.silence)
+        warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
     return 1 if warnings else None

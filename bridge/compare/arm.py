@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from bridge.sync.routes import ROUTES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from bridge.audit.quantisation import QuantisationRow
 
 PRECISION = ("mixed_precision", "precision_backend", "precision_schedule")
 """Sections in which the arms of a comparison may differ, apart from the fields that a precision is written to."""
@@ -78,7 +79,7 @@ def read_arm(folder: Path) -> Arm | None:
         summary = run.summary or {}
         failed = run.json_of(FAILED).get("error")
         curve = _curve(run.metrics("train"))
-        sqnr_db = _sqnr(folder / "quantisation.csv")
+        sqnr_db = _sqnr(run.quantisation)
         label = str(summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe")
         return Arm(
             folder=folder,
@@ -128,14 +129,11 @@ def _curve(records: Sequence[Mapping[str, Any]]) -> Curve:
     return Curve(steps=tuple(int(record["step"]) for record in records), losses=losses)
 
 
-def _sqnr(path: Path) -> dict[str, float]:
-    if not path.is_file():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    last = max((int(row["step"]) for row in rows), default=0)
+def _sqnr(rows: Sequence[QuantisationRow]) -> dict[str, float]:
+    """Return the mean of each operand at the last measured step."""
+    last = max((row.step for row in rows), default=0)
     values = defaultdict[str, list[float]](list)
     for row in rows:
-        if int(row["step"]) == last and math.isfinite(float(row["sqnr_db"])):
-            values[row["operand"]].append(float(row["sqnr_db"]))
+        if row.step == last and math.isfinite(row.sqnr_db):
+            values[row.operand].append(row.sqnr_db)
     return {operand: sum(each) / len(each) for operand, each in values.items()}

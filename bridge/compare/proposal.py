@@ -62,7 +62,7 @@ def propose(
     """Return a proposal for each module with an operand that lost more than a bit.
 
     Args:
-        rows: Measured operands (`bridge.megatron.record.telemetry.QuantisationRow`); of several steps the last counts.
+        rows: Measured operands (`bridge.audit.quantisation.QuantisationRow`); of several steps the last counts.
         scheme: That of the run; None: rows alone choose one.
         fp8_format: The run's `fp8`.
         num_layers: Layers of the model; prediction layers behind them have no number in a row.

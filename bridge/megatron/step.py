@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.optimizer import inner_optimizers, parts
+from bridge.megatron.record.not_finite import are_finite, first_not_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from bridge.megatron.process import Process
 
@@ -35,6 +35,8 @@ class StepResult:
     """Mean over the global batch, in nats per token; the same on every rank."""
     skipped: bool
     """Whether a gradient held NaN or Inf on any rank, so that nothing was updated."""
+    not_finite: str | None
+    """Where the backward pass first had NaN or Inf, as a clause; None for a step that was not skipped."""
     is_stuck: bool
     """Whether the step was skipped and the loss scale cannot fall: there is none, it is constant or at its floor."""
     grad_norm: float | None
@@ -62,15 +64,6 @@ def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
     batch = next(batches)
     output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
     return output, partial(_loss, batch["loss_mask"])
-
-
-@torch.no_grad()
-def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether no tensor of a 16-bit or 32-bit dtype holds NaN or Inf; the largest magnitude keeps either."""
-    wide = (torch.float32, torch.bfloat16, torch.float16)
-    looked_at = [tensor for tensor in tensors if tensor.dtype in wide and tensor.numel()]
-    norms = [torch.linalg.vector_norm(tensor, ord=math.inf).float() for tensor in looked_at]
-    return not norms or bool(torch.stack(norms).isfinite().all())
 
 
 def _one_or_all(hooks: list[Any]) -> Any:
@@ -144,6 +137,7 @@ class Trainer:
         return StepResult(
             loss=loss,
             skipped=not updated,
+            not_finite=None if updated else first_not_finite(self.model),
             is_stuck=not updated and not may_fall,
             grad_norm=float(grad_norm) if updated and grad_norm is not None else None,
             loss_scale=loss_scale,

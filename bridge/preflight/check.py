@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit.early_warnings import WARNINGS
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.preflight.setup import ROLES, Setup, read_section
 from bridge.preflight.target import Target, parse_target
@@ -97,13 +98,13 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
 
 
 def refuse_unknown(reasons: Mapping[str, str]) -> None:
-    """Refuse to silence what is no rule, or without a reason."""
-    known = [rule.id for rule in RULES]
+    """Refuse to silence a name that is neither a rule nor an early warning, or one without a reason."""
+    known = [*(rule.id for rule in RULES), *WARNINGS]
     for name, reason in reasons.items():
         if name not in known:
             matches = [one for one in known if one.startswith(name)][:3] or close_matches(name, known)
             hint = did_you_mean(matches) or "`precision-bridge explain rules` lists them."
-            raise RunConfigError(f"silence.{name}: no rule has this id, got {name!r}. {hint}", matches)
+            raise RunConfigError(f"silence.{name}: must name a rule or an early warning, got {name!r}. {hint}", matches)
         if not str(reason).strip():
             raise RunConfigError(f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right.")
 

@@ -15,7 +15,13 @@ Points = Sequence[tuple[int, float]]
 
 
 def plot_loss(
-    path: Path, *, title: str, train: Points, validation: Points = (), unigram_entropy: float | None = None
+    path: Path,
+    *,
+    title: str,
+    train: Points,
+    validation: Points = (),
+    loss_scale: Points = (),
+    unigram_entropy: float | None = None,
 ) -> None:
     """Draw training and validation loss over steps into a PNG; without any point, the axes alone.
 
@@ -24,17 +30,25 @@ def plot_loss(
         title: The precision that the run trained in.
         train: Training loss.
         validation: Validation loss.
+        loss_scale: Scale of the loss under FP16, drawn in a panel of its own; empty: no such panel.
         unigram_entropy: Loss of the best model without context, in the same unit; drawn as a line across.
     """
-    figure = figure_of(8, 4.8)
-    axes = figure.add_subplot()
+    figure = figure_of(8, 6.2 if loss_scale else 4.8)
+    if not loss_scale:
+        axes = figure.add_subplot()
+    else:
+        axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+        below.step(*zip(*loss_scale, strict=True), where="post", color="tab:green", linewidth=1.2)
+        below.set_yscale("log", base=2)
+        below.set(xlabel="step", ylabel="loss scale")
+        below.grid(visible=True, alpha=0.3)
     if train:
         axes.plot(*zip(*train, strict=True), color="tab:blue", linewidth=1.2, label="training")
     if validation:
         axes.plot(*zip(*validation, strict=True), color="tab:orange", marker="o", markersize=4, label="validation")
     if unigram_entropy is not None:
         axes.axhline(unigram_entropy, color="tab:gray", linestyle="--", linewidth=1, label="unigram entropy")
-    axes.set(title=title, xlabel="step", ylabel="loss (nats per token)")
+    axes.set(title=title, xlabel="" if loss_scale else "step", ylabel="loss (nats per token)")
     axes.grid(visible=True, alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend()

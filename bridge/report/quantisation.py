@@ -1,12 +1,11 @@
-"""Quantisation of a run's operands: a table, a heat map over layers and steps, and the rows as CSV."""
+"""Quantisation of a run's operands: a table, and a heat map over layers and steps."""
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bridge.audit.quantisation import OPERANDS
 from bridge.report.curves import figure_of
 from bridge.report.table import Column, table
 
@@ -16,20 +15,13 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from bridge.audit.quantisation import QuantisationRow
+
 WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Schemes whose error a row has, next to its own: `tensorwise_db`, ..."""
-OPERANDS = ("input", "weight", "grad_output")
 
 
-def write_quantisation(path: Path, rows: Sequence[Any]) -> None:
-    """Write rows (dataclasses of one kind) as CSV."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([field.name for field in dataclasses.fields(rows[0])])
-        writer.writerows(dataclasses.astuple(row) for row in rows)
-
-
-def quantisation_table(rows: Sequence[Any], *, title: str) -> RenderableType:
+def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> RenderableType:
     """Return every row of the last measured step as a table for the terminal."""
     last = max(row.step for row in rows)
     columns: list[Column | str] = [Column(heading="layer", number=True), "module", "operand", "format"]
@@ -54,7 +46,7 @@ def quantisation_table(rows: Sequence[Any], *, title: str) -> RenderableType:
     return table(columns, lines, title=f"{title}, step {last}")
 
 
-def worst_table(rows: Sequence[Any]) -> RenderableType:
+def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
     """Return, per operand and over all measured steps, the mean and the worst layer, for the end of a run."""
     lines = []
     for operand in OPERANDS:
@@ -85,7 +77,7 @@ def worst_table(rows: Sequence[Any]) -> RenderableType:
     return table(columns, lines, title="Signal to quantisation noise; the most that went to zero or saturated")
 
 
-def _mean(rows: Sequence[Any], name: str) -> str:
+def _mean(rows: Sequence[QuantisationRow], name: str) -> str:
     """Return the mean of the finite values of a column."""
     values = [getattr(row, name) for row in rows if math.isfinite(getattr(row, name))]
     return f"{sum(values) / len(values):.1f}" if values else "-"
@@ -95,7 +87,7 @@ def _percent(share: float) -> str:
     return "0" if share == 0 else f"{100 * share:.2g} %"
 
 
-def plot_quantisation(path: Path, rows: Sequence[Any], *, title: str) -> None:
+def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str) -> None:
     """Draw the SQNR of each operand as a heat map, layers and modules down and measured steps across, into a PNG."""
     steps = sorted({row.step for row in rows})
     places = sorted({(row.layer, row.module) for row in rows})

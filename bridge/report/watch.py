@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from bridge.audit.early_warnings import early_warnings
+from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
     rows += [("findings of the check", str(len(run.findings.get("findings", ()))))]
     rows += [("ended", run.summary.get("failure") or "yes")] if run.summary else []
     warnings = [
-        Text(f"{name}: {sentence}", style="yellow") for name, sentence in early_warnings(run, silenced=silenced)
+        Text(f"{name}: {sentence}", style="yellow")
+        for name, sentence in early_warnings(Signs.of(run, silenced=silenced))
     ]
     title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
     return Group(table(("", Column(wraps=True)), rows, title=title), *warnings)

@@ -127,6 +127,10 @@ class LoggingConfig:
     """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the log."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+    mlflow: str | None = None
+    """Tracking store of MLflow that gets the same values, ``http://tracking:5000`` say; None: none."""
+    wandb: str | None = None
+    """Project of Weights & Biases that gets the same values; None: none."""
     quantisation_interval: int = 50
     """Steps between two measurements of what FP8 or FP4 does to the matmuls' operands; 0: none."""
     progress: bool = True

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from bridge.audit.quantisation import QuantisationRow
     from bridge.audit.record import CensusRow, GemmRow
-    from bridge.megatron.record.telemetry import QuantisationRow
     from bridge.training.run import PhaseRecord
 
 logger = logging.getLogger("bridge.training")

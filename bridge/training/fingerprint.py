@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 OF_ONE_MACHINE = (
     "data.num_workers",
+    "logging.mlflow",
     "logging.progress",
     "logging.run_dir",
     "logging.tensorboard",
+    "logging.wandb",
     "precision_choice",
     "silence",
 )

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.audit.early_warnings import Signs, Standing
 from bridge.checkpoint.lock import folder_lock
 from bridge.checkpoint.manifest import digest
 from bridge.errors import TrainingError
@@ -27,7 +28,7 @@ from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.te.environment import read_environment
 from bridge.registry.schedule import PrecisionSchedule
 from bridge.report.curves import plot_loss
-from bridge.report.quantisation import plot_quantisation, write_quantisation
+from bridge.report.quantisation import plot_quantisation
 from bridge.rules.fields import releases
 from bridge.rules.versions import installed
 from bridge.training.audit import Audit
@@ -101,15 +102,11 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
             run.notes.append(applied)
         if process.is_first:
             run_dir.mkdir(parents=True, exist_ok=True)
-        _train_and_report(run, run_dir)
+        metrics = _train_and_report(run, run_dir)
         summary = _summarise(run, run_dir, time.perf_counter() - began)
-        quantisation = run.telemetry.of_all_stages()
         if process.is_first:
             summary.write(run_dir / "summary.json")
-            if quantisation:
-                write_quantisation(run_dir / "quantisation.csv", quantisation)
-                plot_quantisation(run_dir / "quantisation.png", quantisation, title=summary.precision)
-            show_summary(summary, quantisation=quantisation)
+            show_summary(summary, quantisation=metrics.quantisation)
     return summary
 
 
@@ -124,14 +121,14 @@ def _one_writer(config: ConfigContainer) -> Iterator[str | None]:
             yield from_first_rank(lambda: stack.enter_context(folder_lock(Path(folder))))
 
 
-def _train_and_report(run: Run, run_dir: Path) -> None:
+def _train_and_report(run: Run, run_dir: Path) -> Metrics:
     """Train with metrics and display around it; draw the curves however it ends."""
     config, first = run.config, run.process.is_first
     with ExitStack() as stack:
         metrics = Metrics()
         screen = Display()
         if first:
-            log = metrics_log(run_dir, resumed_at=run.start.iteration, tensorboard=config.logging.tensorboard)
+            log = metrics_log(run_dir, resumed_at=run.start.iteration, config=config.logging)
             metrics = stack.enter_context(log)
             stack.callback(_draw, run, metrics, run_dir)
             screen = stack.enter_context(
@@ -141,6 +138,7 @@ def _train_and_report(run: Run, run_dir: Path) -> None:
             screen.note(note)
         run.process.stop.is_noted_only = True
         _train(run, Audit(run, run_dir), metrics, screen)
+    return metrics
 
 
 def warn_of_untested(version: Version | None) -> None:
@@ -158,15 +156,34 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
         title=precision_label(run.config),
         train=metrics.train,
         validation=metrics.validation,
+        loss_scale=metrics.loss_scale if getattr(run.config.optimizer, "fp16", False) else (),
         unigram_entropy=run.entropy,
+    )
+    if metrics.quantisation:
+        plot_quantisation(run_dir / "quantisation.png", metrics.quantisation, title=precision_label(run.config))
+
+
+def _signs(run: Run, audit: Audit, metrics: Metrics) -> Signs:
+    """Return the values of the run so far that early warnings look at."""
+    optimizer = run.config.optimizer
+    is_dynamic = getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None
+    return Signs(
+        train=metrics.records,
+        quantisation=metrics.quantisation,
+        health=audit.record.health,
+        smallest_scale=getattr(optimizer, "min_loss_scale", None) if is_dynamic else None,
+        silenced=run.config.silence,
     )
 
 
 def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
     """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
+    standing = Standing()
     while not run.is_over:
         result = _timed_step(run, audit, source)
+        if run.telemetry.step == run.iteration:
+            metrics.add_quantisation(run.telemetry.of_all_stages(run.iteration))
         screen.stepped(run.iteration)
         _require_finite(run, result, metrics)
         _require_updates(run, result, metrics)
@@ -178,6 +195,8 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
             record = run.record(result)
             metrics.add(record)
             screen.logged(record)
+            for sentence in standing.begun(_signs(run, audit, metrics)):
+                screen.note(sentence)
         if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):
             _validate(run, metrics, screen)
         if ends or _is_due(run, run.config.checkpoint.save_interval):

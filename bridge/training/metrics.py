@@ -1,4 +1,4 @@
-"""Records of a run in progress: ``metrics.jsonl`` and TensorBoard events."""
+"""Records of a run in progress: ``metrics.jsonl``, ``quantisation.csv`` and the sinks, and the early warnings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import logging
 import math
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+from bridge.audit.quantisation import FILE, OPERANDS, write_rows
+from bridge.training.sinks import open_sinks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from torch.utils.tensorboard import SummaryWriter
+    from bridge.audit.quantisation import QuantisationRow
+    from bridge.training.config import LoggingConfig
+    from bridge.training.sinks import Sink
 
 METRICS = "metrics.jsonl"
 
@@ -24,6 +29,7 @@ log = logging.getLogger("bridge.training")
 class TrainRecord:
     """One logged step. A skipped step is always logged, the others every `logging.log_interval` steps."""
 
+    kind: ClassVar = "train"
     step: int
     loss: float
     """Mean over the steps since the last record, in nats per token."""
@@ -38,12 +44,15 @@ class TrainRecord:
     tokens_per_second: float
     """Since the last record, without validation and checkpoints."""
     consumed_samples: int
+    not_finite: str | None = None
+    """Where the backward pass of a skipped step first had NaN or Inf, as a clause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationRecord:
     """One validation."""
 
+    kind: ClassVar = "validation"
     step: int
     loss: float
     """Mean over `train.eval_iters` global batches, in nats per token; the same batches every time."""
@@ -52,30 +61,55 @@ class ValidationRecord:
 class Metrics:
     """Writes records as they come and keeps the curves; without a file, on all ranks but the first, it does nothing."""
 
-    def __init__(self, lines: IO[str] | None = None, events: SummaryWriter | None = None) -> None:
-        """Take an open ``metrics.jsonl`` and, optionally, a TensorBoard writer."""
+    def __init__(self, run_dir: Path | None = None, lines: IO[str] | None = None, sinks: Sequence[Sink] = ()) -> None:
+        """Take the run's folder, an open ``metrics.jsonl`` in it, and other places for the values."""
         self.train: list[tuple[int, float]] = []
         self.validation: list[tuple[int, float]] = []
+        self.loss_scale: list[tuple[int, float]] = []
+        self.records: list[dict[str, Any]] = []
+        """Training records, as they were written."""
+        self.quantisation: list[QuantisationRow] = []
+        self._run_dir = run_dir
         self._lines = lines
-        self._events = events
+        self._sinks = list(sinks)
 
     def add(self, record: TrainRecord | ValidationRecord) -> None:
         """Write one record; numbers that are not finite become null in JSON and are left out of the curves."""
         if self._lines is None:
             return
-        kind = "train" if isinstance(record, TrainRecord) else "validation"
-        values = {"kind": kind, **finite(asdict(record))}
+        values = {"kind": record.kind, **finite(asdict(record))}
         self._lines.write(json.dumps(values) + "\n")
         self._lines.flush()
         self.keep(values)
-        if self._events is None:
+        names = [name for name, value in values.items() if name != "step" and isinstance(value, int | float)]
+        self._send({f"{record.kind}/{name}": values[name] for name in names}, {}, record.step)
+
+    def add_quantisation(self, rows: Sequence[QuantisationRow]) -> None:
+        """Write the errors of the quantisers at one step."""
+        if self._run_dir is None or not rows:
             return
-        for name, value in values.items():
-            if name not in ("kind", "step") and value is not None:
-                self._events.add_scalar(f"{kind}/{name}", value, record.step)
+        write_rows(self._run_dir / FILE, rows, append=bool(self.quantisation))
+        self.quantisation += rows
+        scalars, distributions = {}, {}
+        for operand in OPERANDS:
+            own = [row for row in rows if row.operand == operand]
+            ratios = [row.sqnr_db for row in own if math.isfinite(row.sqnr_db)]
+            if ratios:
+                distributions[f"quantisation/{operand}_db"] = ratios
+                scalars[f"quantisation/{operand}_db_mean"] = sum(ratios) / len(ratios)
+            if own:
+                scalars[f"quantisation/{operand}_underflow_max"] = max(row.underflow for row in own)
+                scalars[f"quantisation/{operand}_saturated_max"] = max(row.saturated for row in own)
+        self._send(scalars, distributions, rows[0].step)
+
+    def _send(self, values: dict[str, float], distributions: dict[str, list[float]], step: int) -> None:
+        self._sinks = [sink for sink in self._sinks if sink.write(values, distributions, step)]
 
     def keep(self, values: dict[str, Any]) -> None:
         """Add a record's point to the curves."""
+        if values["kind"] == "train":
+            self.records.append(values)
+            self.loss_scale.append((int(values["step"]), float(values["loss_scale"])))
         if values["loss"] is not None:
             curve = self.train if values["kind"] == "train" else self.validation
             curve.append((int(values["step"]), float(values["loss"])))
@@ -87,13 +121,16 @@ def finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def metrics_log(run_dir: Path, *, resumed_at: int, tensorboard: bool) -> Iterator[Metrics]:
+def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Iterator[Metrics]:
     """Open the run's metrics; a resumed run keeps the earlier records up to where it begins.
 
     Args:
-        run_dir: Gets ``metrics.jsonl`` and ``tensorboard/``.
+        run_dir: Gets ``metrics.jsonl``, ``quantisation.csv`` and the files of sinks.
         resumed_at: Step of the checkpoint the run continues from; 0 for a fresh one.
-        tensorboard: Whether to write events.
+        config: The sinks.
+
+    Raises:
+        RunConfigError: A sink cannot be opened.
     """
     path = run_dir / METRICS
     earlier = [values for values in _read(path) if values["step"] <= resumed_at] if resumed_at else []
@@ -102,13 +139,11 @@ def metrics_log(run_dir: Path, *, resumed_at: int, tensorboard: bool) -> Iterato
     scratch.replace(path)
     with ExitStack() as stack:
         lines = stack.enter_context(path.open("a"))
-        events = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # heavy, and only the first rank writes
-
-            events = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
-            stack.callback(events.close)
-        metrics = Metrics(lines, events)
+        sinks = []
+        for sink in open_sinks(config, run_dir, resumed_at=resumed_at):
+            stack.callback(sink.close)
+            sinks.append(sink)
+        metrics = Metrics(run_dir, lines, sinks)
         for values in earlier:
             metrics.keep(values)
         yield metrics

@@ -14,7 +14,7 @@ from bridge.training.run import build_run, precision_label, require_sections
 from bridge.training.values import require_sane_values
 
 if TYPE_CHECKING:
-    from bridge.megatron.record.telemetry import QuantisationRow
+    from bridge.audit.quantisation import QuantisationRow
     from bridge.training.config import ConfigContainer
 
 MEASUREMENTS = 8

@@ -177,6 +177,7 @@ class Run:
             learning_rate=result.learning_rate,
             tokens_per_second=self.tokens_per_step * len(seconds) / sum(seconds),
             consumed_samples=self.consumed_samples,
+            not_finite=result.not_finite,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.run_fields import run_faults
 from bridge.megatron.te.machine import missing_for_te
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.training.sinks import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +126,13 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
         if value is not None and value not in known:
             hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
             faults.append(_fault(f"{section}.{name}", f"must be one of {', '.join(known)}", value, hint))
+    for name, package in PACKAGES.items():
+        value = getattr(config.logging, name)
+        if value is not None and find_spec(name) is None:
+            remedy = "Install precision-bridge[sinks], or leave it out."
+            faults.append(
+                _fault(f"logging.{name}", f"needs the package {package}, which is not installed", value, remedy)
+            )
     train = config.train
     steps = "train.lr_decay_iters" if train.lr_decay_iters else "train.train_iters"
     length = train.lr_decay_iters or train.train_iters

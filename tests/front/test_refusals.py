@@ -194,7 +194,9 @@ def test_a_run_folder_that_cannot_be_made_leaves_no_other(refused) -> None:
 
 
 def test_an_unknown_rule_in_silence_leaves_no_run_folder(refused) -> None:
-    assert refused(*TINY, "silence.PB999=why").startswith("silence.PB999: no rule has this id, got 'PB999'.")
+    assert refused(*TINY, "silence.PB999=why").startswith(
+        "silence.PB999: must name a rule or an early warning, got 'PB999'."
+    )
 
 
 def test_a_wrong_line_of_yaml_is_named(refused, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.audit.early_warnings import early_warnings
+from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.run_folder import RunFolder
 from bridge.cli.explain import in_run
 from bridge.errors import RunConfigError
@@ -85,16 +85,16 @@ def test_watch_shows_the_state_of_a_run_and_warns_by_its_records(run_dir: Path, 
     shown = plain_text(watch_view(run))
     assert shown.startswith("mine, params_dtype=bf16: ")
     assert "2 of 2" in shown
-    assert early_warnings(run) == []
+    assert early_warnings(Signs.of(run)) == []
     last = run.metrics("train")[-1]
     (tmp_path / "config.yaml").write_text("train: {train_iters: 40}\noptimizer: {fp16: true, min_loss_scale: 1.0}\n")
     records = [{**last, "step": step, "loss": 2.0} for step in range(1, 20)]
     records.append({**last, "step": 20, "loss": 2.5, "grad_norm": 1e4, "skipped_steps": 3, "loss_scale": 1.0})
     lines = [json.dumps(record) for record in records]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"kind": "tra')  # the last one is being written
-    names = [name for name, _ in early_warnings(RunFolder.of(tmp_path))]
+    names = [name for name, _ in early_warnings(Signs.of(RunFolder.of(tmp_path)))]
     assert names == ["loss-spike", "gradient-spike", "skipped-steps", "loss-scale-floor"]
-    silenced = early_warnings(RunFolder.of(tmp_path), silenced=names[1:])
+    silenced = early_warnings(Signs.of(RunFolder.of(tmp_path), silenced=names[1:]))
     assert silenced == [
         ("loss-spike", "the loss is 2.5000, more than 1.2 times the median of the records before, 2.0000.")
     ]

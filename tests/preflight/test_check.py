@@ -56,7 +56,10 @@ def test_a_silenced_rule_is_kept_apart_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("silenced", "message"),
     [
-        ({"PB24": "x"}, "silence.PB24: no rule has this id, got 'PB24'. Did you mean 'PB241', 'PB242' or 'PB243'?"),
+        (
+            {"PB24": "x"},
+            "silence.PB24: must name a rule or an early warning, got 'PB24'. Did you mean 'PB241', 'PB242' or 'PB243'?",
+        ),
         ({"PB243": " "}, "silence.PB243: needs a reason, got ' '. Write PB243=why it is all right."),
     ],
 )

@@ -167,7 +167,7 @@ def test_most_steps_skipped_is_no_success_and_half_of_them_is_one(poisoned, tmp_
 
 
 def test_largest_magnitude_sees_every_value_that_is_not_finite() -> None:
-    from bridge.megatron.step import are_finite
+    from bridge.megatron.record.not_finite import are_finite
 
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for value in (math.nan, math.inf, -math.inf):

@@ -8,9 +8,8 @@ measured step trains as any other.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from bridge.audit.quantisation import OPERANDS, QuantisationRow
 from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.model import global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
@@ -39,29 +39,6 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module
                 number = global_layer_number(layer)
                 names |= {module: (number, name) for name, module in layer.named_modules()}
     return names
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuantisationRow:
-    """One operand of one layer at one step."""
-
-    step: int
-    layer: int
-    """Number of the transformer layer in the whole model, from 1 on."""
-    module: str
-    operand: str
-    """input, weight or grad_output."""
-    format: str
-    amax: float
-    scale: float | None
-    underflow: float
-    saturated: float
-    sqnr_db: float
-    tensorwise_db: float = math.nan
-    """The SQNR that the operand would have under this scheme, from a sample of its rows."""
-    blockwise_db: float = math.nan
-    mxfp8_db: float = math.nan
-    nvfp4_db: float = math.nan
 
 
 class _ErrorObserver(Observer):
@@ -105,6 +82,8 @@ class Telemetry:
     def __init__(self, model: Sequence[torch.nn.Module]) -> None:
         """Find the emulated layers of this rank's model chunks."""
         self.rows: list[QuantisationRow] = []
+        self.step: int | None = None
+        """The last measured step."""
         self._layers: list[tuple[Any, tuple[int, str]]] = [
             (module, where) for module, where in global_layer_names(model).items() if isinstance(module, EmulatedLinear)
         ]
@@ -112,6 +91,7 @@ class Telemetry:
     @contextmanager
     def measuring(self, step: int) -> Iterator[None]:
         """Measure the operands that are quantised in a ``with`` block, and the stored weights as they are before it."""
+        self.step = step
         for layer, where in self._layers:
             layer.observer = _ErrorObserver(step, layer, where, self.rows)
             if isinstance(layer.weight, StoredWeight):
@@ -133,11 +113,11 @@ class Telemetry:
         scale = 1 / scale_inv.item() if weight.stored.spec.whole_tensor and scale_inv is not None else None
         self.rows.append(replace(row, amax=weight.stored.amax.item(), scale=scale))
 
-    def of_all_stages(self) -> list[QuantisationRow]:
-        """Return the rows of all pipeline stages in order; a collective call."""
-        order = {"input": 0, "weight": 1, "grad_output": 2}
+    def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
+        """Return the rows of all pipeline stages in order, those of one step or all; a collective call."""
+        own = [row for row in self.rows if step in (None, row.step)]
         group = parallel_state.get_pipeline_model_parallel_group()
         parts: list[Any] = [None] * group.size()
-        torch.distributed.all_gather_object(parts, self.rows, group=group)
+        torch.distributed.all_gather_object(parts, own, group=group)
         rows = [row for part in parts for row in part]
-        return sorted(rows, key=lambda row: (row.step, row.layer, row.module, order[row.operand]))
+        return sorted(rows, key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.compare import compare
-from bridge.audit.early_warnings import early_warnings
+from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.sentence import format_gemms
 from bridge.precision.formats import FORMATS
 
@@ -58,7 +56,7 @@ def run_content(
         "sync": [row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")],
         "findings": _findings(run),
         "silenced": run.findings.get("silenced", []),
-        "warnings": dict(early_warnings(run)),
+        "warnings": dict(early_warnings(Signs.of(run))),
         "train": run.metrics("train"),
         "validation": run.metrics("validation"),
         "heat": _heat(run),
@@ -143,15 +141,15 @@ def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
 
 def _heat(run: RunFolder) -> list[dict[str, Any]]:
     """Return the last SQNR per operand, layer and module, and how far it is below what the format should have."""
-    path = run.path / "quantisation.csv"
-    rows = list(csv.DictReader(io.StringIO(run.text_of(path)))) if path.is_file() else []
-    last = max((int(row["step"]) for row in rows), default=0)
+    rows = run.quantisation
+    last = max((row.step for row in rows), default=0)
     found = []
     for row in rows:
-        value, normal = float(row["sqnr_db"]), healthy_db(row["format"])
-        if int(row["step"]) == last and math.isfinite(value) and normal is not None:
-            place = {"operand": row["operand"], "layer": int(row["layer"]), "module": row["module"].rpartition(".")[2]}
-            found.append({**place, "format": row["format"], "sqnr_db": value, "below_normal_db": normal - value})
+        normal = healthy_db(row.format)
+        if row.step == last and math.isfinite(row.sqnr_db) and normal is not None:
+            place = {"operand": row.operand, "layer": row.layer, "module": row.module.rpartition(".")[2]}
+            figures = {"sqnr_db": row.sqnr_db, "below_normal_db": normal - row.sqnr_db}
+            found.append({**place, "format": row.format, **figures})
     return found
 
 
