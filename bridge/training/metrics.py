@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from bridge.audit.quantisation import FILE, OPERANDS, write_rows
+from bridge.audit.run_folder import RunFolder
 from bridge.training.sinks import open_sinks
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Ite
     scratch = path.with_suffix(".tmp")  # a crash here leaves the old file as it was
     scratch.write_text("".join(f"{json.dumps(values)}\n" for values in earlier))
     scratch.replace(path)
+    rows = [row for row in RunFolder(run_dir).quantisation if row.step <= resumed_at] if resumed_at else []
+    (run_dir / FILE).unlink(missing_ok=True)
     with ExitStack() as stack:
         lines = stack.enter_context(path.open("a"))
         sinks = []
@@ -146,6 +149,9 @@ def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Ite
         metrics = Metrics(run_dir, lines, sinks)
         for values in earlier:
             metrics.keep(values)
+        if rows:
+            write_rows(run_dir / FILE, rows)
+            metrics.quantisation += rows
         yield metrics
 
 
