@@ -132,6 +132,23 @@ class ModuleRow:
             return self.select
         return f"decoder.{self.select[self.select.index('layers.') :]}"
 
+    def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
+        """Return `select` for a model of some layers of this one; None where the row names none of them.
+
+        Args:
+            layers: The numbers of these layers here, from 0, in their order there.
+            num_layers: Layers of this model, which negative numbers count from.
+        """
+        if not self.names_layers:
+            return self.select or {"module": self.module}
+        named = {number % num_layers for number in self.layer_numbers}
+        numbers = [place for place, number in enumerate(layers) if number in named]
+        if not numbers:
+            return None
+        if self.module:
+            return {"layers": numbers, "module": self.module}
+        return _LAYER.sub(f"layers.{numbers[0]}", self.select)
+
     def __str__(self) -> str:
         if self.select:
             return self.select

@@ -28,6 +28,7 @@ def kept_layers(
     limit: int,
     chunks: int = 1,
     extra: int = 0,
+    least: int = 1,
     wanted: Sequence[int] = (),
 ) -> KeptLayers:
     """Return the layers to keep.
@@ -41,6 +42,7 @@ def kept_layers(
         limit: The most layers, where those at both ends and a kind of each between them do not need more.
         chunks: Parts that the layers are split into.
         extra: Places of the split that embedding and output layer take.
+        least: The fewest layers.
         wanted: Further layers to keep, where the limit allows them.
     """
     count = len(kinds)
@@ -50,8 +52,8 @@ def kept_layers(
     most = max(2, limit - len(firsts))
     few_start, few_end = (min(start, most), min(end, most)) if start + end <= most else _shared(start, end, most)
     chosen = {*range(few_start), *range(count - few_end, count), *firsts.values()}
-    chosen |= set([layer for layer in wanted if layer in middle][: max(0, limit - len(chosen))])
-    size = next((size for size in range(len(chosen), count + 1) if (size + extra) % chunks == 0), count)
+    chosen |= set([layer for layer in wanted if layer not in chosen][: max(0, limit - len(chosen))])
+    size = next((size for size in range(max(least, len(chosen)), count + 1) if (size + extra) % chunks == 0), count)
     spare = [layer for layer in _spread(middle, size) if layer not in chosen]
     spare += [layer for layer in middle if layer not in chosen and layer not in spare]
     chosen |= set(spare[: size - len(chosen)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bridge.rules.stages import Parallel
 
 TWO = 2
@@ -22,6 +24,8 @@ class Round:
     virtual: int = 1
     """Model chunks of a pipeline stage."""
     expert_tensor: int = 1
+    split: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the model that split the layers over the stages otherwise than evenly."""
 
     def size(self, kind: str) -> int:
         """Return the ranks of a kind."""
@@ -50,6 +54,7 @@ class Round:
             "expert_tensor_parallel_size": self.expert_tensor if "tensor" in self.kinds else 1,
             # Megatron's two interleaved stages take messages of both directions for each other without it.
             **({"overlap_p2p_comm": True, "batch_p2p_comm": False} if interleaved else {}),
+            **(self.split if "pipeline" in self.kinds else {}),
         }
 
     def __str__(self) -> str:
@@ -67,12 +72,7 @@ class Round:
         left = tuple(known for known in self.kinds if known != kind)
         if not {"tensor", "data", "context"} & {*left}:
             left = tuple(known for known in left if known != "expert")
-        return Round(
-            kinds=left,
-            sequence_parallel=self.sequence_parallel,
-            virtual=self.virtual,
-            expert_tensor=self.expert_tensor,
-        )
+        return replace(self, kinds=left)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,10 +110,11 @@ class Layout:
         """Return the ranks of a kind in the rehearsal."""
         return TWO if kind in self.kinds else 1
 
-    def rounds(self, processes: int) -> tuple[Round, ...]:
+    def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[Round, ...]:
         """Return launches of at most so many processes that together have every kind: one where there is none.
 
-        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has.
+        `split` is that of a `Round`. Experts are spread over the data-parallel ranks, or else over those of a kind
+        that the run has.
         """
         at_once = max(0, processes.bit_length() - 1)
         free = [kind for kind in self.kinds if kind != "expert"] if at_once else []
@@ -130,6 +131,7 @@ class Layout:
                 sequence_parallel=self.sequence_parallel,
                 virtual=self.virtual,
                 expert_tensor=self.expert_tensor if "expert" not in part or "data" in part else 1,
+                split=split,
             )
             for part in parts
         )

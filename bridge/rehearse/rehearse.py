@@ -22,6 +22,7 @@ from bridge.preflight import te_cpu
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.layout import Round
 from bridge.rehearse.shrink import STEPS, SmallRun, shrink
+from bridge.rules.fields import DEFAULTS
 from bridge.rules.versions import TITLES, installed, parse_version
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Rehearsal:
     label: str
     target: str
     backend: str
+    versions: Mapping[str, str]
+    """Product -> the release that ran: mcore, and te where Transformer Engine did."""
     kept: str
     """What the rehearsal has as the run has it, as a clause."""
     layers: int
@@ -116,23 +119,28 @@ def rehearse(
     """
     small = shrink(run.sections, run.precision, gpus=target.count, processes=processes, max_layers=max_layers)
     answer = _answer(run, small, backend, environment or {})
+    versions = {name: version for name, version in answer["versions"].items() if version is not None}
     return Rehearsal(
         label=run.precision.label if run.precision is not None else "the configs' own precision",
         target=str(run.target or "no declared target"),
         backend=backend,
+        versions=versions,
         kept=_kept(run, small),
         layers=small.layers_of_run,
         small=small,
         launches=tuple(_launched(small, launch) for launch in answer["launches"]),
         left_out=tuple(_left_out(entry) for entry in answer["left_out"]),
-        unknown=(*_unknown(target, answer["versions"]), *unknown, *_doubts(answer)),
+        unknown=(*_unknown(target, versions), *small.dropped, *unknown, *_doubts(answer)),
     )
 
 
 def _kept(run: RunValues, small: SmallRun) -> str:
     changed = {change.field for change in small.changes}
     counts = {
-        name: sum(f"{name}.{key}" not in changed for key in small.sections[name])
+        name: sum(
+            f"{name}.{key}" not in changed and value not in (None, DEFAULTS[name].get(key))
+            for key, value in small.sections[name].items()
+        )
         for name in ("model", "optimizer", "ddp")
     }
     precision = (
@@ -141,21 +149,21 @@ def _kept(run: RunValues, small: SmallRun) -> str:
     return f"{precision}, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
 
 
-def _unknown(target: Target, versions: dict[str, str | None]) -> tuple[str, ...]:
+def _unknown(target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
     """Return what no rehearsal on a CPU knows, as sentences.
 
     Args:
         target: Where the run itself is going to be.
-        versions: Of Megatron Core and of Transformer Engine here; None: it did not run.
+        versions: Of Megatron Core and of Transformer Engine, where they ran.
     """
     found = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
         "Convergence: a few steps of a small model say nothing of it.",
     ]
     for name, theirs in (("mcore", target.mcore), ("te", target.te)):
-        ours = versions[name]
+        ours = versions.get(name)
         if theirs is not None and ours is not None and theirs.release[:2] != parse_version(ours).release[:2]:
-            found.append(f"{TITLES[name]} {theirs} of the target: {ours} ran here.")
+            found.append(f"{TITLES[name]} {theirs}, which the target declares: {ours} ran here.")
     return tuple(found)
 
 

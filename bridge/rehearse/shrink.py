@@ -10,6 +10,7 @@ So a size that the scheme refuses in the run is refused in the rehearsal too.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from bridge.plan.shape import MOE
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rehearse.layers import kept_layers
 from bridge.rehearse.layout import Layout, Round
+from bridge.rehearse.split import FIELDS, Split
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.hybrid import HybridPattern
 from bridge.rules.stages import Parallel
@@ -50,6 +52,10 @@ ON_A_GPU = {
 """Switch of the model that changes no format, and why it is off in a rehearsal."""
 
 
+INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
+"""Functions, which Megatron makes of other fields."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
     """One setting that the rehearsal has another value of."""
@@ -76,6 +82,8 @@ class SmallRun:
     layers_of_run: int
     rounds: tuple[Round, ...]
     """The launches that together have every kind of the run's layout."""
+    dropped: tuple[str, ...] = ()
+    """Choices per module that the layers of the rehearsal cannot show, as sentences."""
 
 
 def shrink(
@@ -104,13 +112,15 @@ def shrink(
     layout = Layout.of(parallel, is_sharded=plan.settings.distributed)
     shrinker = _Shrinker(given, precision, plan, parallel, layout)
     layers = shrinker.shrink(max_layers)
+    split = shrinker.split.fields(len(layers))
     return SmallRun(
         sections=shrinker.sections,
         precision=shrinker.precision,
         changes=tuple(shrinker.changes),
         layers=layers,
         layers_of_run=plan.shape.num_layers,
-        rounds=layout.rounds(processes),
+        rounds=layout.rounds(processes, split),
+        dropped=tuple(shrinker.dropped),
     )
 
 
@@ -124,11 +134,13 @@ class _Shrinker:
     parallel: Parallel
     layout: Layout
     changes: list[Change] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.precision = self.stated.to_dict() if self.stated is not None else None
         self.shape = self.plan.shape
         self.unit = _alignment(self.plan)
+        self.split = Split(parallel=self.parallel, num_layers=self.shape.num_layers, virtual=self.layout.virtual)
 
     def shrink(self, max_layers: int) -> tuple[str, ...]:
         """Make everything small; return the labels of the kept layers."""
@@ -160,14 +172,16 @@ class _Shrinker:
         self.changes.append(Change(field=path, before=before, after=value, reason=reason))
 
     def _layers(self, limit: int) -> tuple[str, ...]:
-        settings, shape, layout = self.plan.settings, self.shape, self.layout
+        settings, shape = self.plan.settings, self.shape
         kept = kept_layers(
             shape.kinds,
             start=settings.start,
             end=settings.end,
             limit=limit,
-            chunks=layout.size("pipeline") * layout.virtual,
-            extra=self.parallel.embedding_counts + self.parallel.loss_counts,
+            chunks=self.split.chunks if self.layout.size("pipeline") > 1 else 1,
+            extra=self.split.extra,
+            least=self.split.least if self.layout.size("pipeline") > 1 else 1,
+            wanted=self._named_layers(),
         )
         why = "keeps both ends, each kind of layer, and whole stages"
         self.set("model.num_layers", len(kept.layers), why)
@@ -176,31 +190,65 @@ class _Shrinker:
             if now != count:
                 owner = "model" if self.precision is None or name not in self.precision else "mixed_precision"
                 self.set(f"{owner}.{name}", count, "fewer layers are kept in all")
-        pattern = HybridPattern.of(self.sections["model"])
-        if pattern is not None:
-            letters = "".join(pattern.layers[layer] for layer in kept.layers)
-            name = (
-                "hybrid_layer_pattern"
-                if "hybrid_layer_pattern" in self.sections["model"]
-                else "hybrid_override_pattern"
-            )
-            self.set(
-                f"model.{name}", "/".join([letters, *[pattern.mtp] * pattern.depths]), "the kinds of the kept layers"
-            )
-        elif MOE in shape.kinds:
-            frequency = [int(shape.kinds[layer] == MOE) for layer in kept.layers]
-            if not all(frequency) or read_field(self.sections["model"], "moe_layer_freq", 1) != 1:
-                self.set("model.moe_layer_freq", frequency, "the kinds of the kept layers")
+        self._kinds(kept.layers)
+        self._rows(kept.layers)
         if shape.mtp_num_layers > 2:
             self.set("model.mtp_num_layers", 2, "prediction layers are alike")
-        for name in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"):
-            self.set(f"model.{name}", None, "stages of equal size")
-        self.set("model.pipeline_model_parallel_layout", None, "stages of equal size")
+        split = self.split.fields(len(kept.layers))
+        for name in FIELDS:
+            if name in self.sections["model"]:
+                before = self.sections["model"].pop(name)
+                if before not in (None, False, split.get(name)):
+                    reason = "the split of the run at two stages"
+                    self.changes.append(
+                        Change(field=f"model.{name}", before=before, after=split.get(name), reason=reason)
+                    )
         recomputed = whole_number(read_field(self.sections["model"], "recompute_num_layers"))
         if recomputed:
-            most = len(kept.layers) // (layout.size("pipeline") * layout.virtual)
+            most = len(kept.layers) // (self.layout.size("pipeline") * self.layout.virtual)
             self.set("model.recompute_num_layers", min(recomputed, max(1, most)), "the layers of a stage are fewer")
         return tuple(str(layer + 1) for layer in kept.layers)
+
+    def _kinds(self, layers: tuple[int, ...]) -> None:
+        """State the kinds of the kept layers: the pattern of a hybrid model, or which of them have experts."""
+        shape, model = self.shape, self.sections["model"]
+        pattern = HybridPattern.of(model)
+        why = "the kinds of the kept layers"
+        if pattern is not None:
+            letters = "".join(pattern.layers[layer] for layer in layers)
+            name = "hybrid_layer_pattern" if "hybrid_layer_pattern" in model else "hybrid_override_pattern"
+            self.set(f"model.{name}", "/".join([letters, *[pattern.mtp] * pattern.depths]), why)
+        elif MOE in shape.kinds:
+            frequency = [int(shape.kinds[layer] == MOE) for layer in layers]
+            if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:
+                self.set("model.moe_layer_freq", frequency, why)
+
+    def _named_layers(self) -> list[int]:
+        """Return the layers that rows of `modules` name: the first that is of its kind and named by the same rows."""
+        count = self.shape.num_layers
+        rows = [{number % count for number in row.layer_numbers} for row in self.plan.module_rows]
+        low = {layer.number - 1 for layer in self.plan.layers if layer.low and layer.number is not None}
+        firsts: dict[tuple[str, bool, tuple[bool, ...]], int] = {}
+        for layer in sorted(set[int]().union(*rows)):
+            firsts.setdefault((self.shape.kinds[layer], layer in low, tuple(layer in row for row in rows)), layer)
+        return list(firsts.values())
+
+    def _rows(self, layers: tuple[int, ...]) -> None:
+        """Number the layers of the rows of `modules` anew, and drop the rows of which no layer is kept."""
+        rows = []
+        for plain, row in zip((self.precision or {}).get("modules") or (), self.plan.module_rows, strict=True):
+            select = row.renumbered(layers, self.shape.num_layers)
+            if select is not None:
+                rows.append({**plain, "select": select})
+            else:
+                self.dropped.append(f"The row {row} of modules: none of its layers is among the kept ones.")
+        if rows or self.dropped:
+            self.set("mixed_precision.modules", rows or None, "numbers of the kept layers")
+        counted = [matcher.pattern for recipe in self.plan.settings.recipes[:1] for matcher in recipe.matchers]
+        local = [pattern for pattern in counted if re.search(r"layers\.\W*\d", pattern)]
+        if local and not self.plan.module_rows:
+            names = ", ".join(local)
+            self.dropped.append(f"The layers of {names} in model.quant_recipe: their numbers count within a stage.")
 
     def _attention(self) -> int:
         """Make heads and channels small; return the hidden size."""
@@ -230,7 +278,7 @@ class _Shrinker:
         heads, groups = self.shape.num_attention_heads, self.shape.num_query_groups
         tp, small = self.parallel.tensor, self.layout.size("tensor")
         if self.shape.latent is not None or heads == groups:
-            few = 4 + (heads % tp != 0)
+            few = min(4, small * max(1, heads // small)) + (heads % tp != 0)
             return few, few
         few = small if groups % tp == 0 else small + 1 if groups > tp else 1
         each = min(heads // groups, HEADS_PER_GROUP)
@@ -290,7 +338,8 @@ class _Shrinker:
         self.set(
             "model.num_moe_experts", min(count, experts.num_experts), "two experts on each of two ranks, or four on one"
         )
-        self.set("model.moe_router_topk", min(experts.topk, max(1, count // 2)), "the experts are fewer")
+        # Megatron's router takes one expert a token only where it applies its softmax before it chooses
+        self.set("model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer")
         model = self.sections["model"]
         if read_field(model, "moe_router_num_groups"):
             self.set("model.moe_router_num_groups", 2, "the experts are fewer")
@@ -365,7 +414,9 @@ class _Shrinker:
                 self.sections["optimizer"][name] = value
 
     def _parallelism(self) -> None:
-        """Take the sizes out of the model: each launch has its own."""
+        """Take the sizes out of the model, each launch has its own, and the functions that a saved run has as text."""
+        for name in INITIALISERS:
+            self.sections["model"].pop(name, None)
         sizes = {**Round().fields(), "overlap_p2p_comm": None, "batch_p2p_comm": None}
         for name in sizes:
             self.sections["model"].pop(name, None)

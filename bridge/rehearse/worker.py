@@ -94,7 +94,7 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         launches.append({"round": dataclasses.asdict(one), "seconds": seconds, "outcomes": outcomes})
     from bridge.megatron.te_cpu.install import installed_te
 
-    te = installed_te()
+    te = installed_te() if sections["precision_backend"] == te_cpu.BACKEND else None
     versions = {"mcore": metadata.version("megatron-core"), "te": te.version if te is not None else None}
     return {"left_out": left_out, "launches": launches, "versions": versions}
 

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from bridge.report.table import Column, table
+from bridge.rules.versions import TITLES
 from bridge.sync.report import plain
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def rehearsal_text(rehearsal: Rehearsal) -> RenderableType:
     """Return what was kept and shrunk, each launch, every finding, and what a rehearsal cannot know."""
     small = rehearsal.small
     lines: list[RenderableType] = [
-        Text(f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}"),
+        Text(f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}: {_ran(rehearsal)}"),
         Text(f"  kept: {rehearsal.kept}", style="dim"),
         Text(f"  layers: {', '.join(small.layers)} of the run's {rehearsal.layers}", style="dim"),
     ]
@@ -49,6 +50,7 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
         "precision": rehearsal.label,
         "target": rehearsal.target,
         "backend": rehearsal.backend,
+        "versions": dict(rehearsal.versions),
         "kept": rehearsal.kept,
         "layers": list(rehearsal.small.layers),
         "shrunk": [
@@ -77,6 +79,10 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
         "verdict": rehearsal.verdict,
         "exit_code": rehearsal.exit_code(strict=strict),
     }
+
+
+def _ran(rehearsal: Rehearsal) -> str:
+    return ", ".join(f"{TITLES[name]} {version}" for name, version in rehearsal.versions.items())
 
 
 def _launch(launch: Launched) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def test_a_run_of_64_gpus_is_rehearsed_with_every_kind_of_its_layout(tmp_path):
     for launch in answer["launches"]:
         assert launch["planned"] == launch["equal"] == 51
         assert launch["resumed_loss"] < 5.5
-    assert "Transformer Engine 2.9 of the target: 2.20.2 ran here." in answer["unknown"]
+    assert "Transformer Engine 2.9, which the target declares: 2.20.2 ran here." in answer["unknown"]
 
 
 @pytest.mark.slow

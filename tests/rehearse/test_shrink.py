@@ -49,6 +49,44 @@ def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank(
     assert len(model["moe_layer_freq"]) == model["num_layers"] == len(small.layers)
     assert [(str(one), one.processes) for one in small.rounds] == [("PP 2 x DP 2 x EP 2", 4)]
     assert not [name for name in model if name.startswith("num_layers_in_")]
+    assert {name: value for name, value in small.rounds[0].fields().items() if name.startswith("num_layers_in_")} == {
+        "num_layers_in_first_pipeline_stage": 2,
+        "num_layers_in_last_pipeline_stage": 1,
+    }
+
+
+LAYOUT = "model.pipeline_model_parallel_layout"
+
+
+def test_a_layout_of_the_runs_own_has_two_stages_of_the_same_content():
+    layout = "'Et*3|(tt|)*29,m|L'"
+    words = ("model.virtual_pipeline_model_parallel_size=2", "~model.num_layers_in_first_pipeline_stage")
+    small = small_of(DEEPSEEK, f"{LAYOUT}={layout}", *words, "~model.num_layers_in_last_pipeline_stage", gpus=2048)
+    decoders, ends = ["decoder"] * (int(small.sections["model"]["num_layers"]) - 2), ["embedding", "decoder"]
+    assert small.rounds[0].fields()["pipeline_model_parallel_layout"] == [ends, decoders, ["decoder", "mtp"], ["loss"]]
+
+
+def test_rows_of_modules_follow_their_layers_and_a_row_without_one_is_named():
+    rows = [
+        {"select": {"layers": [0, 40, -1], "module": "linear_fc2"}, "precision": "bf16"},
+        {"select": "decoder.layers.79.*", "precision": "mxfp8"},
+        {"select": "*.linear_qkv", "precision": "bf16"},
+    ]
+    run = load_run((), config_file=LLAMA)
+    precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
+    small = shrink(run.sections, precision, gpus=64)
+    assert (small.layers, small.dropped) == (("1", "2", "41", "80"), ())
+    assert [row["select"] for row in small.precision["modules"]] == [
+        {"layers": [0, 2, 3], "module": "linear_fc2"},
+        "decoder.layers.3.*",
+        "*.linear_qkv",
+    ]
+    small = shrink(run.sections, precision, gpus=64, max_layers=1)
+    assert small.dropped == ()
+    rows += [{"select": {"layers": [layer], "module": "linear_proj"}, "precision": "bf16"} for layer in range(9, 19)]
+    precision = MixedPrecisionConfig.from_dict(run.precision.to_dict() | {"modules": rows})
+    dropped = shrink(run.sections, precision, gpus=64).dropped
+    assert dropped[-1] == "The row layers 18: linear_proj of modules: none of its layers is among the kept ones."
 
 
 def test_a_size_that_the_scheme_refuses_is_refused_in_the_rehearsal_too():
@@ -72,6 +110,26 @@ def test_first_and_last_layers_are_kept(start, end, limit, expected):
 SCHEMES = ("bf16_mixed", "bf16_with_fp8_current_scaling_mixed", "bf16_with_mxfp8_mixed", "bf16_with_nvfp4_mixed")
 
 
+def stages(draw, pp: int, vpp: int) -> dict:
+    """Return the fields of one way to split layers over stages, and their number."""
+    each = draw(st.integers(1, 6)) * vpp
+    kind = draw(st.sampled_from(("even", "first", "last", "both", "counted", "layout"))) if pp > 1 else "even"
+    first, last = (draw(st.integers(1, 4)) * vpp for _ in range(2))
+    if kind == "layout":
+        counts = [draw(st.integers(1, 3)) for _ in range(pp * vpp)]
+        counts[-1] = draw(st.integers(0, 2))
+        chunks = [["decoder"] * count for count in counts]
+        chunks[0].insert(0, "embedding")
+        chunks[-1].append("loss")
+        return {"num_layers": sum(counts), "pipeline_model_parallel_layout": chunks}
+    if kind == "counted":
+        switches = {f"account_for_{name}_in_pipeline_split": True for name in ("embedding", "loss")}
+        return {"num_layers": pp * each * 2 - 2, **switches}
+    ends = {"num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}
+    ends = {name: count for name, count in ends.items() if kind == "both" or kind in name}
+    return {"num_layers": (pp - len(ends)) * each + sum(ends.values()), **ends}
+
+
 @st.composite
 def models(draw) -> dict:
     """A model and layout that Megatron takes."""
@@ -80,7 +138,7 @@ def models(draw) -> dict:
     heads = groups * draw(st.sampled_from((1, 2, 7, 8, 16)))
     channels = draw(st.sampled_from((16, 24, 64, 96, 128)))
     model = {
-        "num_layers": pp * vpp * draw(st.integers(1, 6)),
+        **stages(draw, pp, vpp),
         "num_attention_heads": heads,
         "num_query_groups": groups,
         "hidden_size": heads * channels,
@@ -107,10 +165,18 @@ def models(draw) -> dict:
     return model
 
 
-@given(model=models(), recipe=st.sampled_from(SCHEMES), kept=st.integers(0, 2))
+ROWS = (
+    {"select": {"layers": [0, -1], "module": "linear_proj"}, "precision": "bf16"},
+    {"select": "decoder.layers.0.*", "precision": "mxfp8"},
+)
+
+
+@given(model=models(), recipe=st.sampled_from(SCHEMES), kept=st.integers(0, 2), rows=st.sampled_from(((), ROWS)))
 @settings(max_examples=25, deadline=None)
-def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept):
+def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept, rows):
     precision = get_mixed_precision_config(recipe)
+    if rows:
+        precision = MixedPrecisionConfig.from_dict(precision.to_dict() | {"modules": rows})
     if precision.scheme is not None and model["num_layers"] > 2 * kept:
         counts = {"num_layers_at_start_in_bf16": kept, "num_layers_at_end_in_bf16": kept}
         precision = MixedPrecisionConfig.from_dict(precision.to_dict() | {"first_last_layers_bf16": True} | counts)
@@ -125,7 +191,10 @@ def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept):
         assert after.settings.scheme == before.settings.scheme
         assert bool(after.low_precision_layers()) == bool(before.low_precision_layers())
         for label, number in zip(small.layers, range(1, len(small.layers) + 1), strict=True):
+            pairs = ((after, number), (before, int(label)))
             assert after.layers[number].low == before.layers[int(label)].low
             assert after.layers[number].kind == before.layers[int(label)].kind
+            schemes = [[(one.name, one.scheme) for one in plan.layers[at].modules] for plan, at in pairs]
+            assert schemes[0] == schemes[1]
         assert one.processes <= 4
     assert made["hidden_size"] <= max(model["hidden_size"], 256)

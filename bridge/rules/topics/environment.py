@@ -56,6 +56,19 @@ def _attention_overruled(s: RuleContext) -> Any:
     return bool(recipe and on) and {"value": recipe}
 
 
+def _attention_variables(s: RuleContext) -> list[dict[str, Any]]:
+    """Return the variables that say another attention backend than the model's field."""
+    given = s.model.attention_backend
+    chosen = str(getattr(given, "name", given) or "auto").lower()
+    expected = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}.get(chosen)
+    names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+    return [
+        {"path": f"environment.{name}", "value": s.environment[name], "on": on, "chosen": chosen}
+        for name, on in zip(names, expected or (), strict=False)
+        if s.environment.get(name, on) != on
+    ]
+
+
 _variable = partial(environment_rule, gate="has_environment")
 
 RULES = (
@@ -124,5 +137,14 @@ RULES = (
         remedies=("unset it", "set it on every rank and keep it with the run"),
         verified="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
         gate="is_low",
+    ),
+    _variable(
+        heading="PB528: attention backend in two places",
+        predicate=_attention_variables,
+        error="environment.NVTE_FUSED_ATTN: must be {on} or unset under model.attention_backend={chosen}, or Megatron "
+        "stops when it builds the model",
+        remedies=("unset it", "choose the backend with model.attention_backend"),
+        verified="megatron-core 0.16.1 and 0.19.2 models/common/language_module/language_module.py:102; met in a "
+        "rehearsal of ROCm/Megatron-LM gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.rules.rule import MODEL_CHECK, PARSER, mcore, owners_rule, precision_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, owners_rule, precision_rule, target_rule
 
 if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
@@ -135,5 +135,33 @@ RULES = (
         explanation="Transformer Engine keeps a stored weight's first value for the master when it makes the weight. "
         "Megatron initialises the weight on the CPU after that.",
         gate="gathers_fp8",
+    ),
+    target_rule(
+        heading="PB309: stored weights without masters",
+        predicate=lambda s: (
+            s.mode == "fp32"
+            and not s.is_delayed
+            and s.optimizer.optimizer == "adam"
+            and not (s.has_megatron_fsdp or s.has_torch_fsdp2)
+            and (s.backend == "te_cpu" or not s.is_emulated)
+        ),
+        error="fp8_param_gather: an FP32 run has no master weights, and Transformer Engine's Adam refuses to update "
+        "{s.scheme} weights without them in the first step",
+        remedies=("state bf16=True", "set fp8_param_gather=False"),
+        verified="Transformer Engine 2.20.2 pytorch/optimizers/fused_adam.py:700; met in a rehearsal of Megatron-LM "
+        "tests/functional_tests/test_cases/moe/deepseek_proxy_fsdp_ep2_fsdp2 (main of 2026-08-22) without its FSDP",
+        gate="gathers_fp8",
+    ),
+    Rule(
+        heading="PB310: a shared buffer that the training loop has to fill",
+        predicate=lambda s: (
+            s.gathers_fp8 and s.reuses_buffer and s.ddp.overlap_param_gather and not s.has_megatron_fsdp
+        ),
+        info="reuse_grad_buf_for_mxfp8_param_ag: under overlap_param_gather the training loop has to copy the master "
+        "weights into the shared buffer before each step, or the loss stays where it was, without an error",
+        remedies=("call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",),
+        verified="megatron-core 0.16.1 optimizer/optimizer.py:579-583, which leaves it to the loop; Megatron-LM main "
+        "of 2026-08-22 training/training.py train_step; measured on a run",
+        gate="is_mxfp8",
     ),
 )
