@@ -170,13 +170,14 @@ def _underflow_rising(signs: Signs) -> str | None:
     for row in signs.quantisation[-(RECENT + 1) * len(last) : -len(last)] if last else ():
         earlier[row.place].append(row.underflow)
     usual = {row: median(earlier[row.place]) for row in last if earlier[row.place]}
-    rising = [row for row, share in usual.items() if row.underflow > max(2 * share, share + 0.02)]
+    rising = [row for row in last if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))]
     if not rising:
         return None
     row = max(rising, key=lambda one: one.underflow)
-    rest = f", and more than usual of {len(rising) - 1} other operands" if len(rising) > 1 else ""
+    rest = f"; too much of {len(rising) - 1} other operands, too" if len(rising) > 1 else ""
     share = f"{100 * row.underflow:.3g} % of {row.place} became zero at step {row.step}"
-    return f"{share}, {100 * usual[row]:.3g} % in the median of the measurements before{rest}."
+    before = f", {100 * usual[row]:.3g} % in the median of the measurements before" if row in usual else ""
+    return f"{share}{before}{rest}."
 
 
 def _last_measured(signs: Signs) -> list[QuantisationRow]:
@@ -220,7 +221,7 @@ _ROWS = (
     ),
     EarlyWarning(
         name="underflow-rising",
-        threshold="the share that becomes zero is twice its median, and 2 points above it",
+        threshold="the share that becomes zero is above half, or twice its median and 2 points above it",
         look=_underflow_rising,
     ),
     EarlyWarning(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bridge.audit.effect import effect_in
 from bridge.audit.run_folder import RunFolder
-from bridge.audit.sentence import format_gemms
 from bridge.cli.arguments import add_command, print_json
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -111,16 +111,15 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
 def in_run(field: str, folder: Path) -> dict[str, Any]:
     """Return what a field was in a run, as plain data.
 
-    That is `rows` of the sync, `findings` of the check and the sync about it, and `ran`, one sentence on the GEMMs
-    of the last audited step, empty where none was recorded.
+    That is `rows` of the sync, `findings` of the check and the sync about it, and `ran`, one sentence on its trace in
+    the records, empty where there is none.
     """
     run = RunFolder.of(folder)
     rows = [row for row in run.sync.get("rows", ()) if row["field"] == field]
     paths = {field, f"mixed_precision.{field}", *(f"{row['owner']}.{row['attribute']}" for row in rows)}
     findings = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
     about = [f"{one['severity']}: {one['rule']}" for one in findings if paths & set(re.findall(r"[\w.]+", one["path"]))]
-    ran = format_gemms(run.record.gemms) if run.record is not None else ""
-    return {"run": str(folder), "rows": rows, "findings": about, "ran": ran}
+    return {"run": str(folder), "rows": rows, "findings": about, "ran": effect_in(run, field)}
 
 
 def _field_name(field: str) -> str:
@@ -184,7 +183,7 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
     if not run["rows"]:
         lines.append("    The sync wrote it into no config.")
     lines += [f"    {finding}." for finding in run["findings"]]
-    lines += [f"    GEMMs of the last record: {run['ran']}."] if run["ran"] else []
+    lines += [f"    {run['ran']}."] if run["ran"] else []
     return lines
 
 

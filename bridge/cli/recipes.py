@@ -162,11 +162,10 @@ def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str
     return found
 
 
-def _diff(chosen: argparse.Namespace) -> None:
-    """Print one line per field in which two recipes differ: values, and whether each side states them."""
-    one, two = (NamedRecipe.of(name, chosen.config_dir).config for name in (chosen.a, chosen.b))
+def field_differences(one: MixedPrecisionConfig, two: MixedPrecisionConfig) -> list[dict[str, Any]]:
+    """Return a row per field that differs: its values, and whether each side states it."""
     first, second = one.to_dict(full=True), two.to_dict(full=True)
-    rows = [
+    return [
         {
             "field": name,
             "a": first[name],
@@ -177,6 +176,12 @@ def _diff(chosen: argparse.Namespace) -> None:
         for name in first
         if first[name] != second[name] or one.is_stated(name) != two.is_stated(name)
     ]
+
+
+def _diff(chosen: argparse.Namespace) -> None:
+    """Print one line per field in which two recipes differ: values, and whether each side states them."""
+    one, two = (NamedRecipe.of(name, chosen.config_dir).config for name in (chosen.a, chosen.b))
+    rows = field_differences(one, two)
     if chosen.json:
         print_json({"a": one.recipe, "b": two.recipe, "fields": rows})
         return

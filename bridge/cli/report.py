@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.run_folder import RunFolder
-from bridge.cli.arguments import planned_run, unwritable
+from bridge.cli.arguments import planned_run, text_of, unwritable
+from bridge.cli.recipes import field_differences
 from bridge.errors import BridgeError
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import get_mixed_precision_config
 
 if TYPE_CHECKING:
     import argparse
 
     from bridge.plan.run import PlannedRun
+    from bridge.precision.config import PrecisionConfig
 
 FORMATS = ("html", "md", "json")
+BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
+"""Mode -> the recipe without any scaling scheme, which a recipe of that mode is compared with."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -38,9 +44,12 @@ def _report(chosen: argparse.Namespace) -> None:
     for path in chosen.runs:
         folder = RunFolder.of(path)
         planned = _planned(path)
-        predicted = planned.memory.ranks[0].bytes_of if planned is not None else {}
-        plan = planned.plan if planned is not None else None
-        runs.append(run_content(folder, plan=plan, predicted_bytes=predicted))
+        if planned is None:
+            runs.append(run_content(folder))
+            continue
+        predicted = planned.memory.ranks[0].bytes_of
+        base = _base(planned.precision)
+        runs.append(run_content(folder, plan=planned.plan, predicted_bytes=predicted, base=base))
     out = chosen.out or chosen.runs[0] / f"report.{chosen.format}"
     texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[chosen.format](runs)}
     if chosen.format == "html":
@@ -63,3 +72,16 @@ def _planned(path: Path) -> PlannedRun | None:
     except BridgeError:
         return None
     return planned
+
+
+def _base(precision: PrecisionConfig | None) -> dict[str, Any] | None:
+    """Return the plain recipe of a precision's mode, and the fields in which the precision differs from it."""
+    if not isinstance(precision, MixedPrecisionConfig):
+        return None
+    base = get_mixed_precision_config(BASES[precision.mode])
+    rows = [
+        {"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])}
+        for row in field_differences(base, precision)
+        if row["a"] != row["b"]
+    ]
+    return {"name": base.recipe, "fields": rows}

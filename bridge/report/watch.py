@@ -8,14 +8,18 @@ from rich.console import Group
 from rich.text import Text
 
 from bridge.audit.early_warnings import Signs, early_warnings
+from bridge.audit.quantisation import OPERANDS
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from typing import Any
 
     from rich.console import RenderableType
 
     from bridge.audit.run_folder import RunFolder
+
+    Record = dict[str, Any]
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40
@@ -39,10 +43,12 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
             ("loss scale", f"{last['loss_scale']:g}"),
             ("gradient norm", _number(last["grad_norm"])),
             ("tokens/s", f"{last['tokens_per_second']:,.0f}"),
+            *_step_time(run, last),
             ("skipped steps", str(last["skipped_steps"])),
         ]
     if validation:
         rows.append(("validation loss", f"{_number(validation[-1]['loss'])}, step {validation[-1]['step']}"))
+    rows += _quantisation(run) + _audit(run)
     rows += [("findings of the check", str(len(run.findings.get("findings", ()))))]
     rows += [("ended", run.summary.get("failure") or "yes")] if run.summary else []
     warnings = [
@@ -51,6 +57,37 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
     ]
     title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
     return Group(table(("", Column(wraps=True)), rows, title=title), *warnings)
+
+
+def _step_time(run: RunFolder, last: Record) -> list[tuple[str, str]]:
+    """Return the time of a step since the record before."""
+    batch, length = run.config.get("train", {}).get("global_batch_size"), run.config.get("model", {}).get("seq_length")
+    if not (batch and length and last["tokens_per_second"]):
+        return []
+    return [("seconds per step", f"{batch * length / last['tokens_per_second']:.3g}")]
+
+
+def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
+    """Return the largest underflow and saturation of each operand at the last measured step."""
+    rows = run.quantisation
+    last = [row for row in rows if row.step == rows[-1].step]
+    found = []
+    for operand in OPERANDS:
+        own = [row for row in last if row.operand == operand]
+        if own:
+            shares = [max(getattr(row, name) for row in own) for name in ("underflow", "saturated")]
+            text = f"{100 * shares[0]:.2g} % to zero, {100 * shares[1]:.2g} % saturated, at most; step {own[0].step}"
+            found.append((operand, text))
+    return found
+
+
+def _audit(run: RunFolder) -> list[tuple[str, str]]:
+    """Return the outcome of the last audited step."""
+    record = run.record
+    if record is None:
+        return [("audit", "no step was recorded yet")]
+    found = f"{len(record.audit)} mismatches, {record.audit[0]}" if record.audit else "as planned"
+    return [("audit", f"{found}, step {record.step}")]
 
 
 def curve(values: Sequence[float | None]) -> str:

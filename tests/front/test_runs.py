@@ -75,7 +75,11 @@ def test_a_yaml_recipe_keeps_its_name_in_the_run_folder(run_dir: Path) -> None:
 def test_explain_says_who_set_a_field_in_a_run(run_dir: Path) -> None:
     rows = in_run("grad_reduce_in_fp32", run_dir)["rows"]
     assert [(row["new"], row["by"]) for row in rows] == [(False, "mixed_precision/mine.yaml")]
-    assert in_run("bf16", run_dir)["ran"].endswith("output: bf16")
+    assert in_run("fp8", run_dir)["ran"] == "GEMMs of step 2: layers 1-3, output: bf16"
+    assert in_run("grad_reduce_in_fp32", run_dir)["ran"].endswith("gradient reduction bfloat16")
+    assert (
+        in_run("hysteresis", run_dir)["ran"] == "Loss scale: 1 in the first record and 1 in the last, 0 steps skipped"
+    )
     with pytest.raises(RunConfigError, match="must be the folder of a run"):
         in_run("bf16", run_dir.parent)
 
@@ -142,6 +146,12 @@ def test_a_report_is_one_file_whose_numbers_are_those_of_the_json_beside_it(run_
     assert page.figures["parameters"] == f"{content['figures']['parameters']:,}"
     assert [one["state"] for one in content["verdict"]][:2] == ["good", "good"]
     assert content["mismatches"] == []
+    by = "mixed_precision/mine.yaml"
+    changed = {"field": "grad_reduce_in_fp32", "base": "True", "run": "False", "by": by}
+    assert content["base"] == {"name": "bf16_mixed", "fields": [changed]}
+    assert content["commands"][0].startswith("python scripts/train.py model=gpt_tiny train=smoke ")
+    assert "'data.seed=${train.seed}'" in content["commands"][0]
+    assert f"<td>{by}</td>" in text
     assert "Plan = record" in text
     report(run_dir, out=tmp_path / "report.md")
     assert "| validation loss |" in (tmp_path / "report.md").read_text()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from bridge.audit.compare import compare
-from bridge.audit.early_warnings import Signs, early_warnings
+from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.audit.sentence import format_gemms
+from bridge.errors import RunConfigError
+from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -33,7 +36,11 @@ def healthy_db(name: str) -> float | None:
 
 
 def run_content(
-    run: RunFolder, *, plan: PrecisionPlan | None, predicted_bytes: dict[str, int] | None
+    run: RunFolder,
+    *,
+    plan: PrecisionPlan | None = None,
+    predicted_bytes: dict[str, int] | None = None,
+    base: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return everything that a report says about a run.
 
@@ -41,6 +48,7 @@ def run_content(
         run: Its folder.
         plan: Its precision plan; None where the config cannot be planned here.
         predicted_bytes: Kind of tensor -> bytes of the first stage's rank, as `memory` computes them.
+        base: The plain recipe of the run's mode: its `name`, and the `fields` in which the run's precision differs.
     """
     record, summary = run.record, run.summary or {}
     mismatches = [] if plan is None or record is None else [str(one) for one in compare(plan, record)]
@@ -48,6 +56,7 @@ def run_content(
         "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
         "folder": str(run.path),
         "figures": _figures(run, summary),
+        "base": _with_origins(run, base),
         "plan": [] if plan is None else _plan_rows(plan),
         "ran": format_gemms(record.gemms) if record is not None else "",
         "recorded_gemms": len(record.gemms) if record is not None else 0,
@@ -55,16 +64,29 @@ def run_content(
         "mismatches": mismatches,
         "sync": [row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")],
         "findings": _findings(run),
-        "silenced": run.findings.get("silenced", []),
+        "silenced": _silenced(run),
         "warnings": dict(early_warnings(Signs.of(run))),
         "train": run.metrics("train"),
         "validation": run.metrics("validation"),
         "heat": _heat(run),
         "memory": _memory(record, predicted_bytes or {}),
         "environment": {"target": run.findings.get("target"), "megatron-core": run.sync.get("megatron_core")},
-        "command": _command(run),
+        "commands": [*_train_command(run), shlex.join(["precision-bridge", "report", str(run.path)])],
     }
     return {**content, "verdict": _verdict(content, summary, is_audited=plan is not None and record is not None)}
+
+
+def _with_origins(run: RunFolder, base: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the differences from the base, each with who stated the field in the run."""
+    by = {row["field"]: row["by"] for row in reversed(run.sync.get("rows", ()))}
+    return base and {**base, "fields": [{**row, "by": by.get(row["field"], "")} for row in base["fields"]]}
+
+
+def _silenced(run: RunFolder) -> list[dict[str, Any]]:
+    """Return the silenced findings of the check and the silenced early warnings, each with its reason."""
+    reasons = run.config.get("silence") or {}
+    warnings = [{"id": name, "silenced": why} for name, why in reasons.items() if name in WARNINGS]
+    return [*run.findings.get("silenced", ()), *warnings]
 
 
 def _findings(run: RunFolder) -> list[dict[str, Any]]:
@@ -168,10 +190,10 @@ def _memory(record: Any, predicted: dict[str, int]) -> list[dict[str, Any]]:
     return [row for row in rows if row["bytes"] or row["predicted"]]
 
 
-def _command(run: RunFolder) -> str:
-    """Return the command that Hydra recorded; empty where there is no record of it."""
+def _train_command(run: RunFolder) -> list[str]:
+    """Return the command that Hydra recorded; none where there is no record of it."""
     overrides = run.path / ".hydra" / "overrides.yaml"
     if not overrides.is_file():
-        return ""
-    words = [line.removeprefix("- ").strip() for line in run.text_of(overrides).splitlines() if line.startswith("- ")]
-    return " ".join(["python scripts/train.py", *words])
+        return []
+    words = strict_yaml.load_all(run.text_of(overrides), str(overrides), error=RunConfigError)
+    return [shlex.join(["python", "scripts/train.py", *map(str, words[0] if words else ())])]
