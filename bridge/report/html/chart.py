@@ -17,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 36
 MOST_POINTS = 400
 TICKS = 5
 COLOURS = 6
-"""Classes s0 to s5 of the page's style."""
+"""Classes s0 to s5 of the page's style; further lines are dashed in the same colours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,16 +55,21 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, log: bool =
     parts = [*_grid(x_range, y_range, place, log=log)]
     for number, (_, points) in enumerate(shown):
         path = " ".join(f"{across:.1f},{down:.1f}" for across, down in map(place, points))
-        parts.append(f'<polyline class="line s{number % COLOURS}" points="{path}"/>')
+        parts.append(f'<polyline class="line {_style(number)}" points="{path}"/>')
     middle = (LEFT + WIDTH) // 2
     parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x)}</text>')
     ends = [f"{name} from {_plain(line[0][1], log)} to {_plain(line[-1][1], log)}" for name, line in shown]
     label = escape(f"{title}, {y} by {x}: {'; '.join(ends)}", quote=True)
-    keys = [f'<span class="key s{number % COLOURS}"></span>{escape(name)}' for number, (name, _) in enumerate(shown)]
+    keys = [f'<span class="key {_style(number)}"></span>{escape(name)}' for number, (name, _) in enumerate(shown)]
     svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
     legend = "".join(f"<li>{key}</li>" for key in keys)
     caption = f"<figcaption>{escape(title)} <small>({escape(y)})</small></figcaption>"
     return f'<figure class="chart">{caption}{svg}<ul class="legend">{legend}</ul></figure>'
+
+
+def _style(number: int) -> str:
+    """Return the classes of a line: its colour, and dashes for lines beyond the last colour."""
+    return f"s{number % COLOURS}{' dashed' * (number >= COLOURS)}"
 
 
 def _usable(points: Sequence[Point], *, log: bool) -> list[Point]:
