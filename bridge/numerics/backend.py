@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bridge.numerics import hadamard as _hadamard
 from bridge.numerics import native, tiles
+from bridge.numerics.hadamard import hadamard_columns
 
 if TYPE_CHECKING:
     from bridge.numerics.tiles import TilePass, TileResult
 
 
-def amax(x_MK: torch.Tensor) -> float:
-    """Return the largest magnitude of a matrix. NaN does not count; an empty matrix has 0."""
+def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
+    """Return the largest magnitude of a matrix, or of its Hadamard transform. NaN does not count; nothing has 0."""
     kernel = native.kernel_for(x_MK)
     if kernel is not None:
-        return kernel.amax(x_MK)
+        return kernel.amax(x_MK, hadamard=hadamard)
     if not x_MK.numel():
         return 0.0
+    if hadamard:
+        return amax(hadamard_columns(x_MK))
     low, high = x_MK.aminmax()  # several times faster than abs().amax(), but NaN hides everything else
     most = max(-low.item(), high.item())
     if not math.isnan(low.item()):
@@ -35,10 +37,4 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     kernel = native.kernel_for(x_MK)
     if kernel is not None and kernel.takes(todo):
         return kernel.run(x_MK, todo)
-    return tiles.run(x_MK, todo)
-
-
-def hadamard(x_MK: torch.Tensor) -> torch.Tensor:
-    """Return the random Hadamard transform of each group of 16 rows, in BF16."""
-    kernel = native.kernel_for(x_MK)
-    return kernel.hadamard(x_MK) if kernel is not None else _hadamard.hadamard_columns(x_MK)
+    return tiles.run(hadamard_columns(x_MK) if todo.hadamard else x_MK, todo)

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bridge.precision.formats import Format
 
 RANDOM_BITS = 16
@@ -63,17 +65,21 @@ def round_to_grid(x: torch.Tensor, element: Format, units: torch.Tensor | None =
     return rounded
 
 
-def random_units(start: int, count: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Return `count` FP32 numbers in [0, 1), the ones at positions `start` on of the sequence that `seed` begins.
+def random_units(first_row: int, shape: Sequence[int], seed: int, device: torch.device) -> torch.Tensor:
+    """Return FP32 numbers in [0, 1) for some rows of a matrix.
 
-    Each depends on seed and position alone (two rounds of a 32-bit integer hash), so that chunks, threads and the C
-    kernel draw the same numbers.
+    Each depends on the seed, its row and its column alone, so that chunks, threads and the C kernel draw the same
+    numbers: two keys of 32 bits for the row, and one round of a 32-bit integer hash over the column between them.
     """
-    mask = 0xFFFFFFFF
-    low, high = seed & mask, (seed >> 32) & mask
-    index = torch.arange(start, start + count, dtype=torch.int64, device=device)
-    mixed = _hash((index ^ low) & mask)
-    mixed = _hash(mixed ^ high ^ (index >> 32))
+    mask, (rows, columns) = 0xFFFFFFFF, shape
+    row = torch.arange(first_row, first_row + rows, device=device)[:, None]
+    first_key = _hash(row ^ (seed & mask))
+    second_key = _hash(first_key ^ (seed >> 32))
+    mixed = torch.arange(columns, device=device) ^ first_key
+    mixed ^= mixed >> 16
+    mixed.mul_(0x7FEB352D).add_(second_key).bitwise_and_(mask)
+    mixed ^= mixed >> 15
+    mixed.mul_(0x846CA68B).bitwise_and_(mask)
     return (mixed >> (32 - RANDOM_BITS)).to(torch.float32).mul_(2.0**-RANDOM_BITS)
 
 

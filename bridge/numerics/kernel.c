@@ -1,4 +1,5 @@
-/* The quantisation pass of tiles.py, the largest magnitude and the Hadamard transform, in one sweep over memory each.
+/* The quantisation pass of tiles.py and the largest magnitude, in one sweep over memory each, with or without the
+ * Hadamard transform on the way: the transformed matrix is never written.
  *
  * tiles.py and grid.py define the results; this file gives the same bits. What that rests on:
  *   - every operation is one IEEE operation in FP32: no -ffast-math (it would also flush subnormals for the whole
@@ -6,14 +7,18 @@
  *   - magnitudes are compared as integers, which orders them correctly and lets NaN be skipped;
  *   - random numbers depend on position and seed alone, so threads do not change them.
  *
- * A panel is one band of tile_rows rows, at most PANEL columns wide: read twice, the second time from cache.
+ * A panel is one band of tile_rows rows, at most PANEL columns wide: read twice, the second time from cache. The usual
+ * widths of a tile are constants of the compiler, so that the loops over a tile become vector instructions.
  */
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#define PANEL 512
+#define PANEL 1024
+#define GROUP 16 /* rows that the Hadamard transform mixes */
+#define LANES 16 /* columns that it mixes in registers, */
+#define STRIP 128 /* and in cache */
 #define ALWAYS static inline __attribute__((always_inline))
 
 enum { FP32, BF16, FP16 };
@@ -24,6 +29,8 @@ typedef struct {
     void *out;                /* uint8 codes, or BF16 operand values */
     void *scale_inv;          /* per tile: float, or uint8 for E8M0 and NVFP4; unused with GIVEN */
     int64_t rows, columns, tile_rows, tile_columns;
+    const int32_t *signs;     /* of the Hadamard transform; NULL without one */
+    int64_t x_rows;           /* rows of x; `rows` are those of the result, more with a transform's padding */
     uint64_t seed;
     int32_t dtype, rule, codes, stochastic, power_of_two, threads, measure;
     int32_t mantissa_bits, min_exponent, bias, bits, nan_code, nan_bits; /* without NaN: those of +max */
@@ -45,21 +52,22 @@ ALWAYS float load(const void *x, int64_t i, const int dtype) {
     return as_float(as_bits(scaled) | (half & 0x8000) << 16);
 }
 
-ALWAYS uint16_t bf16(float x) { /* round to nearest even */
+/* Round to nearest even; of a NaN some NaN, if its lower half is zero, as in all that comes from BF16. */
+ALWAYS uint16_t bf16_of_number(float x) {
     uint32_t bits = as_bits(x);
-    uint32_t rounded = bits + 0x7FFF + ((bits >> 16) & 1);
-    rounded = (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : rounded;
-    return (uint16_t)(rounded >> 16);
+    return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
+
+ALWAYS uint16_t bf16(float x) { return (as_bits(x) & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : bf16_of_number(x); }
 
 ALWAYS uint32_t hash(uint32_t x) { /* lowbias32, as in grid.py */
     x ^= x >> 16; x *= 0x7FEB352Du; x ^= x >> 15; x *= 0x846CA68Bu; return x ^ (x >> 16);
 }
 
-ALWAYS float unit(uint64_t index, uint64_t seed) {
-    uint32_t mixed = hash((uint32_t)index ^ (uint32_t)seed);
-    mixed = hash(mixed ^ (uint32_t)(seed >> 32) ^ (uint32_t)(index >> 32));
-    return (float)(int32_t)(mixed >> 16) * 0x1p-16f;
+ALWAYS float unit(uint32_t column, uint32_t first, uint32_t second) {
+    uint32_t x = column ^ first;
+    x ^= x >> 16; x *= 0x7FEB352Du; x += second; x ^= x >> 15; x *= 0x846CA68Bu;
+    return (float)(int32_t)(x >> 16) * 0x1p-16f;
 }
 
 typedef struct { uint32_t floor_bits, anchor; float max; } grid;
@@ -88,22 +96,30 @@ ALWAYS grid grid_of(int32_t mantissa_bits, int32_t min_exponent, float max) {
     return g;
 }
 
+typedef struct {
+    const void *x; /* source of a row, which may be a block that was transformed */
+    int64_t from, to; /* index of its first element there, and in the result */
+    uint32_t row, column; /* in the whole matrix */
+    int n;
+    const float *scale, *back; /* per column */
+} line;
+
 /* One row: scale, round, and store codes or operand values. NaN becomes `nan_code`, of which `nan_bits` is the value.
  * An operand value is exact in BF16, so its lower half is cut off rather than rounded. */
-ALWAYS void store_row(const pass *p, const void *restrict x, void *restrict out, int64_t at, int n,
-                      const float *restrict scale, const float *restrict back, const int dtype, const int codes,
-                      const int stochastic) {
+ALWAYS void store_row(const pass *p, const line l, const int dtype, const int codes, const int stochastic) {
     const grid g = grid_of(p->mantissa_bits, p->min_exponent, p->max);
     const int m = p->mantissa_bits, sign_shift = 32 - p->bits;
-    const uint64_t seed = p->seed;
+    const uint32_t first = hash(l.row ^ (uint32_t)p->seed), second = hash(first ^ (uint32_t)(p->seed >> 32));
     const uint32_t nan_bits = (uint32_t)p->nan_bits, nan_code = (uint32_t)p->nan_code;
     const int32_t rebias = (127 - p->bias) << m;
     const float normal = as_float(g.floor_bits), steps = as_float((uint32_t)(127 + m - p->min_exponent) << 23);
-    uint8_t *restrict code = (uint8_t *)out + at;
-    uint16_t *restrict value = (uint16_t *)out + at;
-    for (int c = 0; c < n; c++) {
-        const float y = load(x, at + c, dtype) * scale[c];
-        const float r = stochastic ? random_neighbour(y, g, (uint32_t)m, unit((uint64_t)(at + c), seed)) : nearest(y, g);
+    const float *restrict scale = l.scale, *restrict back = l.back;
+    uint8_t *restrict code = (uint8_t *)p->out + l.to;
+    uint16_t *restrict value = (uint16_t *)p->out + l.to;
+    for (int c = 0; c < l.n; c++) {
+        const float y = load(l.x, l.from + c, dtype) * scale[c];
+        const float r = stochastic ? random_neighbour(y, g, (uint32_t)m, unit(l.column + (uint32_t)c, first, second))
+                                   : nearest(y, g);
         const int is_nan = (as_bits(y) & 0x7FFFFFFF) > 0x7F800000;
         const uint32_t sign = is_nan ? 0 : as_bits(y) & 0x80000000;
         if (codes) {
@@ -116,29 +132,54 @@ ALWAYS void store_row(const pass *p, const void *restrict x, void *restrict out,
     }
 }
 
-/* Largest magnitude per column, as bits of the input's own type, NaN as 0. */
-ALWAYS void column_amax(const void *x, int64_t at, int64_t stride, int rows, int n, uint32_t *wide, uint16_t *narrow,
+/* Magnitudes are compared as integers: their bits plus what lifts infinity to the largest integer, so that NaN becomes
+ * negative and is never the larger one. Zero becomes the lift itself. */
+ALWAYS int32_t lift(const int dtype) { return dtype == FP32 ? 0x7FFFFF : dtype == BF16 ? 0x7F : 0x3FF; }
+
+/* Largest magnitude per column, as such integers. */
+ALWAYS void column_amax(const void *x, int64_t at, int64_t stride, int rows, int n, int32_t *wide, int16_t *narrow,
                         const int dtype) {
-    const uint16_t infinity = dtype == BF16 ? 0x7F80 : 0x7C00;
-    memset(wide, 0, sizeof(uint32_t) * (size_t)n);
-    memset(narrow, 0, sizeof(uint16_t) * (size_t)n);
     for (int r = 0; r < rows; r++, at += stride) {
         for (int c = 0; c < n; c++) {
             if (dtype == FP32) {
-                uint32_t bits = as_bits(((const float *)x)[at + c]) & 0x7FFFFFFF;
-                bits = bits > 0x7F800000 ? 0 : bits;
-                wide[c] = bits > wide[c] ? bits : wide[c];
+                const int32_t one = (int32_t)((as_bits(((const float *)x)[at + c]) & 0x7FFFFFFF) + (uint32_t)lift(dtype));
+                wide[c] = one > wide[c] ? one : wide[c];
             } else {
-                uint16_t bits = ((const uint16_t *)x)[at + c] & 0x7FFF;
-                bits = bits > infinity ? 0 : bits;
-                narrow[c] = bits > narrow[c] ? bits : narrow[c];
+                const int16_t one = (int16_t)((((const uint16_t *)x)[at + c] & 0x7FFF) + lift(dtype));
+                narrow[c] = one > narrow[c] ? one : narrow[c];
             }
         }
     }
 }
 
-ALWAYS float widen(uint32_t wide, uint16_t narrow, const int dtype) {
-    return dtype == FP32 ? as_float(wide) : load(&narrow, 0, dtype);
+/* The larger one of each pair of neighbours; from n numbers to n / 2. */
+ALWAYS void halve_wide(const int32_t *restrict in, int32_t *restrict out, int n) {
+    for (int i = 0; i < n / 2; i++) out[i] = in[2 * i] > in[2 * i + 1] ? in[2 * i] : in[2 * i + 1];
+}
+
+ALWAYS void halve_narrow(const int16_t *restrict in, int16_t *restrict out, int n) {
+    for (int i = 0; i < n / 2; i++) out[i] = in[2 * i] > in[2 * i + 1] ? in[2 * i] : in[2 * i + 1];
+}
+
+/* Largest magnitude of each tile of a panel; `size`, the width of a tile, is a power of two. */
+ALWAYS void tile_amax(const void *x, int64_t at, int64_t stride, int rows, int n, int size, float *restrict amax,
+                      const int dtype) {
+    int32_t wide[2][PANEL];
+    int16_t narrow[2][PANEL];
+    int left = (n + size - 1) / size * size, now = 0;
+    for (int c = 0; c < left; c++) {
+        if (dtype == FP32) wide[0][c] = lift(dtype);
+        else narrow[0][c] = (int16_t)lift(dtype);
+    }
+    column_amax(x, at, stride, rows, n, wide[0], narrow[0], dtype);
+    for (; size > 1; size /= 2, left /= 2, now = !now) {
+        if (dtype == FP32) halve_wide(wide[now], wide[!now], left);
+        else halve_narrow(narrow[now], narrow[!now], left);
+    }
+    for (int t = 0; t < left; t++) {
+        const uint16_t bits = (uint16_t)(narrow[now][t] - lift(dtype));
+        amax[t] = dtype == FP32 ? as_float((uint32_t)(wide[now][t] - lift(dtype))) : load(&bits, 0, dtype);
+    }
 }
 
 /* Scales of a row of tiles from their amaxes; the rules of scaling.py. */
@@ -181,30 +222,104 @@ static void tile_scales(const pass *restrict p, const float *restrict amax, int 
     }
 }
 
-typedef struct { float amax, smallest, largest; } found;
+/* Magnitudes as bits: integers have an order that lets a loop over them be vectorised. */
+typedef struct { uint32_t amax, smallest, largest; } found;
 
-typedef void (*store)(const pass *, int64_t at, int n, const float *scale, const float *back);
+typedef void (*store)(const pass *, const line *);
+typedef void (*measure)(const void *, int64_t at, int64_t stride, int rows, int n, int size, float *amax);
+typedef float lanes __attribute__((vector_size(4 * LANES)));
 
-ALWAYS void panel(const pass *p, int64_t row, int64_t column, found *f, const int dtype, const store store_one) {
-    uint32_t wide[PANEL];
-    uint16_t narrow[PANEL];
+/* From a panel of n columns to the one that is worked on next. */
+ALWAYS int64_t to_next(const pass *p, int64_t column, int n, int64_t rows) {
+    return column + n < p->columns ? n : rows * p->columns - column;
+}
+
+/* Begin to read n elements of x that are needed soon. */
+ALWAYS void fetch(const pass *p, int64_t at, int n) {
+    const int64_t size = p->dtype == FP32 ? 4 : 2;
+    if (at + n > p->x_rows * p->columns) return;
+    for (int64_t byte = 0; byte < n * size; byte += 64) __builtin_prefetch((const char *)p->x + at * size + byte);
+}
+
+/* The butterflies of LANES columns of one group of rows, in registers. */
+static __attribute__((noinline)) void mix(float x[GROUP][STRIP], int column) {
+    lanes v[GROUP];
+#pragma GCC unroll 16
+    for (int r = 0; r < GROUP; r++) memcpy(&v[r], &x[r][column], sizeof v[r]);
+#pragma GCC unroll 4
+    for (int distance = 1; distance < GROUP; distance *= 2)
+#pragma GCC unroll 16
+        for (int r = 0; r < GROUP; r++) {
+            if (r & distance) continue;
+            const lanes a = v[r], b = v[r + distance];
+            v[r] = a + b;
+            v[r + distance] = a - b;
+        }
+#pragma GCC unroll 16
+    for (int r = 0; r < GROUP; r++) memcpy(&x[r][column], &v[r], sizeof v[r]);
+}
+
+/* The transform of n <= PANEL columns of one group of rows, in BF16. */
+ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, const int dtype) {
+    float x[GROUP][STRIP];
+    const int64_t next = to_next(p, column, n, GROUP);
+    for (int start = 0; start < n; start += STRIP) {
+        const int strip = n - start < STRIP ? n - start : STRIP;
+        for (int r = 0; r < GROUP; r++) {
+            const float sign = (float)p->signs[r];
+            const int64_t at = (row + r) * p->columns + column + start;
+            fetch(p, at + next, strip);
+            if (row + r < p->x_rows) for (int c = 0; c < strip; c++) x[r][c] = load(p->x, at + c, dtype) * sign;
+            else for (int c = 0; c < strip; c++) x[r][c] = 0 * sign; /* a zero with the sign's sign, as in torch */
+        }
+        for (int c = 0; c < strip; c += LANES) mix(x, c);
+        for (int r = 0; r < GROUP; r++)
+            for (int c = 0; c < strip; c++) {
+                const float y = x[r][c] * 0.25f;
+                out[r * PANEL + start + c] = dtype == BF16 ? bf16_of_number(y) : bf16(y);
+            }
+    }
+}
+
+static __attribute__((noinline)) void transformed(const pass *p, int64_t row, int64_t column, int n, uint16_t *out) {
+    if (p->dtype == FP32) transform(p, row, column, n, out, FP32);
+    else if (p->dtype == BF16) transform(p, row, column, n, out, BF16);
+    else transform(p, row, column, n, out, FP16);
+}
+
+/* `to` gets each of `from` as often as a tile is wide, times a factor. */
+ALWAYS void spread_by(const float *restrict from, float *restrict to, int n, const int size, const float factor) {
+    const int tiles = n / size;
+    for (int t = 0; t < tiles; t++)
+        for (int c = 0; c < size; c++) to[t * size + c] = from[t] * factor;
+    for (int c = tiles * size; c < n; c++) to[c] = from[tiles] * factor;
+}
+
+static void spread(const float *from, float *to, int n, int size, float factor) {
+    if (size == 1) spread_by(from, to, n, 1, factor);
+    else if (size == 16) spread_by(from, to, n, 16, factor);
+    else if (size == 32) spread_by(from, to, n, 32, factor);
+    else spread_by(from, to, n, size, factor);
+}
+
+static void panel(const pass *p, int64_t row, int64_t column, found *f, measure tile_amax, store store_one) {
+    uint16_t block[GROUP * PANEL];
     float scale[PANEL], back[PANEL], amax[PANEL], tile_scale[PANEL], tile_back[PANEL];
-    const int64_t width = PANEL / p->tile_columns * p->tile_columns;
+    const int size = (int)p->tile_columns, width = PANEL / size * size;
     const int n = (int)(p->columns - column < width ? p->columns - column : width);
     const int rows = (int)(p->rows - row < p->tile_rows ? p->rows - row : p->tile_rows);
-    const int size = (int)p->tile_columns, tiles = (n + size - 1) / size;
-    const int64_t at = row * p->columns + column;
+    const int tiles = (n + size - 1) / size;
+    const int64_t next = to_next(p, column, n, p->tile_rows);
+    const int64_t to = row * p->columns + column, stride = p->signs ? PANEL : p->columns;
+    line l = {p->x, to, to, (uint32_t)row, (uint32_t)column, n, scale, back};
+    if (p->signs) {
+        transformed(p, row, column, n, block);
+        l.x = block;
+        l.from = 0;
+    }
     if (p->rule != GIVEN || p->measure) {
-        column_amax(p->x, at, p->columns, rows, n, wide, narrow, dtype);
-        for (int t = 0; t < tiles; t++) {
-            const int end = n < (t + 1) * size ? n : (t + 1) * size;
-            uint32_t most = 0;
-            uint16_t most16 = 0;
-            if (dtype == FP32) for (int c = t * size; c < end; c++) most = wide[c] > most ? wide[c] : most;
-            else for (int c = t * size; c < end; c++) most16 = narrow[c] > most16 ? narrow[c] : most16;
-            amax[t] = widen(most, most16, dtype);
-        }
-        for (int t = 0; t < tiles; t++) f->amax = amax[t] > f->amax ? amax[t] : f->amax;
+        tile_amax(l.x, l.from, stride, rows, n, size, amax);
+        for (int t = 0; t < tiles; t++) f->amax = as_bits(amax[t]) > f->amax ? as_bits(amax[t]) : f->amax;
     }
     if (p->rule == GIVEN) {
         for (int c = 0; c < n; c++) { scale[c] = p->scale; back[c] = p->shift; }
@@ -212,29 +327,31 @@ ALWAYS void panel(const pass *p, int64_t row, int64_t column, found *f, const in
         const int64_t across = (p->columns + size - 1) / size, first = row / p->tile_rows * across + column / size;
         const size_t stored = p->rule == FROM_AMAX ? sizeof(float) : 1;
         tile_scales(p, amax, tiles, tile_scale, tile_back, (char *)p->scale_inv + (size_t)first * stored);
-        for (int t = 0; t < tiles; t++) {
-            const int end = n < (t + 1) * size ? n : (t + 1) * size;
-            const float in = tile_scale[t], out = tile_back[t] * p->shift;
-            for (int c = t * size; c < end; c++) { scale[c] = in; back[c] = out; }
-            float low = amax[t] > 0 ? tile_back[t] : FLT_MAX, high = amax[t] > 0 ? tile_back[t] : 0;
+        spread(tile_scale, scale, n, size, 1);
+        spread(tile_back, back, n, size, p->shift);
+        for (int t = 0; p->rule != NVFP4 && t < tiles; t++) {
+            const uint32_t low = amax[t] > 0 ? as_bits(tile_back[t]) : UINT32_MAX;
+            const uint32_t high = amax[t] > 0 ? as_bits(tile_back[t]) : 0;
             f->smallest = low < f->smallest ? low : f->smallest;
             f->largest = high > f->largest ? high : f->largest;
         }
     }
-    for (int r = 0; r < rows; r++)
-        store_one(p, at + r * p->columns, n, scale, back);
+    for (int r = 0; r < rows; r++, l.row++, l.from += stride, l.to += p->columns) {
+        if (!p->signs) fetch(p, l.to + next, n);
+        store_one(p, &l);
+    }
 }
 
-ALWAYS void sweep(pass *p, const int dtype, const store store_one) {
+static void sweep(pass *p, measure tile_amax, store store_one) {
     const int64_t width = PANEL / p->tile_columns * p->tile_columns;
     const int64_t bands = (p->rows + p->tile_rows - 1) / p->tile_rows, panels = (p->columns + width - 1) / width;
-    found all = {0, FLT_MAX, 0};
+    found all = {0, UINT32_MAX, 0};
 #pragma omp parallel num_threads(p->threads)
     {
-        found mine = {0, FLT_MAX, 0};
+        found mine = {0, UINT32_MAX, 0};
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < bands * panels; i++)
-            panel(p, i / panels * p->tile_rows, i % panels * width, &mine, dtype, store_one);
+            panel(p, i / panels * p->tile_rows, i % panels * width, &mine, tile_amax, store_one);
 #pragma omp critical
         {
             all.amax = mine.amax > all.amax ? mine.amax : all.amax;
@@ -242,90 +359,58 @@ ALWAYS void sweep(pass *p, const int dtype, const store store_one) {
             all.largest = mine.largest > all.largest ? mine.largest : all.largest;
         }
     }
-    p->amax = all.amax;
-    p->smallest = all.smallest;
-    p->largest = all.largest;
+    p->amax = as_float(all.amax);
+    p->smallest = as_float(all.smallest);
+    p->largest = as_float(all.largest);
 }
 
-/* The stores are functions of their own: inlined into the loops above, gcc 12 does not vectorise them. */
-#define SWEEP(dtype, codes, stochastic) \
-    static __attribute__((noinline)) void store_##dtype##_##codes##_##stochastic( \
-        const pass *p, int64_t at, int n, const float *scale, const float *back) { \
-        store_row(p, p->x, p->out, at, n, scale, back, dtype, codes, stochastic); \
-    } \
-    static __attribute__((noinline)) void sweep_##dtype##_##codes##_##stochastic(pass *p) { \
-        sweep(p, dtype, store_##dtype##_##codes##_##stochastic); \
+/* These are functions of their own: inlined into the loops above, gcc 12 does not vectorise them. */
+#define MEASURE(dtype) \
+    static __attribute__((noinline)) void amax_##dtype( \
+        const void *x, int64_t at, int64_t stride, int rows, int n, int size, float *amax) { \
+        tile_amax(x, at, stride, rows, n, size, amax, dtype); \
     }
-#define SWEEPS(dtype) SWEEP(dtype, 0, 0) SWEEP(dtype, 0, 1) SWEEP(dtype, 1, 0) SWEEP(dtype, 1, 1)
-SWEEPS(FP32) SWEEPS(BF16) SWEEPS(FP16)
+MEASURE(FP32) MEASURE(BF16) MEASURE(FP16)
+static const measure measures[3] = {amax_FP32, amax_BF16, amax_FP16};
+
+#define STORE(dtype, codes, stochastic) \
+    static __attribute__((noinline)) void store_##dtype##_##codes##_##stochastic(const pass *p, const line *l) { \
+        store_row(p, *l, dtype, codes, stochastic); \
+    }
+#define STORES(dtype) STORE(dtype, 0, 0) STORE(dtype, 0, 1) STORE(dtype, 1, 0) STORE(dtype, 1, 1)
+STORES(FP32) STORES(BF16) STORES(FP16)
 
 void bridge_quantise(pass *p) {
-#define ROW(d) {{sweep_##d##_0_0, sweep_##d##_0_1}, {sweep_##d##_1_0, sweep_##d##_1_1}}
-    static void (*const table[3][2][2])(pass *) = {ROW(FP32), ROW(BF16), ROW(FP16)};
-    table[p->dtype][p->codes != 0][p->stochastic != 0](p);
+#define ROW(d) {{store_##d##_0_0, store_##d##_0_1}, {store_##d##_1_0, store_##d##_1_1}}
+    static const store stores[3][2][2] = {ROW(FP32), ROW(BF16), ROW(FP16)};
+    const int dtype = p->signs ? BF16 : p->dtype;
+    sweep(p, measures[dtype], stores[dtype][p->codes != 0][p->stochastic != 0]);
 }
 
-ALWAYS float span_amax(const void *x, int64_t start, int64_t count, const int dtype) {
-    uint32_t wide[PANEL];
-    uint16_t narrow[PANEL];
-    uint32_t most = 0;
-    uint16_t most16 = 0;
-    const int rows = (int)(count / PANEL), rest = (int)(count % PANEL);
-    for (int part = 0; part < 2; part++) {
-        const int n = part ? rest : PANEL;
-        if (n == 0 || (!part && rows == 0)) continue;
-        column_amax(x, start + (part ? (int64_t)rows * PANEL : 0), PANEL, part ? 1 : rows, n, wide, narrow, dtype);
-        for (int c = 0; c < n; c++) most = wide[c] > most ? wide[c] : most;
-        for (int c = 0; c < n; c++) most16 = narrow[c] > most16 ? narrow[c] : most16;
-    }
-    return widen(most, most16, dtype);
-}
-
-float bridge_amax(const void *x, int64_t count, int32_t dtype, int32_t threads) {
-    const int64_t chunk = 1 << 16, chunks = (count + chunk - 1) / chunk;
+/* Largest magnitude of the whole matrix; of the pass it reads x, x_rows, columns, signs, dtype and threads. */
+float bridge_amax(const pass *p) {
+    const int64_t count = p->x_rows * p->columns, lines = 128, chunk = lines * PANEL;
+    const int64_t across = (p->columns + PANEL - 1) / PANEL, groups = (p->x_rows + GROUP - 1) / GROUP;
+    const int64_t parts = p->signs ? groups * across : (count + chunk - 1) / chunk;
+    const measure tile_amax = measures[p->dtype];
     float all = 0;
-#pragma omp parallel for num_threads(threads) schedule(static) reduction(max : all)
-    for (int64_t i = 0; i < chunks; i++) {
-        const int64_t start = i * chunk, size = count - start < chunk ? count - start : chunk;
-        float most = dtype == FP32 ? span_amax(x, start, size, FP32)
-                   : dtype == BF16 ? span_amax(x, start, size, BF16) : span_amax(x, start, size, FP16);
-        all = most > all ? most : all;
+#pragma omp parallel for num_threads(p->threads) schedule(static) reduction(max : all)
+    for (int64_t i = 0; i < parts; i++) {
+        float most[PANEL], last[PANEL] = {0};
+        if (p->signs) {
+            uint16_t block[GROUP * PANEL];
+            const int64_t column = i % across * PANEL;
+            const int n = (int)(p->columns - column < PANEL ? p->columns - column : PANEL);
+            transformed(p, i / across * GROUP, column, n, block);
+            amax_BF16(block, 0, PANEL, GROUP, n, PANEL, most);
+        } else {
+            const int64_t start = i * chunk, size = count - start < chunk ? count - start : chunk;
+            const int rows = (int)(size / PANEL), rest = (int)(size % PANEL);
+            tile_amax(p->x, start, PANEL, rows, PANEL, PANEL, most);
+            tile_amax(p->x, start + (int64_t)rows * PANEL, PANEL, 1, rest, PANEL, last);
+        }
+        all = most[0] > all ? most[0] : all;
+        all = last[0] > all ? last[0] : all;
     }
     return all;
-}
-
-#define LANES 32
-ALWAYS void transform(const void *x, uint16_t *out, int64_t row, int64_t rows, int64_t columns, int64_t column, int n,
-                      const int *signs, const int dtype) {
-    float v[16][LANES];
-    const int height = (int)(rows - row < 16 ? rows - row : 16);
-    for (int r = 0; r < 16; r++) {
-        const float sign = (float)signs[r];
-        for (int c = 0; c < LANES; c++) v[r][c] = 0 * sign; /* padding: a zero with the sign's sign, as in torch */
-        if (r < height) for (int c = 0; c < n; c++) v[r][c] = load(x, (row + r) * columns + column + c, dtype) * sign;
-    }
-    for (int distance = 1; distance < 16; distance *= 2)
-        for (int r = 0; r < 16; r++) {
-            if (r & distance) continue;
-            for (int c = 0; c < LANES; c++) {
-                float a = v[r][c], b = v[r + distance][c];
-                v[r][c] = a + b;
-                v[r + distance][c] = a - b;
-            }
-        }
-    for (int r = 0; r < 16; r++)
-        for (int c = 0; c < n; c++) out[(row + r) * columns + column + c] = bf16(v[r][c] * 0.25f);
-}
-
-void bridge_hadamard(const void *x, void *out, int64_t rows, int64_t columns, const int32_t *signs, int32_t dtype,
-                     int32_t threads) {
-    const int64_t groups = (rows + 15) / 16, across = (columns + LANES - 1) / LANES;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t i = 0; i < groups * across; i++) {
-        const int64_t row = i / across * 16, column = i % across * LANES;
-        const int n = (int)(columns - column < LANES ? columns - column : LANES);
-        if (dtype == FP32) transform(x, out, row, rows, columns, column, n, signs, FP32);
-        else if (dtype == BF16) transform(x, out, row, rows, columns, column, n, signs, BF16);
-        else transform(x, out, row, rows, columns, column, n, signs, FP16);
-    }
 }

@@ -11,6 +11,7 @@ import ctypes
 import os
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,8 +24,9 @@ from bridge.precision.schemes import WHOLE
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _RULES = {"given": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
-_PANEL = 512
+_PANEL = 1024
 _MAX_BITS = struct.unpack("<I", struct.pack("<f", FORMATS["e2m1"].max))[0]
+_SIGNS = (ctypes.c_int32 * BLOCK)(*SIGNS)
 _CHOICES = ("auto", "native", "torch")
 
 
@@ -34,6 +36,8 @@ class _Pass(ctypes.Structure):
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in ("x", "out", "scale_inv")],
         *[(name, ctypes.c_int64) for name in ("rows", "columns", "tile_rows", "tile_columns")],
+        ("signs", ctypes.c_void_p),
+        ("x_rows", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         *[
             (name, ctypes.c_int32)
@@ -52,26 +56,23 @@ class Kernel:
         self._quantise = library.bridge_quantise
         self._quantise.argtypes, self._quantise.restype = [ctypes.POINTER(_Pass)], None
         self._amax = library.bridge_amax
-        self._amax.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32]
-        self._amax.restype = ctypes.c_float
-        self._hadamard = library.bridge_hadamard
-        pointers, sizes, switches = [ctypes.c_void_p] * 2, [ctypes.c_int64] * 2, [ctypes.c_int32] * 2
-        self._hadamard.argtypes, self._hadamard.restype = [*pointers, *sizes, ctypes.c_void_p, *switches], None
+        self._amax.argtypes, self._amax.restype = [ctypes.POINTER(_Pass)], ctypes.c_float
 
     def takes(self, todo: TilePass) -> bool:
-        """Say whether the kernel's panels can hold the tiles of a pass."""
-        return todo.tile[1] <= _PANEL
+        """Say whether the kernel's panels can hold the tiles of a pass, whose width must be a power of two."""
+        return todo.tile[1] <= _PANEL and todo.tile[1].bit_count() <= 1
 
-    def amax(self, x_MK: torch.Tensor) -> float:
+    def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
         """Return what `backend.amax` describes."""
         x_MK = x_MK.contiguous()
-        most: float = self._amax(x_MK.data_ptr(), x_MK.numel(), _DTYPES[x_MK.dtype], torch.get_num_threads())
+        most: float = self._amax(ctypes.byref(_Pass(**_source(x_MK, hadamard=hadamard))))
         return most
 
     def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         """Return what `tiles.run` describes."""
         x_MK = x_MK.contiguous()
         (rows, columns), element = x_MK.shape, todo.element
+        rows += -rows % BLOCK if todo.hadamard else 0
         tile = (1, _PANEL) if todo.tile == WHOLE else todo.tile
         values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16)
         scale_inv = None
@@ -79,20 +80,17 @@ class Kernel:
             dtype = torch.float32 if todo.rule == "fp32" else torch.uint8
             scale_inv = torch.empty(-(-rows // tile[0]), -(-columns // tile[1]), dtype=dtype)
         c = _Pass(
-            x=x_MK.data_ptr(),
+            **_source(x_MK, hadamard=todo.hadamard),
             out=values.data_ptr(),
             scale_inv=None if scale_inv is None else scale_inv.data_ptr(),
             rows=rows,
-            columns=columns,
             tile_rows=tile[0],
             tile_columns=tile[1],
             seed=todo.seed or 0,
-            dtype=_DTYPES[x_MK.dtype],
             rule=_RULES[todo.rule],
             codes=todo.codes,
             stochastic=todo.seed is not None,
             power_of_two=todo.power_of_two_scale,
-            threads=torch.get_num_threads(),
             measure=todo.measure,
             nan_code=(1 << (element.bits - 1)) - 1 if element.nan is None else element.nan,
             nan_bits=_MAX_BITS if element.nan is None else 0x7FC00000,
@@ -113,15 +111,17 @@ class Kernel:
             largest=c.largest if found else 1.0,
         )
 
-    def hadamard(self, x_MK: torch.Tensor) -> torch.Tensor:
-        """Return what `hadamard.hadamard_columns` describes."""
-        x_MK = x_MK.contiguous()
-        rows, columns = x_MK.shape
-        out = torch.empty(-(-rows // BLOCK) * BLOCK, columns, dtype=torch.bfloat16)
-        signs = (ctypes.c_int32 * BLOCK)(*SIGNS)
-        threads = torch.get_num_threads()
-        self._hadamard(x_MK.data_ptr(), out.data_ptr(), rows, columns, signs, _DTYPES[x_MK.dtype], threads)
-        return out
+
+def _source(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:
+    """Return the fields of `pass` that say what is read, and by how many threads."""
+    return {
+        "x": x_MK.data_ptr(),
+        "x_rows": x_MK.shape[0],
+        "columns": x_MK.shape[1],
+        "dtype": _DTYPES[x_MK.dtype],
+        "threads": torch.get_num_threads(),
+        "signs": ctypes.addressof(_SIGNS) if hadamard else None,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

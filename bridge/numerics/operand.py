@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806  (shape suffixes are capitals)
+# ruff: noqa: N803  (shape suffixes are capitals)
 """Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and one factor for the result.
 
 Everything a low-precision tensor can hold is a BF16 number, so multiplying in BF16 is exact:
@@ -73,11 +73,9 @@ def make_operand(
         values * factor is what `quantise(...).dequantise()` returns. After a Hadamard transform the rows are padded to
         a multiple of 16.
     """
-    if columnwise and spec.hadamard:
-        x_MK = backend.hadamard(x_MK)
     amax = None
     if scale is None and spec.needs_amax:
-        amax = backend.amax(x_MK)
+        amax = backend.amax(x_MK, hadamard=columnwise and spec.hadamard)
         scale = tensor_scale(amax, spec)
     todo = tile_pass(
         spec, columnwise, 1.0 if scale is None else scale, draw_seed(generator) if spec.stochastic else None

@@ -70,6 +70,7 @@ def tile_pass(spec: QuantSpec, columnwise: bool, scale: float, seed: int | None)
         scale=scale,
         power_of_two_scale=spec.power_of_two_scale,
         eps=spec.eps,
+        hadamard=columnwise and spec.hadamard,
         seed=seed,
     )
 
@@ -122,8 +123,7 @@ def quantise(
         found = None
     elif not spec.copies_share_values:
         if spec.hadamard:
-            x_MK = backend.hadamard(x_MK)
-            amax_t = _amax(x_MK, reduce_amax)
+            amax_t = _amax(x_MK, reduce_amax, hadamard=True)
             factor = tensor_scale(amax_t, spec)
         found = _codes(x_MK, spec, True, factor, generator)
     codes, scale_inv = _stored(first, spec, False, factor)
@@ -141,9 +141,9 @@ def quantise(
     )
 
 
-def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None) -> float:
-    """Return the amax of a tensor, that of all its parts where it is spread over ranks."""
-    own = backend.amax(x_MK)
+def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False) -> float:
+    """Return the amax of a tensor or of its transform, that of all its parts where it is spread over ranks."""
+    own = backend.amax(x_MK, hadamard=hadamard)
     return own if reduce_amax is None else reduce_amax(own)
 
 

@@ -60,6 +60,9 @@ class TilePass:
     """Return codes rather than BF16 operand values."""
     shift: float = 1.0
     """Power of two that operand values are multiplied by."""
+    hadamard: bool = False
+    """Quantise the random Hadamard transform of the matrix (`hadamard.py`), whose rows are padded to a multiple of 16.
+    `run` below expects a matrix that is transformed already."""
     seed: int | None = None
     """Round stochastically, with this sequence."""
     measure: bool = True
@@ -103,7 +106,7 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16, device=x_MK.device)
     scales, amaxes = [], []
     for start, end in chunk_rows(x_MK, tile[0]):
-        amax_BC, scale_inv_BC = _chunk(x_MK[start:end], values[start:end], todo, tile, start * columns)
+        amax_BC, scale_inv_BC = _chunk(x_MK[start:end], values[start:end], todo, tile, start)
         scales.append(scale_inv_BC)
         amaxes.append(amax_BC)
     if not amaxes:
@@ -123,7 +126,7 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
 
 
 def _chunk(
-    x_MK: torch.Tensor, out_MK: torch.Tensor, todo: TilePass, tile: Tile, first: int
+    x_MK: torch.Tensor, out_MK: torch.Tensor, todo: TilePass, tile: Tile, first_row: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise some rows into `out_MK`; return amax and scale_inv of their tiles."""
     x_BRCS = _tiled(x_MK.float(), tile)
@@ -134,8 +137,7 @@ def _chunk(
     scale_BC, scale_inv_BC = _scales(amax_BC, x_MK.dtype, todo)
     units = None
     if todo.seed is not None:
-        units = random_units(first, x_MK.numel(), todo.seed, x_MK.device)
-        units = _tiled(units.view(x_MK.shape), tile)
+        units = _tiled(random_units(first_row, x_MK.shape, todo.seed, x_MK.device), tile)
     rounded = round_to_grid(x_BRCS * scale_BC[:, None, :, None], todo.element, units)
     if todo.codes:
         rounded = encode(rounded, todo.element)

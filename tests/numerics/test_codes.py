@@ -110,15 +110,23 @@ def test_the_reference_rounds_like_the_grid(name: str) -> None:
 
 
 def test_random_units_do_not_depend_on_where_a_chunk_begins() -> None:
-    whole = random_units(0, 1000, 7, torch.device("cpu"))
-    assert torch.equal(random_units(600, 400, 7, torch.device("cpu")), whole[600:])
-    assert not torch.equal(random_units(0, 1000, 8, torch.device("cpu")), whole)
+    cpu = torch.device("cpu")
+    whole = random_units(0, (100, 30), 7, cpu)
+    assert torch.equal(random_units(60, (40, 20), 7, cpu), whole[60:, :20])
+    assert not torch.equal(random_units(0, (100, 30), 8, cpu), whole)
+    assert not torch.equal(random_units(0, (100, 30), 7 + 2**40, cpu), whole)
     assert 0 <= whole.min() <= whole.max() < 1
 
 
 def test_random_units_are_uniform_and_independent_of_their_neighbours() -> None:
-    units = random_units(0, 1 << 20, 2**40 + 3, torch.device("cpu"))
-    counts = torch.histc(units, 64, 0, 1) / (1 << 14)
-    assert (counts - 1).abs().max() < 5 / 2**7  # five standard deviations of a bin
-    correlation = ((units[1:] - 0.5) * (units[:-1] - 0.5)).mean() * 12
-    assert correlation.abs() < 5 / 2**10
+    for shape in ((1, 1 << 20), (1 << 10, 1 << 10), (1 << 20, 1)):
+        units = random_units(0, shape, 2**40 + 3, torch.device("cpu"))
+        counts = torch.histc(units, 64, 0, 1) / (1 << 14)
+        assert (counts - 1).abs().max() < 5 / 2**7, shape  # five standard deviations of a bin
+        centred = (units - 0.5) * 12**0.5
+        others = [random_units(0, shape, seed, torch.device("cpu")) for seed in (2**40 + 2, 2**41 + 3)]
+        pairs = [(centred, (other - 0.5) * 12**0.5) for other in others]
+        pairs += [(centred[distance:], centred[:-distance]) for distance in (1, 2, 16) if shape[0] > 1]
+        pairs += [(centred[:, distance:], centred[:, :-distance]) for distance in (1, 2, 16) if shape[1] > 1]
+        for first, second in pairs:
+            assert (first * second).mean().abs() < 5 / 2**10, shape
