@@ -101,6 +101,18 @@ def test_a_run_of_64_gpus_is_rehearsed_with_every_kind_of_its_layout(tmp_path):
     assert "Transformer Engine 2.9, which the target declares: 2.20.2 ran here." in answer["unknown"]
 
 
+@needs_te
+@pytest.mark.slow
+def test_a_run_folder_is_rehearsed_and_resumes_without_the_distributed_optimizer(tmp_path):
+    words = ["mixed_precision=fp8_delayed", "mixed_precision.fp8_param_gather=false", "model=gpt_tiny", "train=smoke"]
+    run = ["train.train_iters=1", "train.lr_warmup_iters=0", f"hydra.run.dir={tmp_path / 'run'}"]
+    subprocess.run([sys.executable, ROOT / "scripts" / "train.py", *words, *run], check=True, capture_output=True)
+    code, answer = rehearsed("--processes", "1", "--config", tmp_path / "run", folder=tmp_path)
+    (launch,) = answer["launches"]
+    assert (code, launch["planned"]) == (0, launch["equal"])
+    assert launch["resumed_loss"] == launch["loss"]
+
+
 @pytest.mark.slow
 def test_an_error_of_megatron_is_a_finding_with_its_field(tmp_path):
     words = ("--backend", "emulated", "--processes", "1", "model=gpt_tiny", "+model.num_moe_experts=4")

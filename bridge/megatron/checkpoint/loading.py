@@ -175,7 +175,9 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
         for name, chunk in named_chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
     inner = loaded["optimizer"].get("optimizer", loaded["optimizer"])
-    if inner.get("state"):  # Megatron leaves Adam's step out where it is zero (optimizer.py:836, ``if step:``)
+    counts_in_groups = any("step" in group for group in inner.get("param_groups", ()))  # Transformer Engine's Adam does
+    if inner.get("state") and not counts_in_groups:
+        # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836, ``if step:``)
         inner["state"].setdefault("common_step", torch.tensor(0.0))
     _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
     _leave_out_constant_scale(loaded["optimizer"])
