@@ -24,6 +24,7 @@ from bridge.front.decode import decode_fields
 from bridge.front.problems import KEYS, MADE_BY, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
 from bridge.plan.shape import impossible_sizes
 from bridge.precision.dtypes import torch_dtype
+from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
 from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
 from bridge.preflight.setup import read_section
@@ -201,7 +202,8 @@ def _declare_te_cpu(run: RunValues) -> None:
         return
     own = run.model.get("fp4_recipe") if run.model.get("fp4") else run.model.get("fp8_recipe")
     scheme = run.precision.scheme if run.precision is not None else own
-    te_cpu.declare(run.run_keys.get("target"), scheme=scheme)
+    rows = run.precision.reading("modules") if run.precision is not None else None
+    te_cpu.declare(run.run_keys.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
 
 
 def decoded_sections(

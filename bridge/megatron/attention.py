@@ -6,21 +6,25 @@ Its arithmetic is the same where it takes over: causal self-attention with the s
 operands accumulated in FP32. One thing differs: where this CPU has no 16-bit GEMM (`bridge.megatron.wide_gemm`), the
 probabilities enter the second product in FP32 instead of being rounded to 16 bits.
 
-Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to Megatron's implementation.
+Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to Megatron's implementation,
+which has no context parallelism. Here keys and values are gathered over its ranks.
 """
 
 # ruff: noqa: N806 tensors carry their shape in capitals
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 
-from bridge.megatron import wide_gemm
+from bridge.errors import RunConfigError
+from bridge.megatron.causal_attention import attended, chunks_of, in_order, multiplied_dtype
 
 # Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a head.
 
@@ -34,7 +38,9 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
     def __init__(
         self, config: Any, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(config, *args, **kwargs)
+        alone = copy.copy(config)
+        alone.context_parallel_size = 1  # Megatron's constructor refuses more
+        super().__init__(alone, *args, **kwargs)
         del k_channels  # the width of queries and keys is read from them
         if v_channels is not None:
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
@@ -62,13 +68,27 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
             and not any(value is not None for value in (*args[1:], kwargs.get("attention_bias")))
             and kwargs.get("packed_seq_params") is None
         )
+        group = parallel_state.get_context_parallel_group()
         if not is_plain:
+            if group.size() > 1:
+                rule = "attention with a mask, a window or dropout has no context parallelism here"
+                raise RunConfigError.of("model.context_parallel_size", rule, group.size(), "Set it to 1.")
             output: torch.Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
             return output
-        dtype = query.dtype
-        inside = torch.float32 if wide_gemm.is_installed() and dtype in wide_gemm.slow_dtypes() else dtype
-        q_BNSD, k_BGSD, v_BGSD = (tensor_SBXD.permute(1, 2, 0, 3).to(inside) for tensor_SBXD in (query, key, value))
-        out_BNSD = F.scaled_dot_product_attention(
-            q_BNSD, k_BGSD, v_BGSD, is_causal=True, scale=self.softmax_scale, enable_gqa=query.shape[2] != key.shape[2]
+        if group.size() == 1:
+            return self._attended(query, key, value)
+        key, value = (
+            in_order(gather_from_sequence_parallel_region(own, group=group), group.size()) for own in (key, value)
         )
+        chunks = query.chunk(2)
+        ends = [len(chunks[0]) * (number + 1) for number in chunks_of(group.rank(), group.size())]
+        return torch.cat([self._attended(q, key[:end], value[:end]) for q, end in zip(chunks, ends, strict=True)])
+
+    def _attended(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return the attended values of queries whose last one is at the place of the last key, [S, B, N * D]."""
+        dtype = query.dtype
+        q_BNSD, k_BGSD, v_BGSD = (
+            tensor_SBXD.permute(1, 2, 0, 3).to(multiplied_dtype(dtype)) for tensor_SBXD in (query, key, value)
+        )
+        out_BNSD = attended(q_BNSD, k_BGSD, v_BGSD, scale=self.softmax_scale, is_causal=True)
         return out_BNSD.to(dtype).permute(2, 0, 1, 3).flatten(2)

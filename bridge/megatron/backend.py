@@ -14,12 +14,12 @@ from bridge.errors import BackendUnavailableError, PrecisionConfigError, RunConf
 from bridge.megatron.emulation.delayed import checkpoint
 from bridge.megatron.emulation.gather import separate_gathers
 from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
-from bridge.megatron.emulation.per_module import chooses_low
+from bridge.megatron.emulation.per_module import chooses_low, module_schemes
 from bridge.megatron.emulation.stored_weight import megatron_stores
 from bridge.megatron.te.environment import Environment, environment_findings, set_lines
 from bridge.megatron.te.machine import Machine, missing_for_te
 from bridge.megatron.te.recipe import te_recipe
-from bridge.megatron.te_cpu.install import Installed, installed_te
+from bridge.megatron.te_cpu.install import installed_te
 from bridge.precision.quant_recipe import quant_recipes
 from bridge.rules.versions import dotted
 
@@ -76,8 +76,8 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     if scheme is not None and not per_module:
         _require_some_layer(config)
     if requested == "te_cpu" or installed_te() is not None:
-        return _te_on_cpu(requested, config, scheme, environment)
-    missing = missing_for_te(scheme) if requested != "emulated" else []
+        return _te_on_cpu(requested, config, [scheme, *module_schemes(config)], environment)
+    missing = _missing([scheme, *module_schemes(config)]) if requested != "emulated" else []
     if requested == "te" and missing:
         raise BackendUnavailableError(
             f"precision_backend: Transformer Engine cannot run here, got 'te'. Missing: {'; '.join(missing)}. Use "
@@ -98,7 +98,7 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     return Backend(name="emulated", notes=(note, *unread))
 
 
-def _te_on_cpu(requested: str, config: Any, scheme: str | None, environment: Environment) -> Backend:
+def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environment: Environment) -> Backend:
     """Return the backend of a process with Transformer Engine's Python on its CPU, or refuse one that does not fit."""
     found = installed_te()
     if requested != "te_cpu":
@@ -111,10 +111,11 @@ def _te_on_cpu(requested: str, config: Any, scheme: str | None, environment: Env
             "precision_backend: te_cpu needs a process in which Megatron Core was not imported before, got 'te_cpu'. "
             "Start the run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
         )
-    missing = _missing_for(scheme, found)
+    machine = Machine(device="the declared GPU", compute_capability=found.capability, transformer_engine=found.version)
+    missing = _missing(schemes, machine)
     if missing:
         raise BackendUnavailableError(
-            f"precision_backend: Transformer Engine would refuse {scheme} on the declared GPU, got 'te_cpu'. Missing: "
+            f"precision_backend: Transformer Engine would refuse this run on the declared GPU, got 'te_cpu'. Missing: "
             f"{'; '.join(missing)}. Name another GPU with target."
         )
     note = (
@@ -124,10 +125,9 @@ def _te_on_cpu(requested: str, config: Any, scheme: str | None, environment: Env
     return Backend(name="te_cpu", notes=(note, *_te_notes(config, environment)))
 
 
-def _missing_for(scheme: str | None, found: Installed) -> list[str]:
-    """Return the requirements of a scheme that the declared GPU lacks."""
-    machine = Machine(device="the declared GPU", compute_capability=found.capability, transformer_engine=found.version)
-    return missing_for_te(scheme, machine)
+def _missing(schemes: Sequence[str | None], machine: Machine | None = None) -> list[str]:
+    """Return the requirements of the schemes of a run, and of its single modules, that a machine lacks."""
+    return list(dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine)))
 
 
 def _te_notes(config: Any, environment: Environment) -> list[str]:

@@ -60,10 +60,11 @@ def _is_cuda(device: object) -> bool:
 
 
 def _on_cpu(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap a factory function so that ``device="cuda"`` means the CPU."""
+    """Wrap a factory function so that ``device="cuda"`` means the CPU, and no memory is pinned for it."""
 
     @functools.wraps(create)
     def created(*args: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("pin_memory", None)
         if _is_cuda(kwargs.get("device")):
             kwargs["device"] = _CPU
         return create(*args, **kwargs)
@@ -125,7 +126,7 @@ class _Stream:
     def wait_stream(self, _stream: object) -> None:
         """Nothing to wait for."""
 
-    def record_event(self) -> _Stream:
+    def record_event(self, *_events: object) -> _Stream:
         """Return an event that has happened."""
         return self
 

@@ -62,6 +62,8 @@ class Process:
     data_parallel_size: int
     pipeline_rank: int
     pipeline_size: int
+    context: tuple[int, int]
+    """The context-parallel rank, and their number."""
     device: torch.device
     threads: int
     """CPU threads torch computes with in this process."""
@@ -166,6 +168,10 @@ def training_process(
             data_parallel_size=data_parallel_size,
             pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
             pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
+            context=(
+                parallel_state.get_context_parallel_rank(),
+                parallel_state.get_context_parallel_world_size(),
+            ),
             device=where,
             threads=count,
             notes=tuple(notes),

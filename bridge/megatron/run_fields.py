@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 HONOURED = {
     "model": """
@@ -40,6 +40,7 @@ moe_router_padding_for_fp8 moe_aux_loss_coeff moe_z_loss_coeff moe_input_jitter_
 moe_expert_capacity_factor moe_pad_expert_input_to_capacity moe_token_drop_policy moe_apply_probs_on_input
 mtp_num_layers mtp_loss_scaling_factor
 tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size sequence_parallel
+context_parallel_size cp_comm_type
 expert_model_parallel_size expert_tensor_parallel_size num_layers_in_first_pipeline_stage
 num_layers_in_last_pipeline_stage pipeline_model_parallel_layout account_for_embedding_in_pipeline_split
 account_for_loss_in_pipeline_split microbatch_group_size_per_vp_stage variable_seq_lengths overlap_p2p_comm
@@ -73,8 +74,8 @@ REFUSED: dict[str, dict[str, str]] = {
             experimental_attention_variant linear_attention_freq is_hybrid_model
             """,
         "the library is not a backend of a run": "use_kitchen use_kitchen_attention",
-        "each rank would train on the whole sequence": """
-            context_parallel_size hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank hybrid_context_parallel
+        "context-parallel ranks of a run share each sequence alike, in one step": """
+            hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank hybrid_context_parallel
             """,
         "Megatron Core reads it nowhere": """
             apply_residual_connection_post_layernorm moe_router_topk_limited_devices moe_extended_tp moe_token_dropping
@@ -164,6 +165,12 @@ ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
 ACCEPTED_WITHOUT_TE = {"attention_backend": ("auto", "local", "unfused")}
 """Field of the model -> the only values without Transformer Engine's layers."""
 
+COMMUNICATION = {"te": ("p2p", "all_gather", "a2a"), "te_cpu": ("all_gather", "a2a")}
+"""Backend -> values of `cp_comm_type` under context parallelism; any other has `all_gather` alone."""
+PLAIN_ATTENTION = {"attention_dropout": 0.0, "window_size": None, "softmax_type": "vanilla"}
+PLAIN_LOCAL_ATTENTION = {"apply_query_key_layer_scaling": False, "attention_softmax_in_fp32": True}
+"""Field of the model -> the only value under context parallelism without a GPU, and without Transformer Engine."""
+
 WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     "model": {
         "precision_backend chooses the layers, and attention follows them": "transformer_impl attention_backend",
@@ -175,7 +182,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
             kitchen_attention_backend dsa_indexer_n_heads dsa_indexer_head_dim dsa_indexer_topk dsa_indexer_loss_coeff
             dsa_indexer_use_sparse_loss linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim
             linear_num_key_heads linear_num_value_heads mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads
-            use_mamba_mem_eff_path qk_clip_alpha qk_clip_threshold mrope_section cp_comm_type
+            use_mamba_mem_eff_path qk_clip_alpha qk_clip_threshold mrope_section
             cpu_offloading_num_layers cpu_offloading_activations cpu_offloading_weights cpu_offloading_double_buffering
             offload_modules min_offloaded_tensor_size cuda_graph_use_single_mempool cuda_graph_retain_backward_graph
             cuda_graph_warmup_steps cuda_graph_scope cuda_graph_modules
@@ -262,12 +269,17 @@ def unhonoured(section: str, config: Any, *, backend: str, values: Mapping[str, 
         values: Field -> value of a config that is not built yet.
     """
     found = []
+
+    def held(name: str) -> Any:
+        return getattr(config, name) if values is None else values.get(name, defaults[name])
+
+    defaults = _defaults(config)
     reasons = _by_field(REFUSED[section])
     if backend != "te":
         reasons |= _by_field((REFUSED_ON_CPU if backend == "te_cpu" else REFUSED_WITHOUT_TE)[section])
     accepted = ACCEPTED[section] | ({} if backend in WITH_TE or section != "model" else ACCEPTED_WITHOUT_TE)
-    for name, default in _defaults(config).items():
-        value = getattr(config, name) if values is None else values.get(name, default)
+    for name, default in defaults.items():
+        value = held(name)
         if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
             hint = did_you_mean(close_matches(str(value), accepted[name])) or "Choose one of them."
             found.append(_fault(section, name, f"must be one of {', '.join(accepted[name])}", value, hint))
@@ -275,7 +287,26 @@ def unhonoured(section: str, config: Any, *, backend: str, values: Mapping[str, 
             found.append(_fault(section, name, f"this run does not honour it: {reasons[name]}", value, _leave(default)))
         elif name not in KNOWN[section] and value != default:
             found.append(_fault(section, name, f"this run does not honour it: {UNKNOWN}", value, _leave(default)))
-    return found
+    return [*found, *_context_faults(held, backend)] if section == "model" else found
+
+
+def _context_faults(held: Callable[[str], Any], backend: str) -> list[Finding]:
+    """Return the fault of context parallelism that the attention of a backend has not."""
+    size, stated = held("context_parallel_size"), held("cp_comm_type")
+    if size == 1:
+        return []
+    kinds = COMMUNICATION.get(backend, ("all_gather",))
+    found = {str(kind) for kind in (stated if isinstance(stated, list) else [stated or "p2p"])} - {*kinds}
+    wanted = {} if backend == "te" else PLAIN_ATTENTION | ({} if backend == "te_cpu" else PLAIN_LOCAL_ATTENTION)
+    others = [name for name, value in wanted.items() if getattr(held(name), "name", held(name)) != value]
+    if not found and not others:
+        return []
+    causes = [*(f"by {kind}" for kind in sorted(found)), *(f"with {name}" for name in others)]
+    steps = [f"model.cp_comm_type={' or '.join(kinds)}"] if found else []
+    steps += [f"model.{name}={wanted[name]}" for name in others]
+    rule = f"this run does not honour it: the backend {backend} has no context parallelism {', '.join(causes)}"
+    also = " precision_backend=te_cpu has a2a." if "a2a" in found else ""
+    return [_fault("model", "context_parallel_size", rule, size, f"Set {', '.join(steps)}.{also}")]
 
 
 def value_faults(model: Any) -> list[Finding]:
@@ -302,6 +333,15 @@ def value_faults(model: Any) -> list[Finding]:
 def layout_faults(model: Any) -> list[Finding]:
     """Return the fields of a layout with which Megatron ends in a traceback, or trains another model."""
     found = []
+    ranks, tensor = model.context_parallel_size, model.tensor_model_parallel_size
+    if ranks > 1 and model.seq_length % (2 * ranks):
+        rule = f"must be a multiple of 2 x context_parallel_size = {2 * ranks}"
+        found.append(_fault("model", "seq_length", rule, model.seq_length, "Change one of them."))
+    for name in ("num_attention_heads", "num_query_groups"):
+        heads = getattr(model, name)
+        if ranks > 1 and "a2a" in str(model.cp_comm_type) and heads and heads % (tensor * ranks):
+            rule = f"must be a multiple of tensor x context ranks = {tensor * ranks} with cp_comm_type=a2a"
+            found.append(_fault("model", name, rule, heads, "Use cp_comm_type=all_gather, or change one of them."))
     chunks, stages = model.virtual_pipeline_model_parallel_size, model.pipeline_model_parallel_size
     if chunks is not None and stages < 2:
         rule = f"interleaves the stages of a pipeline, and there is {stages} (pipeline_model_parallel_size)"

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -52,11 +53,15 @@ class StepResult:
 def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean over the unmasked tokens, to be differentiated and to be reported.
 
-    The reported one is a copy: schedules divide the other in place by the number of micro-batches.
+    Under context parallelism both are this rank's part of it; the mean of the reported ones is the mean. The schedule
+    multiplies the other by the number of these ranks and divides it by that of the micro-batches, in place.
     """
     mask = loss_mask_BS.view(-1)
-    loss = (losses_BS.float().view(-1) * mask).sum() / mask.sum()
-    return loss, loss.detach().clone()
+    tokens, group = mask.sum(), parallel_state.get_context_parallel_group()
+    if group.size() > 1:
+        torch.distributed.all_reduce(tokens, group=group)
+    loss = (losses_BS.float().view(-1) * mask).sum() / tokens
+    return loss, loss.detach() * group.size()
 
 
 def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:

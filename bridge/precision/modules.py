@@ -171,6 +171,12 @@ def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
     return tuple(rows)
 
 
+def schemes_of_rows(given: Any) -> list[str]:
+    """Return the scaling schemes that the rows of `modules` name, as they were stated."""
+    chosen = [one for row in module_rows(given) for one in (row.precision, row.evaluation) if one is not None]
+    return [one.scheme for one in chosen if one.scheme is not None]
+
+
 def module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
     """Return the rows of the form that `plain_rows` makes; none for None."""
     return tuple(_parsed(row) for row in plain or ())

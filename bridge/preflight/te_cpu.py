@@ -10,13 +10,19 @@ Megatron decides at import whether there is Transformer Engine. So the declarati
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.preflight.target import parse_target
 from bridge.rules.versions import dotted
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 BACKEND = "te_cpu"
 """The value of `precision_backend`."""
 _DEFAULTS = {"mxfp8": (10, 0), "nvfp4": (10, 0)}
+"""Scheme -> the oldest GPU that runs it; the others run on 9.0."""
 _declared: list[tuple[int, int]] = []
 
 
@@ -25,19 +31,19 @@ def declared() -> tuple[int, int] | None:
     return _declared[0] if _declared else None
 
 
-def declare(target: str | None = None, *, scheme: str | None = None) -> tuple[int, int]:
+def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tuple[int, int]:
     """Declare that this process runs Transformer Engine on its CPU; return the compute capability of the GPU.
 
     Args:
         target: The GPU whose branches Transformer Engine takes, ``h100`` or ``b200x8`` say; None: the oldest that runs
-            the scheme.
-        scheme: Megatron's name of the scaling scheme, for the GPU that is taken without a target.
+            the schemes.
+        schemes: Megatron's names of the run's scaling schemes, for the GPU that is taken without a target.
 
     Raises:
         RunConfigError: A target without a GPU's compute capability.
         BackendUnavailableError: Another GPU was declared in this process.
     """
-    capability = _DEFAULTS.get(str(scheme), (9, 0))
+    capability = max((_DEFAULTS.get(str(scheme), (9, 0)) for scheme in schemes), default=(9, 0))
     if target is not None:
         gpu = parse_target(target).capability
         if gpu is None:

@@ -23,6 +23,7 @@ from bridge.audit.record import FILE, Record
 from bridge.checkpoint.folder import LATEST, folder_of, iterations
 from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.loader import container, run_of
+from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
@@ -103,9 +104,8 @@ def _declare(sections: dict[str, Any]) -> None:
     """Declare Transformer Engine on a CPU before Megatron is imported."""
     if sections["precision_backend"] == te_cpu.BACKEND:
         low = sections["model"] | (sections.get("mixed_precision") or {})
-        te_cpu.declare(
-            sections.get("target"), scheme=low.get("fp4_recipe") if low.get("fp4") else low.get("fp8_recipe")
-        )
+        own = low.get("fp4_recipe") if low.get("fp4") else low.get("fp8_recipe")
+        te_cpu.declare(sections.get("target"), schemes=[own, *schemes_of_rows(low.get("modules"))])
 
 
 def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, Any]]:

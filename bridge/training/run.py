@@ -149,6 +149,7 @@ class Run:
             micro_batch_size=self.config.train.micro_batch_size,
             data_parallel_rank=self.process.data_parallel_rank,
             data_parallel_size=self.process.data_parallel_size,
+            context=self.process.context,
             where=self.process.device,
             num_workers=self.config.data.num_workers,
             start=start,

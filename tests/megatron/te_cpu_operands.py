@@ -23,7 +23,7 @@ def main(plan: dict) -> None:
     if plan["backend"] == "te_cpu":
         if plan.get("to_nearest"):
             os.environ["NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"] = "1"
-        declare(plan.get("target"), scheme=plan["scheme"])
+        declare(plan.get("target"), schemes=[plan["scheme"]])
     import torch
 
     import bridge.megatron.emulation.linear as emulated

@@ -15,7 +15,7 @@ from bridge.preflight.te_cpu import declare
 def main(plan: Path) -> None:
     """Make the runs, each in its folder next to the plan; places in them are relative to it."""
     schemes = json.loads(plan.read_text())
-    declare(scheme=next(iter(schemes)))
+    declare(schemes=schemes)
     from bridge.training.loop import pretrain
     from tests.training.loop_tiny import tiny
 

@@ -37,6 +37,12 @@ ELSEWHERE = {"model": LATER, "optimizer": set(), "ddp": {"fp4_param_gather", "us
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False}
 
 
+CONTEXT = {"context_parallel_size": 2, "attention_dropout": 0.0, "cp_comm_type": "all_gather"}
+NO_CONTEXT = (
+    "model.context_parallel_size: this run does not honour it: the backend {} has no context parallelism {}, got 2."
+)
+
+
 def rows_of(table: dict[str, dict[str, str]], section: str) -> dict[str, str]:
     return {name: reason for reason, names in table[section].items() for name in names.split()}
 
@@ -97,6 +103,40 @@ def test_transformer_engine_honours_what_needs_its_layers():
             assert unhonoured(section, config, backend="te") == [], name
 
 
+@pytest.mark.parametrize(
+    ("backend", "fields", "sentence"),
+    [
+        ("te", {"cp_comm_type": None, "attention_dropout": 0.1}, None),
+        ("te_cpu", {}, None),
+        ("te_cpu", {"cp_comm_type": "a2a", "attention_softmax_in_fp32": False}, None),
+        ("te_cpu", {"cp_comm_type": None}, ("by p2p", "Set model.cp_comm_type=all_gather or a2a.")),
+        (
+            "te_cpu",
+            {"cp_comm_type": ["p2p", "a2a"], "window_size": (8, 0)},
+            ("by p2p, with window_size", "Set model.cp_comm_type=all_gather or a2a, model.window_size=None."),
+        ),
+        ("emulated", {}, None),
+        (
+            "emulated",
+            {"cp_comm_type": "a2a", "attention_dropout": 0.1},
+            (
+                "by a2a, with attention_dropout",
+                "Set model.cp_comm_type=all_gather, model.attention_dropout=0.0. precision_backend=te_cpu has a2a.",
+            ),
+        ),
+        (
+            "local",
+            {"attention_softmax_in_fp32": False},
+            ("with attention_softmax_in_fp32", "Set model.attention_softmax_in_fp32=True."),
+        ),
+    ],
+)
+def test_context_parallelism_is_refused_where_the_attention_has_none(backend, fields, sentence):
+    model = GPTConfig(**{**SHAPE, **CONTEXT, **fields})
+    expected = [] if sentence is None else [f"{NO_CONTEXT.format(backend, sentence[0])} {sentence[1]}"]
+    assert [str(fault) for fault in unhonoured("model", model, backend=backend)] == expected
+
+
 def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default():
     newer = dataclasses.make_dataclass("Newer", [("sparse_mlp", bool, False)], bases=(OptimizerConfig,))
     assert unhonoured("optimizer", newer(), backend="te") == []
@@ -127,6 +167,10 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
         (
             {"num_moe_experts": 4, "moe_shared_expert_intermediate_size": 8, "add_bias_linear": True},
             ["model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false."],
+        ),
+        (
+            {**CONTEXT, "seq_length": 66},
+            ["model.seq_length: must be a multiple of 2 x context_parallel_size = 4, got 66. Change one of them."],
         ),
         (
             {"virtual_pipeline_model_parallel_size": 2},
@@ -297,7 +341,7 @@ MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
 """Field -> the kind of model, further fields of it, and another value than the one it has there."""
 BETWEEN_PROCESSES = """
 tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size sequence_parallel
-expert_model_parallel_size expert_tensor_parallel_size num_layers_in_first_pipeline_stage
+context_parallel_size cp_comm_type expert_model_parallel_size expert_tensor_parallel_size num_layers_in_first_pipeline_stage
 num_layers_in_last_pipeline_stage pipeline_model_parallel_layout account_for_embedding_in_pipeline_split
 account_for_loss_in_pipeline_split microbatch_group_size_per_vp_stage variable_seq_lengths overlap_p2p_comm
 batch_p2p_comm batch_p2p_sync overlap_p2p_comm_warmup_flush deallocate_pipeline_outputs distribute_saved_activations
@@ -359,7 +403,6 @@ def test_an_honoured_field_changes_something_that_is_measured(name, tmp_path):
 WITHOUT = {
     "cuda_graph_scope": "attn",
     "offload_modules": ["core_attn"],
-    "cp_comm_type": "a2a",
     "mrope_section": [4, 2, 2],
     "kitchen_attention_backend": "fa",
     "moe_flex_dispatcher_backend": "hybridep",

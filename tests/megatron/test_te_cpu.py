@@ -24,7 +24,7 @@ from bridge.megatron.gpt import GPTConfig
 from bridge.megatron.te_cpu import shards
 from bridge.megatron.te_cpu.enums import ENUMS
 from bridge.megatron.te_cpu.extension import extension
-from bridge.megatron.te_cpu.find import find_te
+from bridge.megatron.te_cpu.find import VERSIONS, find_te
 from bridge.megatron.te_cpu.patches import patches
 from bridge.numerics import QuantSpec, padded_scales, quantise
 from bridge.numerics.grid import code_values
@@ -45,8 +45,12 @@ needs_te = pytest.mark.skipif(
 )
 
 
-def fresh(module: str, plan: Path, *, processes: int = 1) -> None:
-    """Run a module over a plan in new processes, as the ranks of one job; these import Megatron by themselves."""
+def fresh(module: str, plan: Path, *, processes: int = 1, te: Path | None = None) -> None:
+    """Run a module over a plan in new processes, as the ranks of one job; these import Megatron by themselves.
+
+    `te` is the folder of another Transformer Engine.
+    """
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(te), os.environ.get("PYTHONPATH"))))} if te else {}
     with socket.create_server(("localhost", 0)) as free:
         port = str(free.getsockname()[1])
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_PORT": port}
@@ -55,7 +59,7 @@ def fresh(module: str, plan: Path, *, processes: int = 1) -> None:
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", module, str(plan)],
             cwd=ROOT,
-            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)} if job else None,
+            env={**os.environ, **path, **job, **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if job else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -67,13 +71,14 @@ def fresh(module: str, plan: Path, *, processes: int = 1) -> None:
         assert rank.returncode == 0, errors[-4000:]
 
 
-def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1) -> dict[str, list]:
+def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1, te: Path | None = None) -> dict[str, list]:
     """Return what both backends multiplied: run -> a pair per rank, of Transformer Engine's Python and the emulation.
 
     Args:
         folder: Takes plans and results.
         runs: Name -> plan of `te_cpu_operands`; all on one GPU.
         processes: Ranks of each run.
+        te: Folder of another Transformer Engine.
     """
     module = "tests.megatron.te_cpu_operands"
     for backend in BACKENDS:
@@ -81,7 +86,7 @@ def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1) -> dict
         plans = [{**plan, "backend": backend, "out": f"{folder}/{backend}-{name}"} for name, plan in runs.items()]
         path.write_text(json.dumps(plans))
         if backend == "te_cpu":
-            fresh(module, path, processes=processes)
+            fresh(module, path, processes=processes, te=te)
             continue
         words = ["python", "-W", "ignore", "-m", module, path]
         alone = processes == 1
@@ -186,6 +191,7 @@ LAYOUTS = {
     "tp2-sp": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}, MIXED, [*KINDS][3:]),
     "pp2": (2, {"pipeline_model_parallel_size": 2}, MIXED, KINDS),
     "pp2-vpp2": (2, {**TWO_STAGES, "virtual_pipeline_model_parallel_size": 2, "num_layers": 4}, MIXED, KINDS),
+    "cp2": (2, {"context_parallel_size": 2, "cp_comm_type": "all_gather"}, MIXED, KINDS),
     "ep2": (2, {"expert_model_parallel_size": 2}, MIXED, ("sequential", "grouped", "shared")),
 }
 """Layout -> processes, its fields, schemes, kinds of models."""
@@ -218,6 +224,21 @@ def test_kinds_of_models_read_the_bits_of_the_emulation_in_every_layout(layout, 
             is_first_stage = "pipeline_model_parallel_size" in fields and rank == 0
             assert_equal_operands(ours, emulated, modules - {"eh_proj"} if is_first_stage else modules, name)
             assert ours["losses"] == emulated["losses"], name
+
+
+@needs_te
+@pytest.mark.slow
+@pytest.mark.parametrize("release", VERSIONS[:-1])
+def test_older_releases_read_the_bits_of_the_emulation(release, tmp_path):
+    folder = Path(os.environ.get("TE_FOLDERS", sys.prefix)) / f"te-{release}"
+    if not (folder / "transformer_engine").is_dir():
+        pytest.skip(f"needs Transformer Engine {release} in {folder}: pip install --no-deps --target")
+    for target, schemes in (("h100", SCHEMES[:3]), ("b200", SCHEMES[3:])):
+        plan = {"target": target, "unfused": True, "arguments": {"model": KINDS["gated"]}}
+        runs = {scheme: {**plan, "scheme": scheme} for scheme in schemes}
+        for scheme, ((ours, emulated),) in operands(tmp_path, runs, te=folder).items():
+            assert_equal_operands(ours, emulated, DENSE, scheme)
+            assert ours["losses"] == emulated["losses"], scheme
 
 
 def assert_near_operands(ours: dict, emulated: dict, modules: set[str], name: str) -> None:
@@ -352,8 +373,8 @@ def test_absent_files_are_named_with_the_command_that_brings_them(tmp_path, monk
         find_te()
     folder = tmp_path / "te"
     assert str(refused.value) == (
-        f"precision_backend=te_cpu: needs the Python files of Transformer Engine 2.20, and it is not installed in "
-        f"{folder}. Run: pip install --target {folder} transformer-engine==2.20.2 'pydantic>=2' einops"
+        f"precision_backend=te_cpu: needs the Python files of Transformer Engine 2.9, 2.14 or 2.20, and it is not "
+        f"installed in {folder}. Run: pip install --target {folder} transformer-engine==2.20.2 'pydantic>=2' einops"
     )
 
 
@@ -366,13 +387,12 @@ def test_a_function_that_is_not_there_raises_its_own_name_when_it_is_called():
 
 
 def test_every_patch_has_its_reason():
-    rows = patches((9, 0))
-    assert len({row.row for row in rows}) == len(rows)
-    for row in rows:
+    rows = {row.row: row for release in VERSIONS for row in patches((9, 0), release)}
+    for row in rows.values():
         assert row.needed_by, row.row
         assert row.without, row.row
     file = ROOT / "bridge" / "megatron" / "te_cpu" / "patches.yaml"
-    assert set(yaml.safe_load(file.read_text())) == {row.row for row in rows}
+    assert set(yaml.safe_load(file.read_text())) == rows.keys()
 
 
 def test_shards_of_nvfp4_weights_are_cast_as_the_whole_is():

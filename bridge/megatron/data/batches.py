@@ -15,6 +15,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from bridge.errors import DataError
+from bridge.megatron.causal_attention import own_part
 from bridge.megatron.data.corpus import END_OF_DOCUMENT, Corpus
 
 if TYPE_CHECKING:
@@ -127,12 +128,14 @@ def batches(
     data_parallel_rank: int,
     data_parallel_size: int,
     where: torch.device,
+    context: tuple[int, int] = (0, 1),
     num_workers: int = 0,
     start: int = 0,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield this data-parallel rank's micro-batches, for ever.
+    """Yield this rank's micro-batches, for ever.
 
     Sample k of the run is the same whatever the layout: the ranks take turns of `micro_batch_size` samples.
+    Context-parallel ranks share each sample.
 
     Args:
         dataset: A `GPTDataset`.
@@ -140,6 +143,7 @@ def batches(
         data_parallel_rank: This rank's turn.
         data_parallel_size: Number of turns.
         where: Device of the tensors.
+        context: This context-parallel rank, and their number.
         num_workers: DataLoader processes.
         start: Samples of the run that were consumed already, over all ranks.
     """
@@ -152,7 +156,7 @@ def batches(
         generator=torch.Generator(),  # else each loader draws from dropout's state, and resuming is not exact
     )
     for batch in loader:
-        yield {name: tensor.to(where, non_blocking=True) for name, tensor in batch.items()}
+        yield {name: own_part(tensor, *context).to(where, non_blocking=True) for name, tensor in batch.items()}
 
 
 def _turns(samples: int, size: int, rank: int, ranks: int, start: int) -> Iterator[list[int]]:

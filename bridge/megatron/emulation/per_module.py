@@ -20,6 +20,11 @@ def chooses_low(config: Any) -> bool:
     return any(effect.family is not None and effect.in_high for effect in effects)
 
 
+def module_schemes(config: Any) -> list[str]:
+    """Return the scaling schemes that a per-module recipe chooses for single modules."""
+    return [effect.scheme for _, effect in _effects(config) if effect.scheme is not None]
+
+
 def per_module_faults(config: Any) -> list[str]:
     """Return a sentence for each per-module choice that the emulation cannot run."""
     faults = []

@@ -1,36 +1,56 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
 """Fused attention of the extension as torch's `scaled_dot_product_attention`, in BF16, FP16 or FP32.
 
-It takes causal attention and attention without a mask; everything else goes to Transformer Engine's unfused attention.
-FP8 attention is not modelled.
+It takes causal attention and attention without a mask; everything else goes to Transformer Engine's unfused attention,
+which has no context parallelism. FP8 attention is not modelled.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
-from bridge.megatron import wide_gemm
+from bridge.megatron.causal_attention import attended, multiplied_dtype
 from bridge.megatron.te_cpu.enums import ENUMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _BACKENDS: Any = ENUMS["NVTE_Fused_Attn_Backend"]
-_MASKS = ("NVTE_NO_MASK", "NVTE_CAUSAL_MASK")
+_MASKS = ("NVTE_NO_MASK", "NVTE_CAUSAL_MASK", "NVTE_CAUSAL_BOTTOM_RIGHT_MASK")
 _LAYOUTS = ("NVTE_SBHD_SBHD_SBHD", "NVTE_BSHD_BSHD_BSHD")
 
 
-def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
-    """Return the fused back end for Transformer Engine's `FusedAttentionParams`, or none with the reason."""
+_BEFORE_2_15 = (
+    "is_training", "qkv_dtype", "o_dtype", "qkv_layout", "bias_type", "attn_mask_type", "softmax_type", "dropout",
+    "heads", "groups", "max_seqlen_q", "max_seqlen_kv", "head_dim_qk", "head_dim_v", "window_size_left",
+)  # fmt: skip
+"""Arguments of `get_fused_attn_backend` before Transformer Engine 2.15, as far as they decide here."""
+
+
+def get_fused_attn_backend(*arguments: Any) -> Any:
+    """Return the fused back end for Transformer Engine's `FusedAttentionParams`, or none with the reason.
+
+    Before 2.15 the parameters are arguments, and the back end alone is returned.
+    """
+    if len(arguments) > 1:
+        return _fused_backend(SimpleNamespace(**dict(zip(_BEFORE_2_15, arguments, strict=False))))[0]
+    return _fused_backend(arguments[0])
+
+
+def _fused_backend(params: Any) -> tuple[Any, str]:
     reasons = [
         reason
         for reason, applies in (
             ("mask", params.attn_mask_type.name not in _MASKS),
+            (
+                "lengths",
+                params.attn_mask_type.name == "NVTE_CAUSAL_MASK" and params.max_seqlen_q != params.max_seqlen_kv,
+            ),
             ("bias", params.bias_type.name != "NVTE_NO_BIAS"),
             ("softmax", params.softmax_type.name != "NVTE_VANILLA_SOFTMAX"),
             ("window", params.window_size_left != -1),
@@ -58,47 +78,51 @@ def _format(name: str) -> str:
 def _attended(
     q_BNSD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSD: torch.Tensor, scale: float, mask: Any
 ) -> torch.Tensor:
-    """Return the attended values, in the dtype of the operands."""
-    return F.scaled_dot_product_attention(
-        q_BNSD,
-        k_BGSD,
-        v_BGSD,
-        is_causal=mask.name == "NVTE_CAUSAL_MASK",
-        scale=scale,
-        enable_gqa=q_BNSD.shape[1] != k_BGSD.shape[1],
-    )
+    return attended(q_BNSD, k_BGSD, v_BGSD, scale=scale, is_causal=mask.name != "NVTE_NO_MASK")
 
 
 def _inside(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     """Return a tensor as (B, N, S, D), in the dtype that this CPU multiplies."""
-    slow = wide_gemm.is_installed() and tensor.dtype in wide_gemm.slow_dtypes()
-    return tensor.detach().permute(_AXES[layout]).to(torch.float32 if slow else tensor.dtype)
+    return tensor.detach().permute(_AXES[layout]).to(multiplied_dtype(tensor.dtype))
+
+
+def _given(arguments: tuple[Any, ...], name: str) -> list[Any]:
+    """Return the arguments of one of the extension's enums; their places differ between releases."""
+    return [argument for argument in arguments if type(argument).__name__ == name]
+
+
+def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return query, key and value, and in the backward pass the output and its gradient, with their four axes."""
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor) and argument.dim() == 4]
 
 
 def fused_attn_fwd(*arguments: Any) -> list[Any]:
     """Return the attended values, an empty softmax statistic and an empty random state.
 
-    Source: the order of the arguments is that of pytorch/cpp_extensions/fused_attn.py:367-400.
+    Source: pytorch/cpp_extensions/fused_attn.py:367-400.
     """
-    scale, layout, out_format, mask = arguments[3], arguments[6], arguments[7], arguments[10]
-    q, k, v = (_inside(tensor, _format(layout.name)) for tensor in arguments[16:19])
-    out = _attended(q, k, v, scale, mask).permute(_BACK[_format(out_format.name)]).contiguous()
-    return [out.to(arguments[19]), torch.empty(0), torch.zeros(2, dtype=torch.int64)]
+    (layout,), (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
+    out_format = next(iter(_given(arguments, "NVTE_QKV_Format")), layout)  # before 2.15 it is the layout's
+    given = _tensors(arguments)
+    q, k, v = (_inside(tensor, _format(layout.name)) for tensor in given[:3])
+    out = _attended(q, k, v, arguments[3], mask).permute(_BACK[_format(out_format.name)]).contiguous()
+    return [out.to(given[0].dtype), torch.empty(0), torch.zeros(2, dtype=torch.int64)]
 
 
 def fused_attn_bwd(*arguments: Any) -> list[Any]:
     """Return the gradients of query, key and value, and two Nones; the forward pass is computed again.
 
-    Source: the order of the arguments is that of pytorch/cpp_extensions/fused_attn.py:618-651.
+    Source: pytorch/cpp_extensions/fused_attn.py:618-651.
     """
-    scale, layout, gradient_format, mask = arguments[2], arguments[5], arguments[7], arguments[12]
-    gradients_layout = arguments[8]
+    layouts, (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
+    formats = _given(arguments, "NVTE_QKV_Format") or layouts * 2
+    given = _tensors(arguments)
     with torch.enable_grad():
-        inputs = [_inside(tensor, _format(layout.name)).requires_grad_() for tensor in arguments[19:22]]
-        out = _attended(inputs[0], inputs[1], inputs[2], scale, mask)
-        found = torch.autograd.grad(out, inputs, _inside(arguments[23], _format(gradient_format.name)).to(out.dtype))
-    back = _BACK[_format(gradients_layout.name)]
-    return [*(gradient.permute(back).contiguous().to(arguments[24]) for gradient in found), None, None]
+        inputs = [_inside(tensor, _format(layouts[0].name)).requires_grad_() for tensor in given[:3]]
+        out = _attended(inputs[0], inputs[1], inputs[2], arguments[2], mask)
+        found = torch.autograd.grad(out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype))
+    back = _BACK[_format(layouts[-1].name)]
+    return [*(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found), None, None]
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

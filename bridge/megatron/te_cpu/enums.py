@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import enum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class DType(enum.IntEnum):
@@ -49,13 +53,23 @@ _ROWS = {
 }
 """Transformer Engine's Python compares members with each other and by name; only the numbers of `DType` are stored."""
 
-ENUMS = MappingProxyType(
-    {
-        "DType": DType,
-        **{
-            name: enum.IntEnum(name, {member: value for value, member in enumerate(members.split())})
-            for name, members in _ROWS.items()
-        },
+_BEFORE_2_15 = {
+    "NVTE_Fused_Attn_Backend": f"{_ROWS['NVTE_Fused_Attn_Backend']} NVTE_F16_max512_seqlen",
+    "Float8BlockScaleTensorFormat": "GEMM_READY COMPACT INVALID",
+}
+"""Rows of older releases; a newer one refuses an extension with the first."""
+
+
+def enums(rows: Mapping[str, str]) -> Mapping[str, type[enum.IntEnum]]:
+    """Return name in the extension -> the enum, of rows."""
+    made = {
+        name: enum.IntEnum(name, {member: value for value, member in enumerate(members.split())})
+        for name, members in rows.items()
     }
-)
-"""Name in the extension -> the enum."""
+    return MappingProxyType({"DType": DType, **made})
+
+
+ENUMS = enums(_ROWS)
+"""The enums of the newest release."""
+OLDER_ENUMS = enums(_ROWS | _BEFORE_2_15)
+"""Those before Transformer Engine 2.15."""

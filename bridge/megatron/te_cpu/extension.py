@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.te_cpu import activations, attention, gemm, norms, shards, storage, support
-from bridge.megatron.te_cpu.enums import ENUMS
+from bridge.megatron.te_cpu.enums import ENUMS, OLDER_ENUMS
+from bridge.megatron.te_cpu.find import VERSIONS
 
 NAME = "transformer_engine_torch"
 _CLASSES = ("CommOverlapCore", "CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta")
@@ -50,11 +51,12 @@ def module_of_missing(name: str) -> types.ModuleType:
     return made
 
 
-def extension() -> types.ModuleType:
-    """Return the stand-in for Transformer Engine's compiled module."""
+def extension(release: str = VERSIONS[-1]) -> types.ModuleType:
+    """Return the stand-in for the compiled module of a release of Transformer Engine."""
     made = module_of_missing(NAME)
     parts = (storage, gemm, norms, activations, attention, shards, support)
     functions = {name: function for part in parts for name, function in part.FUNCTIONS.items()}
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
-    made.__dict__.update({**ENUMS, **classes, **functions})
+    enums = ENUMS if release == VERSIONS[-1] else OLDER_ENUMS
+    made.__dict__.update({**enums, **classes, **functions})
     return made

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bridge.errors import BackendUnavailableError
 
-VERSIONS = ("2.20",)
-"""Releases of Transformer Engine that the stand-in was written for."""
+VERSIONS = ("2.9", "2.14", "2.20")
+"""Releases of Transformer Engine that the stand-in was written for; the last one is tested most."""
 PIP = "pip install --target {folder} transformer-engine=={version}.2 'pydantic>=2' einops"
 
 
@@ -31,14 +31,19 @@ def find_te() -> tuple[Path | None, str]:
     else:
         root = folder = side_folder()
     version = _version(root)
-    if version is None or version.rpartition(".")[0] not in VERSIONS:
+    if version is None or release_of(version) not in VERSIONS:
         found = "it is not installed" if version is None else f"{version} is installed"
         command = PIP.format(folder=side_folder(), version=VERSIONS[-1])
         raise BackendUnavailableError(
-            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {' or '.join(VERSIONS)}, and "
+            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {', '.join(VERSIONS[:-1])} or {VERSIONS[-1]}, and "
             f"{found} in {root}. Run: {command}"
         )
     return folder, version
+
+
+def release_of(version: str) -> str:
+    """Return the release of a version: 2.20 of 2.20.2."""
+    return ".".join(version.split(".")[:2])
 
 
 def _version(root: Path) -> str | None:

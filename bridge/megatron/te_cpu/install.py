@@ -28,7 +28,7 @@ import torch
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.te_cpu.extension import NAME, extension, module_of_missing
-from bridge.megatron.te_cpu.find import find_te
+from bridge.megatron.te_cpu.find import find_te, release_of
 from bridge.megatron.te_cpu.patches import patches
 
 if TYPE_CHECKING:
@@ -85,14 +85,13 @@ def install(capability: tuple[int, int]) -> Installed:
     if folder is not None:
         sys.path.append(str(folder))
     os.environ.update(_ENVIRONMENT)
-    sys.modules[NAME] = extension()
+    sys.modules[NAME] = extension(release_of(version))
     for name in _STUBS:
         sys.modules[name] = _stub(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _import_te()
-        rows = patches(capability)
-        for row in rows:
+        for row in patches(capability, release_of(version)):
             row.apply()
     found = Installed(version=version, capability=capability)
     _installed.append(found)

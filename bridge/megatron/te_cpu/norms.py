@@ -14,6 +14,7 @@ Source: pytorch/csrc/extensions/normalization.cpp; torch 2.13 native/layer_norm.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,31 +42,40 @@ def _rms_norm(x: torch.Tensor, gamma: torch.Tensor, eps: float) -> tuple[torch.T
     return wide * deviation * gamma, deviation
 
 
-def _delivered(y: torch.Tensor, dtype: torch.dtype, out: Any, quantizer: Any) -> Any:
-    """Return the result in a dtype, or quantised; in the tensor given for it where there is one."""
-    if quantizer is None:
-        return y.to(dtype) if out is None else out.copy_(y)
-    if kind_of(quantizer) not in FUSED:
-        return quantize(y.to(dtype), quantizer, out)
-    if out is None:  # its nominal dtype is the layer's, not that of the FP32 result
-        out = create_empty_quantized_tensor(quantizer, y.shape, dtype)
-    return quantize(y, quantizer, out)
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The arguments that both forward passes end with."""
+
+    out: Any
+    """The tensor that takes the result; None makes one."""
+    quantizer: Any
+    dtype: Any
+    sm_margin: int
+    zero_centered_gamma: bool
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the result is quantised before it is rounded."""
+        return self.quantizer is not None and kind_of(self.quantizer) in FUSED
+
+    def delivered(self, y: torch.Tensor) -> Any:
+        """Return the result in the dtype, or quantised."""
+        dtype = torch_dtype(self.dtype)
+        if self.quantizer is None:
+            return y.to(dtype) if self.out is None else self.out.copy_(y)
+        if not self.is_fused:
+            return quantize(y.to(dtype), self.quantizer, self.out)
+        out = self.out
+        if out is None:  # its nominal dtype is the layer's, not that of the FP32 result
+            out = create_empty_quantized_tensor(self.quantizer, y.shape, dtype)
+        return quantize(y, self.quantizer, out)
 
 
-def rmsnorm_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    out: Any,
-    quantizer: Any,
-    dtype: Any,
-    sm_margin: int,
-    zero_centered_gamma: bool,
-) -> list[Any]:
+def rmsnorm_fwd(x: torch.Tensor, weight: torch.Tensor, eps: float, *request: Any) -> list[Any]:
     """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
-    del sm_margin
-    y, deviation = _rms_norm(x.detach(), _gamma(weight, zero_centered_gamma), eps)
-    return [_delivered(y, torch_dtype(dtype), out, quantizer), None, deviation.reshape(-1)]
+    asked = _Request(*request)
+    y, deviation = _rms_norm(x.detach(), _gamma(weight, asked.zero_centered_gamma), eps)
+    return [asked.delivered(y), None, deviation.reshape(-1)]
 
 
 def rmsnorm_bwd(
@@ -90,24 +100,14 @@ def rmsnorm_bwd(
     return [dx.reshape(x.shape).to(x.dtype), dgamma.to(weight.dtype)]
 
 
-def layernorm_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    out: Any,
-    quantizer: Any,
-    dtype: Any,
-    sm_margin: int,
-    zero_centered_gamma: bool,
-) -> list[Any]:
+def layernorm_fwd(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *request: Any) -> list[Any]:
     """Return the normalised tensor, the mean and the reciprocal deviation of each row."""
-    del sm_margin
-    x, gamma, bias = x.detach(), _gamma(weight, zero_centered_gamma), bias.detach()
-    if quantizer is not None and kind_of(quantizer) in FUSED:
+    asked = _Request(*request)
+    x, gamma, bias = x.detach(), _gamma(weight, asked.zero_centered_gamma), bias.detach()
+    if asked.is_fused:
         x, gamma, bias = x.float(), gamma.float(), bias.float()
     y, mean, deviation = _layer_norm(x, [x.shape[-1]], gamma, bias, eps)
-    return [_delivered(y, torch_dtype(dtype), out, quantizer), mean.reshape(-1), deviation.reshape(-1)]
+    return [asked.delivered(y), mean.reshape(-1), deviation.reshape(-1)]
 
 
 def layernorm_bwd(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import yaml
 
+from bridge.megatron.te_cpu.find import VERSIONS
 from bridge.megatron.te_cpu.storage import dequantize
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Patch:
     """Original -> replacement."""
     needed_by: str
     without: str
+    releases: tuple[str, ...] = VERSIONS
+    """Releases of Transformer Engine that need it."""
 
     def apply(self) -> None:
         """Replace the callable for good."""
@@ -102,26 +105,6 @@ class _Event:
         return True
 
 
-class _Stream:
-    """A stream on a device that does things in order anyway."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-
-    def wait_stream(self, _stream: object) -> None:
-        """Nothing to wait for."""
-
-    def wait_event(self, _event: object) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self, *_args: Any) -> _Event:
-        """Return an event that has happened."""
-        return _Event()
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-
 class _Done:
     """The handle of collectives that have ended."""
 
@@ -160,6 +143,19 @@ def _while_it_runs(owner: Any, name: str, answer: Any) -> Callable[[Callable[...
     return wrapped
 
 
+def _entered_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Answer for the length of a call, or while a context manager is entered: Transformer Engine 2.9 has one."""
+    if not hasattr(original, "__wrapped__"):
+        return _ON_CUDA(original)
+
+    @contextmanager
+    def entered(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with ExitStack() as stack:
+            yield _ON_CUDA(stack.enter_context)(original(*args, **kwargs))
+
+    return entered
+
+
 _WITH_CUDA = _while_it_runs(torch.cuda, "is_available", lambda: True)
 _ON_CUDA = _while_it_runs(torch.Tensor, "is_cuda", property(lambda _self: True))
 
@@ -173,22 +169,12 @@ def _dequantized(_original: Any) -> Any:
     return staticmethod(forward)
 
 
-def _splits_as_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron's copy of a tensor to the CPU, which converts to NumPy on the CPU too."""
-
-    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-        if as_numpy and isinstance(tensor, torch.Tensor):
-            return tensor.cpu().numpy()
-        return original(tensor, as_numpy, record_stream)
-
-    return moved
-
-
-def patches(capability: tuple[int, int]) -> tuple[Patch, ...]:
+def patches(capability: tuple[int, int], release: str) -> tuple[Patch, ...]:
     """Return every replacement, in order; patches.yaml says who needs each, and the failure without.
 
     Args:
         capability: Compute capability of the declared GPU, which Transformer Engine is told.
+        release: That of Transformer Engine.
     """
     properties = SimpleNamespace(
         major=capability[0], minor=capability[1], multi_processor_count=132, name="CPU", total_memory=80 << 30
@@ -199,9 +185,9 @@ def patches(capability: tuple[int, int]) -> tuple[Patch, ...]:
     rows: list[tuple[str, str, str, Callable[[Any], Any]]] = [
         ("torch.cuda.get_device_capability", "torch.cuda", "get_device_capability", _always(capability)),
         ("torch.cuda.get_device_properties", "torch.cuda", "get_device_properties", _always(properties)),
-        ("torch.cuda.Stream", "torch.cuda", "Stream", lambda _original: _Stream),
         ("torch.cuda.Event", "torch.cuda", "Event", lambda _original: _Event),
-        ("torch.cuda.stream", "torch.cuda", "stream", lambda _original: _nothing),
+        ("torch.cuda.device", "torch.cuda", "device", lambda _original: _nothing),
+        ("torch.cuda.nvtx.range", "torch.cuda.nvtx", "range", lambda _original: _nothing),
         ("torch.cuda.is_current_stream_capturing", "torch.cuda", "is_current_stream_capturing", _always(False)),
         ("torch.cuda.is_bf16_supported", "torch.cuda", "is_bf16_supported", _always(True)),
         ("torch.Tensor.record_stream", "torch", "Tensor.record_stream", _always(None)),
@@ -238,17 +224,12 @@ def patches(capability: tuple[int, int]) -> tuple[Patch, ...]:
             "TransformerEngineBaseModule.prepare_forward",
             f"{te}.module.base",
             "TransformerEngineBaseModule.prepare_forward",
-            _ON_CUDA,
+            _entered_on_cuda,
         ),
         ("DotProductAttention.forward", f"{te}.attention", "DotProductAttention.forward", _ON_CUDA),
-        (
-            "token_dispatcher.maybe_move_tensor_to_cpu",
-            "megatron.core.transformer.moe.token_dispatcher",
-            "maybe_move_tensor_to_cpu",
-            _splits_as_numbers,
-        ),
     ]
     reasons = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tuple(
+    made = (
         Patch(row=row, module=module, path=path, replace=replace, **reasons[row]) for row, module, path, replace in rows
     )
+    return tuple(row for row in made if release in row.releases)

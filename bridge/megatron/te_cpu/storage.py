@@ -6,7 +6,8 @@
     storage -> operand of a GEMM        operand_of
 
 A storage is Transformer Engine's own object; which buffers it has and of what shape is asked of its quantizer
-(`inner_tensor_specs`, made for torch.compile). `Float8Quantizer` has no such method, and gets the buffers here.
+(`inner_tensor_specs`, made for torch.compile; before 2.15 `make_empty`). With one scale for the tensor they are given
+here.
 
 Shapes: M rows (all leading axes together), K columns.
 """
@@ -74,6 +75,8 @@ def spec_of(quantizer: Any) -> QuantSpec:
     return QuantSpec(scheme=scheme, format=FORMAT_NAMES[DType(int(quantizer.dtype))], row=row, column=column, **details)
 
 
+_WHOLE_QUANTIZERS = ("Float8Quantizer", "Float8CurrentScalingQuantizer")
+"""Classes of quantizers with one scale for a tensor."""
 _SCHEMES = {
     "Float8Quantizer": "delayed",
     "Float8CurrentScalingQuantizer": "tensorwise",
@@ -130,18 +133,54 @@ def _multiplies_any_layout() -> bool:
     return (10, 0) <= capability < (12, 0) or capability >= (13, 0)
 
 
+_TILED = ("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv")
+_BUFFERS = (*_TILED, "_amax_rowwise", "_amax_columnwise")
+"""Attributes of the storages that are quantised in tiles."""
+
+
 def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Return attribute -> shape and dtype of the buffers that a quantised tensor of this shape has."""
-    if kind_of(quantizer) != "Float8Quantizer":
-        buffers: dict[str, tuple[tuple[int, ...], torch.dtype]] = quantizer.inner_tensor_specs(shape)
-        return buffers
-    any_layout = _multiplies_any_layout()
-    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    if quantizer.rowwise_usage or any_layout:
-        found["_data"] = (shape, torch.uint8)
-    if quantizer.columnwise_usage and not any_layout:
-        found["_transpose"] = ((shape[-1], *shape[:-1]), torch.uint8)
-    return {**found, "_scale_inv": ((1,), torch.float32)}
+    if kind_of(quantizer) in _WHOLE_QUANTIZERS:
+        any_layout = _multiplies_any_layout()
+        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"_scale_inv": ((1,), torch.float32)}
+        if quantizer.rowwise_usage or any_layout:
+            found["_data"] = (shape, torch.uint8)
+        if quantizer.columnwise_usage and not any_layout:
+            found["_transpose"] = ((shape[-1], *shape[:-1]), torch.uint8)
+        return found
+    if hasattr(quantizer, "inner_tensor_specs"):
+        specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = quantizer.inner_tensor_specs(shape)
+        return specs
+    made = _made_empty(quantizer, shape, torch.bfloat16)
+    tensors = {name: getattr(made, name, None) for name in _BUFFERS}
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _made_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """Return what a quantizer of an older release makes, without the copy that is not asked for."""
+    made = quantizer.make_empty(shape, dtype=dtype, device=torch.device("cpu"))
+    for side in ("row", "column"):
+        for name in _TILED if not getattr(quantizer, f"{side}wise_usage") else ():
+            if name.startswith(f"_{side}wise"):
+                setattr(made, name, None)
+    storage = type(made).__bases__[0]  # as the C++ part makes it
+    return storage(**made.get_metadata()) if quantizer.internal else made
+
+
+def _whole_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+    """Return an empty tensor with one scale."""
+    tensors = importlib.import_module("transformer_engine.pytorch.tensor.float8_tensor")
+    buffers = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
+    inner = {
+        "data": buffers.get("_data"),
+        "data_transpose": buffers.get("_transpose"),
+        "fp8_scale_inv": buffers["_scale_inv"],
+        "fp8_dtype": quantizer.dtype,
+        "quantizer": quantizer,
+    }
+    if quantizer.internal:
+        return tensors.Float8TensorStorage(fake_dtype=dtype, **inner)
+    return tensors.Float8Tensor(shape=shape, dtype=dtype, **inner)
 
 
 def create_empty_quantized_tensor(
@@ -150,19 +189,13 @@ def create_empty_quantized_tensor(
     """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
     del device, pin_memory  # always the CPU
     shape = tuple(shape)
+    if kind_of(quantizer) in _WHOLE_QUANTIZERS:
+        return _whole_empty(quantizer, shape, dtype)
+    if not hasattr(quantizer, "create_metadata"):
+        return _made_empty(quantizer, shape, dtype)
     inner = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
-    if kind_of(quantizer) == "Float8Quantizer":
-        tensors = importlib.import_module("transformer_engine.pytorch.tensor.float8_tensor")
-        meta = {
-            "cls": tensors.Float8TensorStorage if quantizer.internal else tensors.Float8Tensor,
-            "nontensor_kwargs": {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, "fake_dtype": dtype},
-            "is_tensor": not quantizer.internal,
-            "requires_grad": False,
-        }
-    else:
-        meta = quantizer.create_metadata(shape, dtype=dtype)
-    strides = torch.empty(shape, device="meta").stride()
-    made = meta["cls"].__tensor_unflatten__(inner, meta, shape, strides)
+    meta = quantizer.create_metadata(shape, dtype=dtype)
+    made = meta["cls"].__tensor_unflatten__(inner, meta, shape, torch.empty(shape, device="meta").stride())
     if hasattr(made, "_with_gemm_swizzled_scales"):
         made._with_gemm_swizzled_scales = False  # the GEMMs here read scales as they are
     return made
@@ -170,7 +203,11 @@ def create_empty_quantized_tensor(
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or of a storage."""
-    return tuple(tensor.shape if hasattr(tensor, "shape") else tensor.size())
+    if hasattr(tensor, "shape"):
+        return tuple(tensor.shape)
+    if getattr(tensor, "_data", tensor) is None:  # `size` of older releases takes the transpose for a matrix
+        return (*tensor._transpose.shape[1:], tensor._transpose.shape[0])
+    return tuple(tensor.size())
 
 
 def _reduction(quantizer: Any) -> Callable[[float], float] | None:
@@ -229,8 +266,9 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     if out is None:
         out = create_empty_quantized_tensor(quantizer, x.shape, x.dtype)
     contents, buffers = _quantised(x, quantizer), _buffers(quantizer, shape_of(out))
-    for name, _ in type(out)._INNER_TENSORS:
-        _fill(out, name, contents.get(name), buffers.get(name))
+    for name, value in contents.items():
+        if hasattr(out, name):
+            _fill(out, name, value, buffers.get(name))
     if hasattr(out, "_transpose_invalid"):
         out._transpose_invalid = out._transpose is None
     if hasattr(out, "_fp8_dtype"):
