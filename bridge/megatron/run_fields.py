@@ -70,9 +70,8 @@ reuse_grad_buf_for_mxfp8_param_ag
 REFUSED: dict[str, dict[str, str]] = {
     "model": {
         "the layers of a run are all of one config": "heterogeneous_block_specs hetereogenous_dist_checkpoint",
-        "layers have attention and an MLP or experts": """
-            experimental_attention_variant linear_attention_freq is_hybrid_model
-            """,
+        "layers have attention and an MLP or experts": "experimental_attention_variant linear_attention_freq",
+        "a run builds a GPTModel, and Mamba layers need the GPU kernels of mamba_ssm": "is_hybrid_model",
         "the library is not a backend of a run": "use_kitchen use_kitchen_attention",
         "context-parallel ranks of a run share each sequence alike, in one step": """
             hierarchical_context_parallel_sizes max_seqlen_per_dp_cp_rank hybrid_context_parallel

@@ -151,6 +151,8 @@ class _Shrinker:
         self._tokens()
         self._schedule()
         self._parallelism()
+        if self.layout.size("context") > 1 and self.sections["model"].get("cp_comm_type") != "a2a":
+            self.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
         for name, reason in ON_A_GPU.items():
             if read_field(self.sections["model"], name):
                 self.set(f"model.{name}", False, reason)

@@ -341,8 +341,9 @@ MODEL: dict[str, tuple[str, dict[str, Any], Any]] = {
 """Field -> the kind of model, further fields of it, and another value than the one it has there."""
 BETWEEN_PROCESSES = """
 tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size sequence_parallel
-context_parallel_size cp_comm_type expert_model_parallel_size expert_tensor_parallel_size num_layers_in_first_pipeline_stage
-num_layers_in_last_pipeline_stage pipeline_model_parallel_layout account_for_embedding_in_pipeline_split
+context_parallel_size cp_comm_type expert_model_parallel_size expert_tensor_parallel_size
+num_layers_in_first_pipeline_stage num_layers_in_last_pipeline_stage pipeline_model_parallel_layout
+account_for_embedding_in_pipeline_split
 account_for_loss_in_pipeline_split microbatch_group_size_per_vp_stage variable_seq_lengths overlap_p2p_comm
 batch_p2p_comm batch_p2p_sync overlap_p2p_comm_warmup_flush deallocate_pipeline_outputs distribute_saved_activations
 tp_only_amax_red

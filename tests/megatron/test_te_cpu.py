@@ -76,14 +76,17 @@ def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1, te: Pat
 
     Args:
         folder: Takes plans and results.
-        runs: Name -> plan of `te_cpu_operands`; all on one GPU.
+        runs: Name -> plan of `te_cpu_operands`, with what differs in it by backend; all on one GPU.
         processes: Ranks of each run.
         te: Folder of another Transformer Engine.
     """
     module = "tests.megatron.te_cpu_operands"
     for backend in BACKENDS:
         path = folder / f"{backend}.json"
-        plans = [{**plan, "backend": backend, "out": f"{folder}/{backend}-{name}"} for name, plan in runs.items()]
+        plans = [
+            {**plan, **plan.get(backend, {}), "backend": backend, "out": f"{folder}/{backend}-{name}"}
+            for name, plan in runs.items()
+        ]
         path.write_text(json.dumps(plans))
         if backend == "te_cpu":
             fresh(module, path, processes=processes, te=te)
@@ -224,6 +227,23 @@ def test_kinds_of_models_read_the_bits_of_the_emulation_in_every_layout(layout, 
             is_first_stage = "pipeline_model_parallel_size" in fields and rank == 0
             assert_equal_operands(ours, emulated, modules - {"eh_proj"} if is_first_stage else modules, name)
             assert ours["losses"] == emulated["losses"], name
+
+
+@needs_te
+@pytest.mark.slow
+def test_context_parallelism_by_a2a_trains_as_by_all_gather_and_as_one_rank(tmp_path):
+    cp2 = LAYOUTS["cp2"][1]
+    plan = {"scheme": "mxfp8", "unfused": True, "arguments": {"model": {**KINDS["gated"], **cp2}}}
+    a2a = {"arguments": {"model": {**KINDS["gated"], **cp2, "cp_comm_type": "a2a"}}}
+    pairs = operands(tmp_path, {"gated": {**plan, "te_cpu": a2a}}, processes=2)["gated"]
+    alone = {"arguments": {"model": KINDS["gated"]}}
+    ((one, _),) = operands(tmp_path, {"one": {**plan, **alone}})["one"]
+    for ours, emulated in pairs:
+        key = (0, 1, "self_attention.linear_proj", "fprop")
+        mine, theirs = (value_of(by_gemm(run)[key][0]["left"]) for run in (ours, emulated))
+        assert (mine != theirs).float().mean() < 0.02
+        assert ours["losses"] == pytest.approx(emulated["losses"], abs=1e-3)
+        assert ours["losses"] == pytest.approx(one["losses"], abs=1e-2)
 
 
 @needs_te

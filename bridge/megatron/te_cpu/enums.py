@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ _BEFORE_2_15 = {
 
 def enums(rows: Mapping[str, str]) -> Mapping[str, type[enum.IntEnum]]:
     """Return name in the extension -> the enum, of rows."""
-    made = {
+    made: dict[str, Any] = {
         name: enum.IntEnum(name, {member: value for value, member in enumerate(members.split())})
         for name, members in rows.items()
     }

@@ -35,8 +35,8 @@ def find_te() -> tuple[Path | None, str]:
         found = "it is not installed" if version is None else f"{version} is installed"
         command = PIP.format(folder=side_folder(), version=VERSIONS[-1])
         raise BackendUnavailableError(
-            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {', '.join(VERSIONS[:-1])} or {VERSIONS[-1]}, and "
-            f"{found} in {root}. Run: {command}"
+            f"precision_backend=te_cpu: needs the Python files of Transformer Engine {', '.join(VERSIONS[:-1])} or "
+            f"{VERSIONS[-1]}, and {found} in {root}. Run: {command}"
         )
     return folder, version
 
