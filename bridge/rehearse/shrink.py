@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.shape import MOE
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
@@ -104,8 +105,12 @@ def shrink(
         max_layers: The most layers, where first and last layers and the pipeline do not need more.
 
     Raises:
-        RunConfigError: No such model can be built, or its layers cannot be planned.
+        RunConfigError: No such model can be built, its layers cannot be planned, or some of them do not run on a CPU.
     """
+    pattern = HybridPattern.of(sections.get("model") or {})
+    if pattern is not None and "mamba" in pattern.kinds:
+        rule = "cannot be rehearsed: Mamba layers need the kernels of mamba_ssm, which run on a GPU alone"
+        raise RunConfigError.of("model", rule, pattern.layers, "Use `precision-bridge check` for this run.")
     given = {name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")}
     plan = precision_plan(precision, given["model"], optimizer=given["optimizer"], ddp=given["ddp"])
     parallel = Parallel.of(given["model"], world_size=gpus)

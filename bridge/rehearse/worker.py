@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from importlib import metadata
+from importlib import import_module, metadata
 from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ ANOTHER_MODEL = frozenset(
     )
 )
 """Fields without which the model would be another one: a run that has one is not rehearsed."""
+IN_EVERY_RANK = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model", "matplotlib.figure")
+"""Modules that each rank needs: the process that is forked imports them once."""
 LAUNCH_SECONDS = 240.0
 GRACE_SECONDS = 3.0
 """How long the other ranks may go on after the first one has failed."""
@@ -85,6 +87,8 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
             rule = f"a rehearsal without it would be one of another model ({entry['reason']})"
             raise RunConfigError.of(entry["field"], rule, entry["value"], "Use `precision-bridge check` for this run.")
     gone = [kind for path, kind in LAYOUT_FIELDS.items() if path in {entry["field"] for entry in left_out}]
+    for name in IN_EVERY_RANK:
+        import_module(name)
     launches: list[Plan] = []
     for one in _without(rounds, gone):
         place = folder / f"launch-{len(launches)}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from bridge.rehearse.megatron_lm import is_of_megatron_lm, read_megatron_lm
 from bridge.rehearse.shrink import shrink
 
 ROOT = Path(__file__).resolve().parents[2]
-LLAMA = ROOT / "docs" / "showcase" / "llama3_70b.yaml"
+PAGE = ROOT / "docs" / "howto" / "rehearse.md"
 needs_te = pytest.mark.skipif(
     not (Path(sys.prefix) / "te" / "transformer_engine").is_dir(),
     reason=f"needs Transformer Engine's Python in {Path(sys.prefix) / 'te'} (make setup)",
@@ -89,16 +91,26 @@ def rehearsed(*words: str | Path, folder: Path) -> tuple[int, dict]:
     return done.returncode, json.loads(done.stdout)
 
 
+def shown(text: str) -> list[str]:
+    """Return the lines of an answer, with one space between words and without losses, seconds and rules."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    launch = re.compile(r"(?<= of )(\d+)(?: (?:\d\.\d{4}|-)){2} \d+$")
+    return [launch.sub(r"\1", line) for line in lines if line and set(line) != {"─"}]
+
+
 @needs_te
 @pytest.mark.slow
-def test_a_run_of_64_gpus_is_rehearsed_with_every_kind_of_its_layout(tmp_path):
-    code, answer = rehearsed("--config", LLAMA, folder=tmp_path)
-    assert (code, answer["findings"]) == (0, [])
-    assert answer["launches"][0]["layout"] == "TP 2 with SP x PP 2 x VPP 2"
-    for launch in answer["launches"]:
-        assert launch["planned"] == launch["equal"] == 51
-        assert launch["resumed_loss"] < 5.5
-    assert "Transformer Engine 2.9, which the target declares: 2.20.2 ran here." in answer["unknown"]
+def test_the_commands_of_the_page_answer_as_it_shows(tmp_path):
+    blocks = re.findall(r"```console\n\$ (.+)\n((?:.*\n)*?)```", PAGE.read_text())
+    codes = []
+    for command, answer in blocks:
+        words = [sys.executable, "-m", "bridge.cli.main", *command.split()[1:]]
+        wide = {**os.environ, "COLUMNS": "300"}
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, env=wide)
+        codes.append(done.returncode)
+        printed = shown(done.stdout + done.stderr)
+        assert [line for line in shown(answer) if line not in printed] == [], printed
+    assert codes == [0, 2, 2]
 
 
 @needs_te

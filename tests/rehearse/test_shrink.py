@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.plan.precision_plan import precision_plan
@@ -20,6 +21,7 @@ from bridge.rehearse.shrink import SmallRun, shrink
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "docs" / "showcase" / "llama3_70b.yaml"
+NEMOTRON = ROOT / "docs" / "showcase" / "nemotron_h.yaml"
 DEEPSEEK = ROOT / "docs" / "showcase" / "deepseek_v3.yaml"
 
 
@@ -53,6 +55,11 @@ def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank(
         "num_layers_in_first_pipeline_stage": 2,
         "num_layers_in_last_pipeline_stage": 1,
     }
+
+
+def test_layers_whose_kernels_need_a_gpu_are_refused():
+    with pytest.raises(RunConfigError, match=r"Mamba layers need the kernels of mamba_ssm, .* check. for this run\.$"):
+        small_of(NEMOTRON)
 
 
 LAYOUT = "model.pipeline_model_parallel_layout"

@@ -119,7 +119,8 @@ RULES = (
         info="first_last_layers_bf16: multi-token prediction (layers: {s.model.mtp_num_layers}) runs in FP8 whatever "
         "the counts are",
         remedies=("read the last layers as those of the decoder",),
-        verified="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1",
+        verified="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1 (0.16.1: line "
+        "775, which enters the FP8 context without one)",
     ),
     sync_rule(
         heading="PB269: layers in BF16 without low precision",

@@ -231,8 +231,8 @@ RULES = (
             "set model.disable_parameter_transpose_cache=True",
             "choose a recipe with FP8 and the modules that stay in BF16",
         ),
-        verified="megatron-core 0.16.1 transformer/module.py set_is_first_microbatch; NVIDIA/Megatron-LM issues 5641 "
-        "and 5642",
+        verified="megatron-core 0.16.1 transformer/module.py:110 set_is_first_microbatch; NVIDIA/Megatron-LM issues "
+        "5641 and 5642",
         versions=(mcore(until="0.19"),),
     ),
     owners_rule(

@@ -162,6 +162,9 @@ RULES = (
         remedies=("call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",),
         verified="megatron-core 0.16.1 optimizer/optimizer.py:579-583, which leaves it to the loop; Megatron-LM main "
         "of 2026-08-22 training/training.py train_step; measured on a run",
+        explanation="Weights and gradients share the buffer, and zeroing the gradients zeroes the weights. A gather "
+        "that is forced before a validation or a checkpoint marks the weights as gathered (0.16.1: "
+        "distributed_data_parallel.py:491, param_and_grad_buffer.py:300), so that the loop has to finish it too.",
         gate="is_mxfp8",
     ),
 )
