@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from bridge.plan.shape import MOE
+from bridge.rehearse.split import FIELDS, Split
+from bridge.rules.fields import read_field, whole_number
+from bridge.rules.hybrid import HybridPattern
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from bridge.rehearse.sections import Sections
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +26,91 @@ class KeptLayers:
     start: int
     """How many of them are first layers that the run keeps in BF16."""
     end: int
+
+
+def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Make the layers few.
+
+    Returns:
+        The labels of those that are kept, and the model fields that split them over two pipeline stages.
+    """
+    settings, shape, stages = run.plan.settings, run.shape, run.layout.size("pipeline")
+    split = Split(parallel=run.parallel, num_layers=shape.num_layers, virtual=run.layout.virtual)
+    kept = kept_layers(
+        shape.kinds,
+        start=settings.start,
+        end=settings.end,
+        limit=limit,
+        chunks=split.chunks if stages > 1 else 1,
+        extra=split.extra,
+        least=split.least if stages > 1 else 1,
+        wanted=_named_layers(run),
+    )
+    why = "keeps both ends, each kind of layer, and whole stages"
+    run.set("model.num_layers", len(kept.layers), why)
+    counts = {"num_layers_at_start_in_bf16": kept.start, "num_layers_at_end_in_bf16": kept.end}
+    for name, now, count in zip(counts, (settings.start, settings.end), counts.values(), strict=True):
+        if now != count:
+            owner = "model" if run.precision is None or name not in run.precision else "mixed_precision"
+            run.set(f"{owner}.{name}", count, "fewer layers are kept in all")
+    _state_kinds(run, kept.layers)
+    _renumber_rows(run, kept.layers)
+    if shape.mtp_num_layers > 2:
+        run.set("model.mtp_num_layers", 2, "prediction layers are alike")
+    fields = split.fields(len(kept.layers))
+    for name in FIELDS:
+        before = run.model.pop(name, None)
+        if before not in (None, False, fields.get(name)):
+            run.note(f"model.{name}", before, fields.get(name), "the split of the run at two stages")
+    recomputed = whole_number(read_field(run.model, "recompute_num_layers"))
+    if recomputed:
+        most = len(kept.layers) // (stages * run.layout.virtual)
+        run.set("model.recompute_num_layers", min(recomputed, max(1, most)), "the layers of a stage are fewer")
+    return tuple(str(layer + 1) for layer in kept.layers), fields
+
+
+def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
+    """State the kinds of the kept layers: the pattern of a hybrid model, or which of them have experts."""
+    shape, model = run.shape, run.model
+    pattern = HybridPattern.of(model)
+    why = "the kinds of the kept layers"
+    if pattern is not None:
+        letters = "".join(pattern.layers[layer] for layer in layers)
+        name = "hybrid_layer_pattern" if "hybrid_layer_pattern" in model else "hybrid_override_pattern"
+        run.set(f"model.{name}", "/".join([letters, *[pattern.mtp] * pattern.depths]), why)
+    elif MOE in shape.kinds:
+        frequency = [int(shape.kinds[layer] == MOE) for layer in layers]
+        if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:
+            run.set("model.moe_layer_freq", frequency, why)
+
+
+def _named_layers(run: Sections) -> list[int]:
+    """Return the layers that rows of `modules` name: the first that is of its kind and named by the same rows."""
+    count = run.shape.num_layers
+    rows = [{number % count for number in row.layer_numbers} for row in run.plan.module_rows]
+    low = {layer.number - 1 for layer in run.plan.layers if layer.low and layer.number is not None}
+    firsts: dict[tuple[str, bool, tuple[bool, ...]], int] = {}
+    for layer in sorted(set[int]().union(*rows)):
+        firsts.setdefault((run.shape.kinds[layer], layer in low, tuple(layer in row for row in rows)), layer)
+    return list(firsts.values())
+
+
+def _renumber_rows(run: Sections, layers: tuple[int, ...]) -> None:
+    """Number the layers of the rows of `modules` anew, and drop the rows of which no layer is kept."""
+    rows = []
+    for plain, row in zip((run.precision or {}).get("modules") or (), run.plan.module_rows, strict=True):
+        select = row.renumbered(layers, run.shape.num_layers)
+        if select is not None:
+            rows.append({**plain, "select": select})
+        else:
+            run.dropped.append(f"The row {row} of modules: none of its layers is among the kept ones.")
+    if rows or run.dropped:
+        run.set("mixed_precision.modules", rows or None, "numbers of the kept layers")
+    counted = [matcher.pattern for recipe in run.plan.settings.recipes[:1] for matcher in recipe.matchers]
+    local = [pattern for pattern in counted if re.search(r"layers\.\W*\d", pattern)]
+    if local and not run.plan.module_rows:
+        names = ", ".join(local)
+        run.dropped.append(f"The layers of {names} in model.quant_recipe: their numbers count within a stage.")
 
 
 def kept_layers(
@@ -57,7 +150,8 @@ def kept_layers(
     spare = [layer for layer in _spread(middle, size) if layer not in chosen]
     spare += [layer for layer in middle if layer not in chosen and layer not in spare]
     chosen |= set(spare[: size - len(chosen)])
-    return KeptLayers(layers=tuple(sorted(chosen)), start=few_start, end=few_end)
+    ends = sum(layer < start for layer in chosen), sum(layer >= count - end for layer in chosen)
+    return KeptLayers(layers=tuple(sorted(chosen)), start=ends[0], end=ends[1])
 
 
 def _shared(start: int, end: int, most: int) -> tuple[int, int]:

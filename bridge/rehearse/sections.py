@@ -1,0 +1,98 @@
+"""The sections of a run while they are made small, and the changes that are made to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+
+if TYPE_CHECKING:
+    from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.shape import ModelShape
+    from bridge.rehearse.layout import Layout
+    from bridge.rules.stages import Parallel
+
+LEAST_ALIGNMENT = 16
+"""Multiple of widths where no scheme needs a larger one: tensor cores and Transformer Engine's FP8 GEMMs take it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One setting that the rehearsal has another value of."""
+
+    field: str
+    """section.field."""
+    before: Any
+    after: Any
+    reason: str
+    """Why this value, as a clause."""
+
+
+@dataclass(kw_only=True)
+class Sections:
+    """The sections of a run while they are made small."""
+
+    held: dict[str, dict[str, Any]]
+    """model, optimizer, ddp and train."""
+    precision: dict[str, Any] | None
+    """What the precision states; None: the configs' own settings."""
+    plan: PrecisionPlan
+    """Of the run as it is."""
+    parallel: Parallel
+    layout: Layout
+    changes: list[Change] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    """Choices per module that the kept layers cannot show, as sentences."""
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model of the run."""
+        return self.plan.shape
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The section of the model."""
+        return self.held["model"]
+
+    @cached_property
+    def unit(self) -> int:
+        """The largest multiple that a scheme of the plan needs of a dimension."""
+        rows = [{**FP8_SCHEMES, **FP4_SCHEMES}[scheme].alignment or () for scheme in self.plan.schemes()]
+        return max([LEAST_ALIGNMENT, *(multiple for row in rows for multiple in row)])
+
+    def set(self, path: str, value: Any, reason: str) -> None:
+        """Give a setting another value, and note the change where it is one."""
+        section, _, name = path.partition(".")
+        held = self.precision if section == "mixed_precision" else self.held[section]
+        if held is None:
+            return
+        before = held.get(name)
+        if before == value:
+            return
+        if value is None:
+            held.pop(name, None)
+        else:
+            held[name] = value
+        self.note(path, before, value, reason)
+
+    def note(self, path: str, before: Any, after: Any, reason: str) -> None:
+        """Note a change."""
+        self.changes.append(Change(field=path, before=before, after=after, reason=reason))
+
+    def fitted(self, size: int, wanted: float, ranks: int = 1, small_ranks: int = 1) -> int:
+        """Return a width near `wanted` that a rank holds a part of as it does of `size`.
+
+        Args:
+            size: The width in the run.
+            wanted: The width that keeps the ratio.
+            ranks: Ranks of the run that share it.
+            small_ranks: Ranks of the rehearsal that do.
+        """
+        if size % ranks:
+            return small_ranks * self.unit + 1
+        common = gcd(size // ranks, self.unit)
+        whole = max(1, round(wanted / small_ranks / self.unit)) * self.unit
+        return small_ranks * (whole + (common if common < self.unit else 0))

@@ -1,0 +1,138 @@
+"""The widths of a model, made small: heads and channels, hidden size, feed-forward and experts."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING
+
+from bridge.rehearse.sections import LEAST_ALIGNMENT
+from bridge.rules.fields import read_field
+
+if TYPE_CHECKING:
+    from bridge.plan.shape import Latent
+    from bridge.rehearse.sections import Sections
+
+HEADS_PER_GROUP = 8
+"""The most query heads that share one key and value."""
+WIDTH = "keeps the ratio to hidden_size and the alignment on a rank"
+HEADS = "keeps the queries of a key on a rank"
+
+
+def shrink_widths(run: Sections) -> None:
+    """Make every width small."""
+    hidden = _attention(run)
+    _feed_forward(run, hidden)
+    _experts(run, hidden)
+
+
+def _attention(run: Sections) -> int:
+    """Make heads and channels small; return the hidden size."""
+    shape = run.shape
+    if not shape.num_attention_heads:
+        return run.unit * 2
+    heads, groups = _heads(run)
+    channels = _channels(run, heads, groups)
+    is_stated = read_field(run.model, "kv_channels") is not None
+    ratio = shape.hidden_size / (shape.num_attention_heads * shape.kv_channels)
+    if shape.latent is not None:
+        hidden = _latent(run, shape.latent, heads, ratio)
+    elif is_stated:
+        hidden = run.fitted(shape.hidden_size, ratio * heads * channels)
+    else:
+        hidden = heads * channels
+    run.set("model.num_attention_heads", heads, HEADS)
+    if groups != heads or read_field(run.model, "num_query_groups") is not None:
+        run.set("model.num_query_groups", groups, HEADS)
+    if is_stated and shape.latent is None:
+        run.set("model.kv_channels", channels, "keeps the alignment on a rank")
+    run.set("model.hidden_size", hidden, "keeps the ratio to the heads and the alignment")
+    return hidden
+
+
+def _heads(run: Sections) -> tuple[int, int]:
+    """Return the attention heads and the query groups."""
+    heads, groups = run.shape.num_attention_heads, run.shape.num_query_groups
+    tp, small = run.parallel.tensor, run.layout.size("tensor")
+    if run.shape.latent is not None or heads == groups:
+        few = min(4, small * max(1, heads // small)) + (heads % tp != 0)
+        return few, few
+    few = small if groups % tp == 0 else small + 1 if groups > tp else 1
+    each = min(heads // groups, HEADS_PER_GROUP)
+    if heads % tp == 0 and few * each % small:
+        each += 1
+    return few * each, few
+
+
+def _channels(run: Sections, heads: int, groups: int) -> int:
+    """Return the smallest channels of a head that leave the projections of a rank aligned as they are."""
+    shape, tp, small = run.shape, run.parallel.tensor, run.layout.size("tensor")
+    is_stated = read_field(run.model, "kv_channels") is not None
+
+    def residues(width: int, queries: int, keys: int, channels: int, ranks: int) -> tuple[int, ...]:
+        sizes = (queries * channels, (queries + 2 * keys) * channels)
+        return (gcd(width, run.unit), channels % 2, *(gcd(size // ranks, run.unit) for size in sizes))
+
+    wanted = residues(shape.hidden_size, shape.num_attention_heads, shape.num_query_groups, shape.kv_channels, tp)
+    for channels in range(LEAST_ALIGNMENT, 4 * run.unit + 1):
+        width = shape.hidden_size if is_stated else heads * channels
+        if residues(width, heads, groups, channels, small) == wanted:
+            return channels
+    return run.unit
+
+
+def _latent(run: Sections, latent: Latent, heads: int, ratio: float) -> int:
+    """Make the widths of latent attention small; return the hidden size."""
+    dims = {name: getattr(latent, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")}
+    scale = 2 * run.unit / min(size for size in dims.values() if size)
+    why = "keeps the alignment"
+    for name, size in dims.items():
+        if size:
+            run.set(f"model.{name}", run.fitted(size, size * scale), why)
+    value = ratio * run.shape.kv_channels / latent.v_head_dim * heads * latent.v_head_dim * scale
+    hidden = run.fitted(run.shape.hidden_size, value)
+    for name in ("q_lora_rank", "kv_lora_rank"):
+        size = getattr(latent, name)
+        if size is not None:
+            run.set(f"model.{name}", run.fitted(size, size * hidden / run.shape.hidden_size), WIDTH)
+    return hidden
+
+
+def _feed_forward(run: Sections, hidden: int) -> None:
+    shape = run.shape
+    tp, small = run.parallel.tensor, run.layout.size("tensor")
+    width = run.fitted(shape.ffn_hidden_size, shape.ffn_hidden_size / shape.hidden_size * hidden, tp, small)
+    is_stated = read_field(run.model, "ffn_hidden_size") is not None
+    if is_stated or width != 4 * hidden:
+        run.set("model.ffn_hidden_size", width, WIDTH)
+    run.set("model.vocab_size", None, "the vocabulary of bytes, padded as the run's is")
+
+
+def _experts(run: Sections, hidden: int) -> None:
+    experts = run.shape.experts
+    if experts is None:
+        return
+    own = experts.num_experts // run.parallel.expert
+    count = 4 if run.layout.size("expert") == 1 else 2 * min(2, max(1, own))
+    if experts.num_experts % run.parallel.expert:
+        count += 1
+    run.set(
+        "model.num_moe_experts", min(count, experts.num_experts), "two experts on each of two ranks, or four on one"
+    )
+    # Megatron's router takes one expert a token only where it applies its softmax before it chooses
+    run.set("model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer")
+    model = run.model
+    if read_field(model, "moe_router_num_groups"):
+        run.set("model.moe_router_num_groups", 2, "the experts are fewer")
+        run.set("model.moe_router_group_topk", 1, "the groups are fewer")
+    if read_field(model, "moe_token_dispatcher_type") == "flex":
+        run.set("model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU")
+        model.pop("moe_flex_dispatcher_backend", None)
+    ratio = hidden / run.shape.hidden_size
+    routed = run.parallel.expert_tensor, run.layout.expert_tensor
+    if read_field(model, "moe_ffn_hidden_size") is not None:
+        width = run.fitted(experts.ffn_hidden_size, experts.ffn_hidden_size * ratio, *routed)
+        run.set("model.moe_ffn_hidden_size", width, WIDTH)
+    if experts.shared_ffn_hidden_size:
+        shared = experts.shared_ffn_hidden_size
+        width = run.fitted(shared, shared * ratio, run.parallel.tensor, run.layout.size("tensor"))
+        run.set("model.moe_shared_expert_intermediate_size", width, WIDTH)
