@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from bridge.rules.target import Target
 
 
+ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+"""Variables that Megatron compares with `attention_backend`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launched:
     """One launch."""
@@ -193,6 +197,8 @@ def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[
         "rounds": [asdict(one) for one in small.rounds],
         "steps": STEPS,
     }
+    chosen = any(change.field == "model.attention_backend" for change in small.changes)
+    variables = {name: value for name, value in environment.items() if not (chosen and name in ATTENTION)}
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan, default=str), encoding="utf-8")
@@ -201,11 +207,7 @@ def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[
             capture_output=True,
             text=True,
             check=False,
-            env={
-                **os.environ,
-                **environment,
-                "OMP_NUM_THREADS": "1",
-            },  # threads of a parallel region do not outlive a fork
+            env={**os.environ, **variables, "OMP_NUM_THREADS": "1"},  # threads of a region do not outlive a fork
         )
         if done.returncode:
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing was printed")

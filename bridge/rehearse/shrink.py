@@ -105,6 +105,8 @@ def shrink(
     _drop_sizes(run)
     if layout.size("context") > 1 and run.model.get("cp_comm_type") != "a2a":
         run.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
+    if str(read_field(run.model, "attention_backend")).lower() in ("flash", "fused"):
+        run.set("model.attention_backend", "auto", "its kernels need a GPU")
     for name, reason in ON_A_GPU.items():
         if read_field(run.model, name):
             run.set(f"model.{name}", False, reason)

@@ -31,7 +31,8 @@ def small_of(path: Path, *overrides: str, gpus: int | None = None, **limits: int
 
 
 def test_a_dense_layout_is_dealt_out_to_launches_of_four_processes():
-    small = small_of(LLAMA, gpus=64)
+    small = small_of(LLAMA, "+model.attention_backend=flash", gpus=64)
+    assert small.sections["model"]["attention_backend"] == "auto"
     assert [(str(one), one.processes) for one in small.rounds] == [
         ("TP 2 with SP x PP 2 x VPP 2", 4),
         ("CP 2 x DP 2", 4),
