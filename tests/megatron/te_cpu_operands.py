@@ -29,6 +29,7 @@ def main(plan: dict) -> None:
     import bridge.megatron.emulation.linear as emulated
     from bridge.megatron.backend import choose_backend, running
     from bridge.megatron.process import training_process
+    from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
     from tests.training.loop_tiny import tiny
 
@@ -42,6 +43,8 @@ def main(plan: dict) -> None:
     train = {"train_iters": STEPS, "micro_batch_size": 2, "global_batch_size": 4, **arguments.pop("train", {})}
     config = tiny(low=plan["scheme"], model=shape, optimizer=still, train=train, **arguments)
     config.precision_backend = plan["backend"]
+    if config.mixed_precision is not None:
+        runtime_config_update(config)
     backend = choose_backend(plan["backend"], config.model)
     operands: list[dict] = []
     losses: list[float] = []

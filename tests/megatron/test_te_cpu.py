@@ -231,6 +231,17 @@ def test_kinds_of_models_read_the_bits_of_the_emulation_in_every_layout(layout, 
 
 @needs_te
 @pytest.mark.slow
+def test_a_row_in_bf16_on_weights_stored_with_delayed_scales_reads_the_bits_of_the_emulation(tmp_path):
+    rows = [{"select": "*.linear_fc2", "precision": "bf16"}]
+    plan = {"scheme": "delayed", "unfused": True, "arguments": {"stored": True, "sharded": True, "rows": rows}}
+    plan["arguments"]["optimizer"] = {"lr": 1e-3}
+    ((ours, emulated),) = operands(tmp_path, {"rows": plan})["rows"]
+    assert_equal_operands(ours, emulated, DENSE - {"mlp.linear_fc2"})
+    assert ours["losses"] == emulated["losses"]
+
+
+@needs_te
+@pytest.mark.slow
 def test_context_parallelism_by_a2a_trains_as_by_all_gather_and_as_one_rank(tmp_path):
     cp2 = LAYOUTS["cp2"][1]
     plan = {"scheme": "mxfp8", "unfused": True, "arguments": {"model": {**KINDS["gated"], **cp2}}}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.numerics import GemmPrecision
-from bridge.precision.modules import HIGH
 from bridge.precision.quant_recipe import EVALUATION, TRAINING, ModuleEffect, quant_recipes
 
 Chosen = GemmPrecision | None
@@ -50,9 +49,7 @@ def _faults_of_stored_weights(config: Any) -> list[str]:
         return []
     held = getattr(config, f"{family}_recipe", None)
     stored = str(getattr(held, "value", held))
-    chosen = {effect.scheme or HIGH for _, effect in _effects(config) if effect.in_low} - {stored}
-    if stored != "delayed":
-        chosen.discard(HIGH)  # under delayed scaling the scale of a weight comes from the steps of its GEMM
+    chosen = {effect.scheme for _, effect in _effects(config) if effect.in_low and effect.scheme} - {stored}
     if not chosen:
         return []
     others = ", ".join(sorted(chosen))
