@@ -168,10 +168,9 @@ def _tensors(held: Quantised) -> dict[str, torch.Tensor]:
 
 def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
     """Quantise a weight, both copies where they differ, and note its amax where scales are delayed."""
-    if state is None:  # under delayed scaling the factor of a weight that no GEMM in FP8 reads stays 1
-        scale = torch.ones(1) if spec.scheme == "delayed" else None
-    else:
-        scale = state.scale_of("weight")
+    # Under delayed scaling the factor of a weight that no GEMM in FP8 reads stays 1.
+    unread = torch.ones(1, device=x_NK.device) if spec.scheme == "delayed" else None
+    scale = unread if state is None else state.scale_of("weight")
     fresh = quantise(x_NK, spec, col=not spec.copies_share_values, scale=scale)
     if state is not None:
         state.record("weight", fresh.amax.item())
