@@ -32,6 +32,7 @@ PLANS = {
     },
     "tp2": {**FP32, "model": {"tensor_model_parallel_size": 2}},
     "tp2-sp": {**FP32, "model": {"tensor_model_parallel_size": 2, "sequence_parallel": True}},
+    "cp2": {**FP32, "model": {"context_parallel_size": 2, "cp_comm_type": "all_gather"}},
     "pp2": {**FP32, "model": {"pipeline_model_parallel_size": 2}},
     "pp2-interleaved": {
         **FP32,
@@ -69,7 +70,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["dp2", "dp2-sharded", "dp2-sharded-overlapped", "tp2", "tp2-sp", "pp2", "pp2-interleaved"]
+    "name", ["dp2", "dp2-sharded", "dp2-sharded-overlapped", "tp2", "tp2-sp", "cp2", "pp2", "pp2-interleaved"]
 )
 def test_two_processes_train_as_one_does(name, parallel, alone):
     one = alone(PLANS[name].get("model", {}).get("num_layers", 2))
