@@ -53,7 +53,8 @@ def decode_fields(
             continue
         try:
             if functions and name in functions and isinstance(value, str):
-                decoded[name] = functions[name][_choice(value, tuple(functions[name]))]
+                short = value.rpartition(".")[2]  # torch.nn.functional.silu in a YAML of Megatron Bridge
+                decoded[name] = functions[name][_choice(short, tuple(functions[name]))]
             else:
                 decoded[name] = decode(value, hints[name])
         except WrongValueError as error:
@@ -164,8 +165,10 @@ def _item(item: Any, annotation: Any, whole: Any) -> Any:
 
 
 def _member(value: Any, kind: type[enum.Enum]) -> enum.Enum:
+    """Return the member of a name or a value, which is what a YAML of Megatron Bridge holds."""
+    is_plain = isinstance(value, str | int) and not isinstance(value, bool)
     for member in kind:
-        if isinstance(value, str) and value.lower() in (member.name.lower(), str(member.value).lower()):
+        if is_plain and str(value).lower() in (member.name.lower(), str(member.value).lower()):
             return member
     raise _none_of(value, list(kind.__members__))
 

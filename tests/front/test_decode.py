@@ -147,6 +147,13 @@ def test_a_run_can_be_described_in_plain_python_data() -> None:
     assert run.train.train_iters == 400
 
 
+def test_functions_and_enums_are_read_as_megatron_bridge_writes_them() -> None:
+    model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "attention_backend": 5}
+    run = container({"model": {**model, "activation_func": "torch.nn.functional.silu"}})
+    assert run.model is not None
+    assert (run.model.activation_func, run.model.attention_backend.name) == (torch.nn.functional.silu, "auto")
+
+
 def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> None:
     model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_model_parallel_size": 2}
     run = container({"model": model, "mixed_precision": {"bf16": True}})
