@@ -111,9 +111,10 @@ def _too_short(steps: Sequence[int], warm_up: int) -> str:
     interval = max(1, steps[0]) if steps else 1
     needed = math.ceil((warm_up + interval * LEAST_RECORDS / WINDOW) / interval) * interval
     last = steps[-1] if steps else 0
+    shorter = ", or a shorter logging.log_interval" if interval > 1 else ""
     return (
-        f"{last} steps with a warm-up of {warm_up} and a record every {interval} are too few. {needed} steps would do, "
-        "or a shorter logging.log_interval."
+        f"{last} steps with a warm-up of {warm_up} and a record every {interval} are too few. "
+        f"{needed} steps would do{shorter}."
     )
 
 
