@@ -103,7 +103,7 @@ LAYOUTS: dict[int, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         "PP2": (PIPELINE, (DENSE, EXPERTS, LATENT)),
         "PP2 VPP2": (INTERLEAVED, (DENSE,)),
         "EP2": (EXPERT, (EXPERTS,)),
-        "CP2": (("model.context_parallel_size=2",), (DENSE,)),
+        "CP2": (("model.context_parallel_size=2", "model.cp_comm_type=all_gather"), (DENSE,)),
     },
     4: {
         "DP4, distributed optimizer": (SHARDED, (DENSE,)),
