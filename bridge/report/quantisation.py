@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from bridge.audit.quantisation import OPERANDS
+from bridge.precision.formats import FORMATS
 from bridge.report.curves import figure_of
 from bridge.report.table import Column, table
 
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 
     from bridge.audit.quantisation import QuantisationRow
 
+NORMAL_DB = 13.5
+"""Signal to quantisation noise of a normal sample in a format without mantissa bits that is scaled to fit."""
+BIT_DB = 20 * math.log10(2)
+"""Every mantissa bit halves the rounding error."""
+WORST_DB = 12.0
+"""Distance below the healthy ratio at which a heat map has its strongest colour: two bits of mantissa."""
 WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Schemes whose error a row has, next to its own: `tensorwise_db`, ..."""
+
+
+def healthy_db(name: str) -> float | None:
+    """Return the signal-to-noise ratio that a normal sample has in a format, in dB; None for an unknown one."""
+    found = FORMATS.get(name)
+    return None if found is None else NORMAL_DB + BIT_DB * found.mantissa_bits
 
 
 def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> RenderableType:
@@ -88,30 +101,35 @@ def _percent(share: float) -> str:
 
 
 def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str) -> None:
-    """Draw the SQNR of each operand as a heat map, layers and modules down and measured steps across, into a PNG."""
+    """Draw the SQNR of each operand as a heat map, layers and modules down and measured steps across, into a PNG.
+
+    The colour is the distance below what the format should have, so that formats look alike where they are healthy.
+    """
     steps = sorted({row.step for row in rows})
     places = sorted({(row.layer, row.module) for row in rows})
     present = [operand for operand in OPERANDS if any(row.operand == operand for row in rows)]
     figure = figure_of(3 + 3 * len(present), max(3.0, 1.4 + 0.2 * len(places)))
-    figure.suptitle(f"{title}: signal to quantisation noise")
+    figure.suptitle(
+        f"{title}\nsignal to quantisation noise, against that of a healthy tensor in the same format", fontsize=11
+    )
     axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
-    finite = [row.sqnr_db for row in rows if math.isfinite(row.sqnr_db)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     image = None
     for panel, operand in zip(axes, present, strict=True):
         grid = [[math.nan] * len(steps) for _ in places]
         for row in rows:
-            if row.operand == operand:
-                grid[places.index((row.layer, row.module))][steps.index(row.step)] = row.sqnr_db
-        image = panel.imshow(grid, aspect="auto", vmin=low, vmax=high, cmap="viridis", interpolation="nearest")
-        panel.set_title(operand, fontsize=10)
+            healthy = healthy_db(row.format)
+            if row.operand == operand and healthy is not None:
+                grid[places.index((row.layer, row.module))][steps.index(row.step)] = row.sqnr_db - healthy
+        image = panel.imshow(grid, aspect="auto", vmin=-WORST_DB, vmax=0, cmap="cividis", interpolation="nearest")
+        formats = ", ".join(dict.fromkeys(row.format for row in rows if row.operand == operand))
+        panel.set_title(f"{operand} ({formats})", fontsize=10)
         every = max(1, len(steps) // 6)
         panel.set_xticks(range(0, len(steps), every), [str(step) for step in steps[::every]])
         panel.set_xlabel("step")
     axes[0].set_yticks(range(len(places)), [f"{layer} {_short(module)}" for layer, module in places], fontsize=7)
     axes[0].set_ylabel("layer and module")
     if image is not None:
-        figure.colorbar(image, ax=list(axes), label="dB")
+        figure.colorbar(image, ax=list(axes), label="dB, 0 is healthy")
     figure.savefig(path, dpi=120)
 
 

@@ -182,7 +182,8 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
     standing = Standing()
     while not run.is_over:
         result = _timed_step(run, audit, source)
-        if run.telemetry.step == run.iteration:
+        is_measured = run.telemetry.step == run.iteration
+        if is_measured:
             metrics.add_quantisation(run.telemetry.of_all_stages(run.iteration))
         screen.stepped(run.iteration)
         _require_finite(run, result, metrics)
@@ -190,11 +191,13 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
         if result.stop and not run.is_done:
             run.stop_signal = result.stop
         ends = run.is_over or audit.failure is not None
-        if ends or result.skipped or _is_due(run, run.config.logging.log_interval):
+        is_logged = ends or result.skipped or _is_due(run, run.config.logging.log_interval)
+        if is_logged:
             return_free_memory()
             record = run.record(result)
             metrics.add(record)
             screen.logged(record)
+        if is_logged or is_measured:
             for sentence in standing.begun(_signs(run, audit, metrics)):
                 screen.note(sentence)
         if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):

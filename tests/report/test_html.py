@@ -7,7 +7,7 @@ import torch
 
 from bridge.numerics import GemmPrecision, quantise
 from bridge.report.html.chart import MOST_POINTS, Line, line_chart
-from bridge.report.html.content import healthy_db
+from bridge.report.quantisation import healthy_db
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_run_measures_each_operand_of_each_layer_and_trains_as_without(scheme,
     rows = rows_of(tmp_path / "3")
     assert len(rows) == 2 * 2 * 4 * 3  # steps, layers, modules, operands
     assert {row["step"] for row in rows} == {"3", "6"}
-    least = 14 if scheme == "nvfp4" else 22
+    least = 14 if scheme in ("nvfp4", "delayed") else 22  # a gradient may outgrow the scale of the step before
     assert all(least < float(row["sqnr_db"]) < 45 for row in rows)
     assert all(float(row["amax"]) > 0 for row in rows)
     if scheme in ("tensorwise", "nvfp4"):  # the same scheme, from a sample

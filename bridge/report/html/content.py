@@ -12,7 +12,7 @@ from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.audit.sentence import format_gemms
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
-from bridge.precision.formats import FORMATS
+from bridge.report.quantisation import healthy_db
 
 if TYPE_CHECKING:
     from bridge.audit.run_folder import RunFolder
@@ -20,19 +20,9 @@ if TYPE_CHECKING:
 
 FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""
-NORMAL_DB = 13.5
-"""Signal to quantisation noise of a normal sample in a format without mantissa bits that is scaled to fit."""
-BIT_DB = 20 * math.log10(2)
-"""Every mantissa bit halves the rounding error."""
 
 KINDS = {"weights": "parameters"}
 """Kind of tensor in the memory plan -> its name in a record, where they differ."""
-
-
-def healthy_db(name: str) -> float | None:
-    """Return the signal-to-noise ratio that a normal sample has in a format, in dB; None for an unknown one."""
-    found = FORMATS.get(name)
-    return None if found is None else NORMAL_DB + BIT_DB * found.mantissa_bits
 
 
 def run_content(
@@ -111,7 +101,8 @@ def _verdict(content: dict[str, Any], summary: dict[str, Any], *, is_audited: bo
     if not is_audited:
         answer("unknown", "No record was held against the plan.")
     elif content["mismatches"]:
-        answer("bad", f"The run was not what the plan says, in {len(content['mismatches'])} points.")
+        count = len(content["mismatches"])
+        answer("bad", f"The run was not what the plan says, in {count} point{'s' * (count != 1)}.")
     else:
         answer("good", f"Plan = record: all {content['recorded_gemms']} GEMMs ran in the planned formats.")
     answer(*_moved([one["loss"] for one in content["train"] if one["loss"] is not None]))

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from bridge.plan.precision_plan import compact
 from bridge.report.html.chart import Line, line_chart
+from bridge.report.quantisation import WORST_DB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 TEMPLATE = "page.html.j2"
 STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 """State of an answer -> its word, so that colour is not the only sign."""
-WORST_DB = 12.0
-"""Distance below the healthy ratio at which a cell has the strongest colour: two bits of mantissa."""
 
 
 def render_page(runs: Sequence[Run]) -> str:
@@ -45,6 +44,9 @@ def render_markdown(runs: Sequence[Run]) -> str:
         ]
         lines += ["", "| figure | value |", "|---|---|"]
         lines += [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in run["figures"].items()]
+        if run["base"]:
+            fields = ", ".join(f"{row['field']}={row['run']}" for row in run["base"]["fields"])
+            lines += ["", f"Differs from {run['base']['name']} in: {fields or 'no field'}."]
         if run["ran"]:
             lines += ["", f"Recorded ({run['backend']}): {run['ran']}."]
         lines += [f"- {sentence}" for sentence in run["mismatches"]]
