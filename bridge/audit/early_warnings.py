@@ -123,10 +123,14 @@ def _gradient_spike(signs: Signs) -> str | None:
 
 
 def _skipped(signs: Signs) -> str | None:
-    if not signs.train or 10 * signs.train[-1]["skipped_steps"] <= signs.train[-1]["step"]:
-        return None
+    first = next((one for one in signs.train if not one["skipped"]), None)
+    if first is None:
+        return None  # `gradients-not-finite` and the run's own limit say so
     last = signs.train[-1]
-    return f"{last['skipped_steps']} of {last['step']} steps were skipped, more than a tenth."
+    skipped, steps = last["skipped_steps"] - first["skipped_steps"], last["step"] - first["step"]
+    if 10 * skipped <= steps:
+        return None
+    return f"{skipped} of {steps} steps since the first update were skipped, more than a tenth."
 
 
 def _scale_floor(signs: Signs) -> str | None:
@@ -207,7 +211,11 @@ _ROWS = (
         threshold=f"gradient norm above 10 times the median of {RECENT} records",
         look=_gradient_spike,
     ),
-    EarlyWarning(name="skipped-steps", threshold="more than a tenth of the steps were skipped", look=_skipped),
+    EarlyWarning(
+        name="skipped-steps",
+        threshold="more than a tenth of the steps since the first update were skipped",
+        look=_skipped,
+    ),
     EarlyWarning(name="loss-scale-floor", threshold="the dynamic loss scale is at min_loss_scale", look=_scale_floor),
     EarlyWarning(
         name="spike-after-scale-change",

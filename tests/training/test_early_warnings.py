@@ -16,8 +16,8 @@ from bridge.training.loop import pretrain
 from tests.audit.sabotage import no_first_microbatch
 from tests.training.loop_tiny import tiny
 
-STEPS = 11
-FAULT = 10
+STEPS = 13
+FAULT = 12
 FP16 = {"initial_loss_scale": 1.0, "min_loss_scale": 1.0}
 
 
@@ -45,7 +45,7 @@ def gradient_times(factor, monkeypatch):
 def warned(caplog, run_dir, fault, silence=None, **arguments):
     """Train with a fault; return the name -> sentence of each warning that was logged."""
     config = tiny(**arguments, train={"train_iters": STEPS, "audit": "warn", "eval_iters": 0})
-    config.logging.quantisation_interval = 5
+    config.logging.quantisation_interval = 3
     config.silence = silence or {}
     caplog.clear()
     with caplog.at_level(logging.INFO), fault:
@@ -70,11 +70,11 @@ def test_a_run_warns_of_the_fault_it_has(caplog, tmp_path, monkeypatch):
     found = {name: warned(caplog, tmp_path / name, *run[:1], **run[1]) for name, run in runs.items()}
     assert {name: [*one] for name, one in found.items()} == {name: [name] if name else [] for name in runs}
     assert found["gradients-not-finite"]["gradients-not-finite"] == (
-        "gradients were not finite in 1 of the last 10 records; the last time after the dgrad of layer 2, "
+        "gradients were not finite in 1 of the last 12 records; the last time after the dgrad of layer 2, "
         "mlp.linear_fc2, first in the wgrad of layer 2, mlp.linear_fc1, then in those of 11 modules further back."
     )
     assert re.match(
-        r"at step 10 the amax of the grad_output of layer 2, mlp\.linear_fc1 is [\d.]+ times what its scale can",
+        r"at step 12 the amax of the grad_output of layer 2, mlp\.linear_fc1 is [\d.]+ times what its scale can",
         found["amax-history"]["amax-history"],
     )
     assert found["underflow-rising"]["underflow-rising"].startswith("100 % of the grad_output of layer 2, mlp.lin")
@@ -102,6 +102,22 @@ def test_a_spike_is_put_down_to_a_change_of_the_loss_scale_for_five_records():
     ]
     later = [{**spike, "step": step, "loss": 2.0} for step in range(20, 25)]
     assert early_warnings(Signs(train=[*steps, *later, {**spike, "step": 25}], smallest_scale=1.0)) == []
+
+
+def test_the_first_fall_of_a_loss_scale_is_no_warning_and_many_skipped_steps_later_are():
+    def record(step, skipped, skipped_steps):
+        values = {"loss": 5.0, "loss_scale": 2.0**20, "grad_norm": None, "not_finite": "after the loss"}
+        return {**values, "step": step, "skipped": skipped, "skipped_steps": skipped_steps}
+
+    fall = [record(step, True, step) for step in range(1, 18)]
+    healthy = {**record(18, False, 17), "not_finite": None}
+    assert early_warnings(Signs(train=fall, smallest_scale=1.0)) == []
+    assert early_warnings(Signs(train=[*fall, healthy], smallest_scale=1.0)) == []
+    later = [*fall, healthy, *(record(step, True, step - 1) for step in range(19, 22))]
+    assert [name for name, _ in early_warnings(Signs(train=later, smallest_scale=1.0))] == [
+        "gradients-not-finite",
+        "skipped-steps",
+    ]
 
 
 def test_the_page_lists_every_warning_with_its_threshold():
