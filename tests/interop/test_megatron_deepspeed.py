@@ -134,13 +134,9 @@ def test_both_blocks_off_state_no_mode_unless_the_command_does() -> None:
     assert loss.detail.endswith("decides")
 
 
-def test_another_program_with_a_file_of_the_script_is_a_run_of_deepspeed() -> None:
-    script = f"{written(BLOCK)}deepspeed train.py --deepspeed --deepspeed_config ds.json --lr ${{LR:-1}}"
-    (run,) = runs_of(Document.of_text(script, "run.sh"))
-    assert (run.system.name, run.imported.config.initial_loss_scale) == ("deepspeed", 1024)
-    late = written('"fp16": {"enabled": true, "loss_scale": $LS}')
+def test_another_program_takes_its_precision_from_a_file_that_is_not_read() -> None:
     with pytest.raises(PayloadError, match="takes its precision from ds.json"):
-        runs_of(Document.of_text(f"{late}deepspeed train.py --deepspeed_config ds.json", "run.sh"))
+        runs_of(Document.of_text(f"{written(BLOCK)}deepspeed train.py --deepspeed_config ds.json", "run.sh"))
 
 
 def test_the_mode_of_a_file_that_the_script_writes_is_stated() -> None:

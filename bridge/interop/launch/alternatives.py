@@ -21,7 +21,6 @@ MAX_READINGS = 60
 MAX_WORK = 20_000
 """Commands of all readings of a script together."""
 MAX_LISTED = 32
-"""Launches of other branches."""
 MAX_CHOICES = 3
 """Branches of one condition that are followed behind a default that is not taken."""
 

@@ -35,7 +35,6 @@ class Choice:
     forced: tuple[tuple[str, bool], ...] = ()
     """Conditions that hold, or do not."""
     label: str = ""
-    """As a report shows it."""
 
 
 FIRST = Choice()
@@ -52,7 +51,6 @@ class Branches(Environment, ABC):
         self.points: dict[str, tuple[str, list[Choice]]] = {}
         """Undecided condition -> the branch that was taken, as a report shows it, and the others."""
         self.executed: set[int] = set()
-        """Identifiers of the commands that were read, and of branches that a known value rules out."""
 
     @abstractmethod
     def run(self, nodes: Iterable[Node]) -> None:
@@ -66,26 +64,16 @@ class Branches(Environment, ABC):
         """Read the branch of an `if` that is taken."""
         clauses = [node, *(child for child in node.children if child.type == "elif_clause")]
         otherwise = [child for child in node.children if child.type == "else_clause"]
-        taken = self.values.taken
         for place, clause in enumerate(clauses):
             then = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
             condition = [child for child in clause.children[:then] if child.is_named and child.type != "comment"]
             body = [child for child in statements(clause) if child.start_byte >= clause.children[then].start_byte]
             body = [child for child in body if child.type not in ("elif_clause", "else_clause")]
-            rest = [*otherwise, *clauses[place + 1 :]]
             word = "elif" if place else "if"
             if self.holds(condition, clause, word, body, otherwise if clause is clauses[-1] else []):
-                self.rule_out(rest, condition, taken)
                 self.run(body)
                 return
-            self.rule_out(body, condition, taken)
         self.run(otherwise)
-
-    def rule_out(self, branches: list[Node], condition: list[Node], taken: int) -> None:
-        """Note branches that no run takes: the values that the condition reads are known, and no defaults."""
-        words = self.test_words(condition[-1]) if condition and self.values.taken == taken else None
-        if words is not None and not any(map(is_unknown, words)):
-            self.executed |= {branch.id for branch in branches}
 
     def holds(self, condition: list[Node], at: Node, word: str, body: list[Node], otherwise: list[Node]) -> bool:
         """Return whether a condition holds; where the file does not say, with nothing set.
@@ -154,10 +142,8 @@ class Branches(Environment, ABC):
         """Read `left && right` or `left || right`; return whether it succeeds."""
         left, right, wanted = node.children[0], node.children[-1], node.children[1].type == "&&"
         if is_test(left):
-            taken = self.values.taken
             if self.holds([left], node, "if", *(([right], []) if wanted else ([], [right]))) == wanted:
                 return self.one(right)
-            self.rule_out([right], [left], taken)
             return not wanted
         status = self.one(left) is not False  # a command that is not known to fail
         return self.one(right) if status == wanted else status
@@ -184,7 +170,6 @@ class Branches(Environment, ABC):
 
     def case(self, node: Node) -> None:
         """Read the arm of a `case` that is taken."""
-        before = self.values.taken
         (subject,) = map(self.text, node.children_by_field_name("value"))
         is_known = not is_unknown(subject)
         shown, plain = self.unknowns.shown(subject), self.unknowns.with_nothing_set(subject)
@@ -206,8 +191,6 @@ class Branches(Environment, ABC):
                 continue
             if taken is None and self.forced.get(arm, any(fnmatchcase(plain, pattern) for pattern in texts)):
                 taken, label = body, own
-            elif is_known and before == self.values.taken:
-                self.executed.add(item.id)
             elif not is_known and "*" not in texts:
                 literal = next((one.replace("*", "") for one in texts if one), "")
                 is_value = bool(name and literal and not is_unknown(literal))

@@ -35,7 +35,6 @@ OWN_FILE = re.compile(r"\.(?:ya?ml|json|toml)$")
 STATING = re.compile(
     r"(?<![\w-])--(?:bf16|fp16|(?:fp8|fp4)[\w-]*|precision|(?:mixed[-_]|compute[-_]|torch[-_])?(?:precision|dtype))(?![\w-])"
 )
-"""A flag that states a precision."""
 QUIET = frozenset(
     re.findall(
         r"\S+",
@@ -62,7 +61,6 @@ STARTERS = ("torch.distributed", "accelerate.commands", "pip", "deepspeed.launch
 HOLDS_ARGUMENTS = re.compile(r"[$@*]@?\*?$|ARG|OPT|FLAG|PARAM|EXTRA|CONFIG|SETTING|[$]{?[@*]", re.IGNORECASE)
 """Names of variables that hold arguments: `$EXTRA_ARGS`, `$@`."""
 SWIFT = frozenset({"sft", "pt", "rlhf"})
-"""Commands of ms-swift's that train."""
 PATH = re.compile(r"DIR|PATH|FILE|DATA|ROOT|HOME|URL|INPUT|OUTPUT|CKPT|CHECKPOINT|^\$\{?\d|^[^-]*/", re.IGNORECASE)
 SCRIPT = re.compile(r"\.(?:sh|bash|slurm|sbatch|sub)$")
 MEGATRON_ARGUMENTS = frozenset(
@@ -87,13 +85,11 @@ class Launch:
     line: int
     """Where in the script; 0 where the file only sets arguments."""
     program: str
-    """The program, or the variables that hold the arguments."""
     arguments: tuple[str, ...]
     """What the program is given; unknown pieces are marked."""
     runner: tuple[str, ...] = ()
     """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun --nproc_per_node 8`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables the script sets for it."""
     late: frozenset[str] = frozenset()
     """Those of them whose values only the run decides."""
     decisions: tuple[str, ...] = ()
@@ -224,8 +220,7 @@ def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
     for place, word in enumerate(words):
         if word.startswith("-") and word != "-m":
             continue
-        name = PurePosixPath(word).name
-        is_swift = name in ("swift", "megatron") and bool(SWIFT & {*words[place + 1 : place + 2]})
+        is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*words[place + 1 : place + 2]})
         if is_swift or word.endswith(".py") or (word.endswith(".py'") and is_run):
             return words[:place], word, words[place + 1 :]
         if word == "-m" and is_run and place + 1 < len(words):

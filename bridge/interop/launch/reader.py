@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from bridge.interop.launch.script import Script
 
 MAX_STEPS = 10_000
-"""Commands of one reading."""
 MAX_DEPTH = 12
 """Of functions and strings within each other."""
 MAX_SOURCED = 8
@@ -55,7 +54,6 @@ class Reader(Branches):
     def __init__(self, sources: Sources, stated: Mapping[str, str], choice: Choice = FIRST, open_: str = "") -> None:
         super().__init__(sources, stated, choice, open_)
         self.notes: dict[str, None] = {}
-        """What is not read, in order."""
         self.files: Mapping[str, WrittenFile] = {}
         self.steps = self.depth = self.sourced = 0
         self.last: tuple[int, int] | None = None

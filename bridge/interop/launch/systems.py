@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.files import settings_of
 from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, MODES
 from bridge.interop.launch.variables import is_unknown
-from bridge.interop.megatron_deepspeed import is_read
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
@@ -58,7 +56,6 @@ OF_TRAINING = {BATCH, "num_train_epochs", "gradient_accumulation_steps", "do_tra
 OF_TRAINING |= {"gradient_checkpointing", "warmup_ratio"}
 """Options of scripts that parse transformers' `TrainingArguments` which only a program that trains has."""
 TRAINER = OF_TRAINING | {"per_device_eval_batch_size", "model_name_or_path", "output_dir", "save_strategy"}
-"""Options of such scripts."""
 TRAINERS = {"swift": "ms-swift, which chooses by torch_dtype,", "trl": "TRL, which turns bf16 on,"}
 """Programs whose own default is known -> what decides where no switch is written."""
 SWIFT_SWITCHES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
@@ -90,7 +87,6 @@ class CommandLine:
     context: Mapping[str, object] = field(default_factory=dict)
     """What the line says of the things that a file of the system cannot say."""
     unread: tuple[Unmapped, ...] = ()
-    """What the line leaves open, and the files it names."""
     elsewhere: str = ""
     """The file, or the system, that decides; there is no payload then."""
     said_by: str = "flags"
@@ -112,7 +108,6 @@ class CommandWords:
         self.loose: list[str] = []
         """Words that only the run decides and that may hold any option."""
         self.written: dict[str, str] = {}
-        """Option -> the option as it was written."""
         waiting = ""
         for word in words:
             if word.startswith("-") and not NUMBER.match(word) and word.strip("-"):
@@ -440,18 +435,12 @@ def _accelerate(line: Line, forced: bool) -> CommandLine | None:
 
 
 def _deepspeed_file(line: Line) -> CommandLine | None:
-    """Return the line whose precision lies in the file for DeepSpeed that it names; the script may write that file."""
+    """Return the line whose precision lies in the file for DeepSpeed that it names."""
     option = next((name for name in FILES[1::-1] if isinstance(line.words.options.get(name), str)), None)
     if option is None:
         return None
-    name, evidence = str(line.words.options[option]), f"has `{line.words.written[option]}`, an option of DeepSpeed's"
-    file = line.launch.files.get(str(PurePosixPath(name)))
-    found = settings_of(file, name) if file is not None else None
-    if found is None or file is None or any(map(is_read, found[1])):  # it leaves some of the precision to the run
-        return CommandLine(system="deepspeed", evidence=evidence, elsewhere=name)
-    unread = tuple(loss for loss in line.unread(files=()) if loss.field != file.note)
-    evidence = f"{evidence}, and the script writes that file on line {file.line}"
-    return CommandLine(system="deepspeed", evidence=evidence, payload=found[0], unread=unread)
+    evidence = f"has `{line.words.written[option]}`, an option of DeepSpeed's"
+    return CommandLine(system="deepspeed", evidence=evidence, elsewhere=str(line.words.options[option]))
 
 
 def _evidence(names: list[str], what: str) -> str:

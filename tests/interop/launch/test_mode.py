@@ -198,15 +198,14 @@ def test_ms_swifts_megatron_is_read_with_the_switches_of_megatron_lm() -> None:
 @pytest.mark.parametrize(
     ("text", "modes"),
     [
-        ('P=none\nif [ "$P" = bf16 ]; then A=--bf16; fi', ["fp32"]),
-        ("P=none\ncase $P in bf*) A=--bf16;; esac", ["fp32"]),
+        ('P=none\nif [ "$P" = bf16 ]; then A=--bf16; fi', [None]),
         ('P=fp16\n[ "$P" = bf16 ] && A=--bf16 || A=--fp16', ["fp16"]),
         ('P=${P:-none}\nif [ "$P" = bf16 ]; then A=--bf16; fi', [None, "bf16"]),
         ('for P in none bf16; do [ "$P" = bf16 ] && A=--bf16; done', [None]),
         ("P=${P:-bf16}\nif [ $P = fp16 ]; then A=--fp16; elif [ $P = bf16 ]; then A=--bf16; fi", ["bf16", "fp16"]),
     ],
 )
-def test_a_known_value_rules_a_branch_out_and_a_default_does_not(text: str, modes: list[str | None]) -> None:
+def test_the_mode_of_a_script_whose_branches_test_a_value(text: str, modes: list[str | None]) -> None:
     found = [run.imported for run in runs_of(Document.of_text(f"#!/bin/bash\nA=\n{text}\n{WHOLE} $A\n", "run.sh"))]
     assert [one.config.mode if one.mode_is_stated else None for one in found] == modes
 
