@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 def add_parsers(commands: Any) -> None:
     """Add the command."""
-    text = "show what each matmul of a run ran in, or where two runs differ"
-    parser = add_command(commands, "audit", _audit, text)
+    parser = add_command(commands, "audit", _audit, "show what each matmul of a run ran in, or where two runs differ")
     parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder, or its record.json")
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another run's")
 

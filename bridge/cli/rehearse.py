@@ -44,8 +44,7 @@ def _run(chosen: argparse.Namespace) -> tuple[RunValues, Mapping[str, str], tupl
 def _rehearse(chosen: argparse.Namespace) -> int:
     """Print the answer; return 2 where something went wrong, 1 with warnings under --strict, else 0."""
     if not 1 <= chosen.processes <= MOST_PROCESSES:
-        rule = f"must be from 1 to {MOST_PROCESSES}"
-        raise RunConfigError.of("--processes", rule, chosen.processes, "Use 4.")
+        raise RunConfigError.of("--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4.")
     if chosen.layers < 1:
         raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
     from bridge.preflight.check import target_of

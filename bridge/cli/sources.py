@@ -90,8 +90,7 @@ def _capped(lines: list[str], most: int, everything: bool) -> list[str]:
 def _under(head: str, width: int, lines: list[str]) -> Iterator[str]:
     """Lay lines out in a column next to their head."""
     for place, line in enumerate(lines):
-        start = f"  {'' if place else head:<{width}}  "
-        yield from _wrapped(start + line, " " * (width + 6))
+        yield from _wrapped(f"  {'' if place else head:<{width}}  " + line, " " * (width + 6))
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:

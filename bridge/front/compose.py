@@ -109,7 +109,6 @@ class Search:
     main: str
     """Folder of the primary config, or ``pkg://module``."""
     config_name: str = "config"
-    """The primary config, without ``.yaml``."""
     extra: Path | str | None = None
     """Another folder, of a team's own groups."""
 
@@ -182,11 +181,8 @@ class Composition:
     """A composed config and its history."""
 
     config: DictConfig
-    """The run's config, without Hydra's own node."""
     loader: Loader
-    """The loader that composed it."""
     origins: Origins
-    """Who set its keys."""
     choice: str | None
     """The chosen option of the group `mixed_precision`."""
     recipe: MixedPrecisionConfig | None

@@ -49,10 +49,8 @@ class ConfigFile:
 
     def __init__(self, whole: dict[str, Any], name: str, *, trust: bool) -> None:
         self.whole = whole
-        """Section -> values."""
         self.name = name
         self.by_key = dict.fromkeys(leaves(whole, ""), name)
-        """Dotted key -> who set it."""
         self.choice: str | None = None
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None

@@ -28,7 +28,6 @@ OWNERS = ("model", "optimizer", "ddp")
 RUN_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
 """Keys of a run that are no sections."""
 KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
-"""Every top-level key of a run's config."""
 COMMAND_LINE = "command line"
 
 
@@ -39,7 +38,6 @@ class Layer:
     origin: str
     """Its name in messages: "recipe bf16_mixed", "model/gpt_5m.yaml"."""
     keys: tuple[str, ...]
-    """The dotted keys that it sets."""
     is_recipe: bool = False
     """Whether it is part of the chosen recipe."""
 
@@ -49,7 +47,6 @@ class Origins:
     """Who set each key of a config."""
 
     by_key: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key -> origin."""
     order: tuple[str, ...] = ()
     """Origins in the order of composition; a later one overrides an earlier one."""
     of_recipe: frozenset[str] = frozenset()

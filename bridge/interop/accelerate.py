@@ -437,20 +437,9 @@ def _read(document: Any) -> Any:
     return {name: value for name, value in values.items() if name.startswith(PREFIX)}
 
 
-SYSTEM = System(
-    name="accelerate",
-    title=TITLE,
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_yaml,
-    read=_read,
-    context=(
-        ContextKey(name="fp8_backend", meaning="AO, TE or MSAMP where the file does not say"),
-        ContextKey(
-            name="form", meaning="yaml, or arguments for those of Accelerator (export)", default="yaml", use=("export",)
-        ),
-        NUM_LAYERS,
-    ),
+CONTEXT = (
+    ContextKey("fp8_backend", "AO, TE or MSAMP where the file does not say"),
+    ContextKey("form", "yaml, or arguments for those of Accelerator (export)", default="yaml", use=("export",)),
+    NUM_LAYERS,
 )
+SYSTEM = System("accelerate", TITLE, VERSION, import_, export, _recognise, as_yaml, read=_read, context=CONTEXT)

@@ -350,16 +350,8 @@ def _recognise(document: Any) -> Recognised | None:
     return Recognised(certainty=0.95, evidence=f"has `base_model` and `{found[0]}`, which Axolotl has together")
 
 
-SYSTEM = System(
-    name="axolotl",
-    title=TITLE,
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_yaml,
-    context=(
-        ContextKey(name="gpu", meaning="the card it will run on: h100, sm_90, 9.0, cpu; decides what auto becomes"),
-        ContextKey(name="sharding", meaning="fsdp or deepspeed where the run will use one (export)", use=("export",)),
-    ),
+CONTEXT = (
+    ContextKey("gpu", "the card it will run on: h100, sm_90, 9.0, cpu; decides what auto becomes"),
+    ContextKey("sharding", "fsdp or deepspeed where the run will use one (export)", use=("export",)),
 )
+SYSTEM = System("axolotl", TITLE, VERSION, import_, export, _recognise, as_yaml, context=CONTEXT)

@@ -59,13 +59,10 @@ class Unmapped:
     field: str
     """The setting, as the system it was read from spells it."""
     value: object
-    """Its value there."""
     reason: str
-    """One of `REASONS`."""
     detail: str
     """The difference on the other side, with the version it was seen in: one clause without a full stop."""
     remedy: str
-    """A remedy, as one sentence."""
 
     def __post_init__(self) -> None:
         if self.reason not in REASONS:
@@ -82,7 +79,6 @@ class ImportReport:
     config: MixedPrecisionConfig
     """Only fields that the foreign configuration decides are stated."""
     semantics: str
-    """One of `SEMANTICS`."""
     unmapped: tuple[Unmapped, ...] = ()
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Each mapped setting -> the fields of `config` it became.
@@ -140,7 +136,7 @@ class Recognised:
     """The evidence, as a clause: "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ContextKey:
     """One fact that `import_` or `export` takes and no file states."""
 
@@ -151,7 +147,7 @@ class ContextKey:
     """Which functions take it: "import", "export"."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class System:
     """One foreign system; each module of this room ends with `SYSTEM = System(...)`."""
 
@@ -166,7 +162,6 @@ class System:
     recognise: Callable[[Any], Recognised | None]
     """Takes a `document.Document`; None: not this system's."""
     write: Callable[[Any], str]
-    """The payload as the text of a file."""
     read: Callable[[Any], Any] | None = None
     """Takes a `document.Document` and returns the payload for `import_`; None: the document's parsed content is it."""
     context: tuple[ContextKey, ...] = ()

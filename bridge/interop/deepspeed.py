@@ -175,8 +175,7 @@ def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str 
     enabled, written = block.values.get("enabled"), block.values.get("dtype")
     if enabled and enabled not in (True, 1):
         detail = f"{VERSION} asks whether it is empty, and a word is not: autocast is on"
-        remedy = "Write true or false, without quotes."
-        builder.report(block.name("enabled"), enabled, "semantics", detail, remedy)
+        builder.report(block.name("enabled"), enabled, "semantics", detail, "Write true or false, without quotes.")
     if written is not None and not (isinstance(written, str) and written in DTYPE_NAMES):
         rule = "must be bfloat16, float16 or float32, as torch or DeepSpeed spell them, letter by letter"
         raise block.wrong("dtype", rule, written, "Use bfloat16 or float16, or drop the key")
@@ -221,8 +220,7 @@ def _loss_scale(builder: ImportBuilder, block: Settings, *, on: bool) -> None:
     if scale is not None:
         builder.map(block.name("loss_scale"), loss_scale=scale or None)
     if scale:
-        detail = "a constant loss scale does not read it"
-        builder.dead(block, SCALE, detail, "Drop it, or set loss_scale to 0.")
+        builder.dead(block, SCALE, "a constant loss scale does not read it", "Drop it, or set loss_scale to 0.")
         return
     for key, (field, least, default) in SCALE.items():
         value = block.whole(key, least=least)
@@ -364,17 +362,5 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-SYSTEM = System(
-    name="deepspeed",
-    title=TITLE,
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_json,
-    context=(
-        ContextKey(
-            name="auto", meaning='what the layer above trains in, for "auto" and a missing block: bf16, fp16 or fp32'
-        ),
-    ),
-)
+CONTEXT = (ContextKey("auto", 'what the layer above trains in, for "auto" and a missing block: bf16, fp16 or fp32'),)
+SYSTEM = System("deepspeed", TITLE, VERSION, import_, export, _recognise, as_json, context=CONTEXT)

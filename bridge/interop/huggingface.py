@@ -72,7 +72,6 @@ class Loaded(NamedTuple):
     setting: str = "weights_dtype"
     """The setting that states it, or leaves it open."""
     value: object = None
-    """The written value."""
     is_open: bool = False
     """`setting` says that the checkpoint decides, and that was reported."""
     adapter: str | None = None
@@ -264,8 +263,7 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
         builder.report("pure_bf16", top["pure_bf16"], "semantics", detail, remedy)
         return Loaded(stated or "bf16", "pure_bf16", top["pure_bf16"])
     if "pure_bf16" in top:
-        detail = f"read by {FACTORY}, which needs finetuning_type too"
-        report_row(builder, "pure_bf16", top["pure_bf16"], Row(detail))
+        report_row(builder, "pure_bf16", top["pure_bf16"], Row(f"read by {FACTORY}, which needs finetuning_type too"))
     setting, value = next(iter(_dtypes(top).items()), ("weights_dtype", None))
     upcasts = factory and stated is None and not top.values.get("use_badam")
     dtype = None if value is None else half_or_fp32(value)
@@ -414,16 +412,10 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
+CONTEXT = (
+    ContextKey("weights_dtype", "dtype the model is loaded in: fp32, bf16 or fp16"),
+    ContextKey("accelerate_mixed_precision", "the environment's ACCELERATE_MIXED_PRECISION"),
+)
 SYSTEM = System(
-    name="huggingface",
-    title="Hugging Face TrainingArguments",
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_json,
-    context=(
-        ContextKey(name="weights_dtype", meaning="dtype the model is loaded in: fp32, bf16 or fp16"),
-        ContextKey(name="accelerate_mixed_precision", meaning="the environment's ACCELERATE_MIXED_PRECISION"),
-    ),
+    "huggingface", "Hugging Face TrainingArguments", VERSION, import_, export, _recognise, as_json, context=CONTEXT
 )

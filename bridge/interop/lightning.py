@@ -155,15 +155,13 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         word = "32-true"
     if isinstance(word, bool) or not isinstance(word, str | int) or str(word)[:40] not in PRECISIONS:
         rule = "must be a precision of Lightning's, letter by letter"
-        remedy = "Use 32-true, 16-mixed, bf16-mixed, bf16-true or transformer-engine"
-        raise top.wrong("precision", rule, word, remedy)
+        raise top.wrong("precision", rule, word, "Use 32-true, 16-mixed, bf16-mixed, bf16-true or transformer-engine")
     compute, kind = PRECISIONS[str(word)]
     if top.values.get("amp_backend") == "apex" and str(word) in ("16", "16-mixed"):
         return _cast_by_apex(builder, top)
     report_apex(builder, top)
     if str(word) in ("16", "16-mixed") and device == "cpu":
-        detail = f"{VERSION} makes it bf16-mixed on a CPU"
-        builder.report(name, word, "semantics", detail, "Write bf16-mixed.")
+        builder.report(name, word, "semantics", f"{VERSION} makes it bf16-mixed on a CPU", "Write bf16-mixed.")
         compute = "bf16"
     if kind == "te":
         return _delayed(builder, Settings({}, TITLE, "recipe"), compute, name, word)
@@ -173,8 +171,7 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         return replace(builder.finish("fp32"), recipe=None)
     if kind == "true":
         builder.map(name, **{compute: True, "params_dtype": compute, "grad_reduce_in_fp32": False})
-        detail = f"weights, gradients and optimizer state are {compute}, nothing is FP32"
-        builder.without_masters(name, word, detail)
+        builder.without_masters(name, word, f"weights, gradients and optimizer state are {compute}, nothing is FP32")
         return builder.finish("true")
     shards = top.values.get("strategy", strategy)
     if isinstance(shards, Mapping):
@@ -324,20 +321,19 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-SYSTEM = System(
-    name="lightning",
-    title=TITLE,
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=lambda payload: as_yaml({"trainer": payload}),
-    context=(
-        ContextKey(
-            name="strategy",
-            meaning="the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp",
-            use=("import", "export"),
-        ),
-        ContextKey(name="accelerator", meaning="cpu turns 16-mixed into bf16-mixed"),
+CONTEXT = (
+    ContextKey(
+        "strategy", "the Trainer's strategy where the file does not say: fsdp, deepspeed, ddp", use=("import", "export")
     ),
+    ContextKey("accelerator", "cpu turns 16-mixed into bf16-mixed"),
+)
+SYSTEM = System(
+    "lightning",
+    TITLE,
+    VERSION,
+    import_,
+    export,
+    _recognise,
+    lambda payload: as_yaml({"trainer": payload}),
+    context=CONTEXT,
 )

@@ -265,16 +265,10 @@ def export(
     pipeline_model_parallel_size: int = 1,
     virtual_pipeline_model_parallel_size: int = 1,
 ) -> ExportReport:
-    """Return `{"mixed_precision": ...}`.
+    """Return `{"mixed_precision": ...}` in a shape.
 
-    Args:
-        config: The recipe.
-        shape: "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
-            overrides) or "name" (the recipe's name, where there is one).
-        bridge_version: 0.3 knows no fp4_param_gather.
-        num_layers: Layers of the model, for rows of `modules` that name layers.
-        pipeline_model_parallel_size: The same of the stages of the pipeline.
-        virtual_pipeline_model_parallel_size: The same of the model chunks of a stage.
+    That is "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
+    overrides) or "name" (the recipe's name, where there is one).
     """
     layout = Layout(num_layers, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size)
     builder = ExportBuilder(config, TITLE)
@@ -361,17 +355,9 @@ def recognise(document: Document) -> Recognised | None:
     return None
 
 
-SYSTEM = System(
-    name="megatron-bridge",
-    title="Megatron Bridge",
-    version="0.7.0",
-    import_=import_,
-    export=export,
-    recognise=recognise,
-    write=as_yaml,
-    context=(
-        ContextKey(name="shape", meaning="fields, strings (for overrides) or name", default="fields", use=("export",)),
-        ContextKey(name="bridge_version", meaning="Megatron Bridge of the run", default="0.7", use=("export",)),
-        *LAYOUT,
-    ),
+CONTEXT = (
+    ContextKey("shape", "fields, strings (for overrides) or name", default="fields", use=("export",)),
+    ContextKey("bridge_version", "Megatron Bridge of the run", default="0.7", use=("export",)),
+    *LAYOUT,
 )
+SYSTEM = System("megatron-bridge", "Megatron Bridge", "0.7.0", import_, export, recognise, as_yaml, context=CONTEXT)

@@ -27,9 +27,7 @@ ANY_LAYER = 9999
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)(\.?)")
 
 
-NUM_LAYERS = ContextKey(
-    name="num_layers", meaning="layers of the model, where a precision chooses single layers", use=("export",)
-)
+NUM_LAYERS = ContextKey("num_layers", "layers of the model, where a precision chooses single layers", use=("export",))
 
 
 def schemes_for(
@@ -152,8 +150,7 @@ def read_list(
             detail = f"no linear layer of {builder.system} has {one} in its name"
             builder.report(setting, one, "dead knob", detail, near or f"The output layer is {others[0]}.")
     alone = [group for group in (SHARED, LATENT) if any(_names_only(one, group, names) for one in listed)]
-    has_head = any(one in others[0] for one in listed)
-    return ListReading(taken=tuple(taken), has_head=has_head, groups=(DENSE, *alone))
+    return ListReading(taken=tuple(taken), has_head=any(one in others[0] for one in listed), groups=(DENSE, *alone))
 
 
 def _names_only(listed: str, group: Sequence[str], names: Mapping[str, Sequence[str]]) -> bool:

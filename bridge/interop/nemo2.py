@@ -50,7 +50,6 @@ SAME = (
 PREFIXED = {f"fp16_{name}": name for name in ("loss_scale", *SCALER_SCHEDULE)}
 GATHER = ("fp8_param_gather", "fp8_params")
 FIELDS = {**{name: name for name in (*DTYPES, *SAME)}, **PREFIXED, **dict.fromkeys(GATHER, "fp8_param_gather")}
-"""Argument -> field."""
 ARGUMENTS = frozenset({"precision", *FIELDS})
 SCHEMES = ("mxfp8", "fp8_current_scaling", "fp8_subchannel_scaling")
 RECIPES = {
@@ -270,19 +269,16 @@ def recognise(document: Document) -> Recognised | None:
     return None
 
 
+CONTEXT = (ContextKey("nemo_version", "release that runs it; recipes changed under their names", default="2.6"),)
 SYSTEM = System(
-    name="nemo2",
-    title="NeMo 2.x",
-    version="2.6.2",
-    import_=import_,
+    "nemo2",
+    "NeMo 2.x",
+    "2.6.2",
+    import_,
+    export,
+    recognise,
+    as_yaml,
     import_all=import_all,
-    export=export,
-    recognise=recognise,
     read=lambda document: document if document.kind == "python" else document.content,
-    write=as_yaml,
-    context=(
-        ContextKey(
-            name="nemo_version", meaning="release that runs it; recipes changed under their names", default="2.6"
-        ),
-    ),
+    context=CONTEXT,
 )

@@ -245,16 +245,10 @@ def recognise(document: Document) -> Recognised | None:
     return Recognised(0.97, f"names the class `{found}`") if found else None
 
 
+CONTEXT = (
+    ContextKey("mode", "what the run around the recipe trains in: bf16, fp16 or fp32", default="bf16"),
+    NUM_LAYERS,
+)
 SYSTEM = System(
-    name="te-recipe",
-    title="Transformer Engine recipe",
-    version="2.20.2",
-    import_=import_,
-    export=export,
-    recognise=recognise,
-    write=as_json,
-    context=(
-        ContextKey(name="mode", meaning="what the run around the recipe trains in: bf16, fp16 or fp32", default="bf16"),
-        NUM_LAYERS,
-    ),
+    "te-recipe", "Transformer Engine recipe", "2.20.2", import_, export, recognise, as_json, context=CONTEXT
 )

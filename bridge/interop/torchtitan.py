@@ -360,17 +360,5 @@ def _recognise(document: Any) -> Recognised | None:
     return Recognised(0.9, f"has `training.{found[0]}`, which torchtitan reads") if found else None
 
 
-SYSTEM = System(
-    name="torchtitan",
-    title=TITLE,
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_json,
-    read=_read,
-    context=(
-        ContextKey(name="sharded", meaning="false without FSDP, where torchtitan uses autocast", default=True),
-        NUM_LAYERS,
-    ),
-)
+CONTEXT = (ContextKey("sharded", "false without FSDP, where torchtitan uses autocast", default=True), NUM_LAYERS)
+SYSTEM = System("torchtitan", TITLE, VERSION, import_, export, _recognise, as_json, read=_read, context=CONTEXT)

@@ -32,7 +32,6 @@ class Row(NamedTuple):
     """A setting without a field."""
 
     detail: str
-    """The effect of the setting, as a clause."""
     remedy: str = BY_HAND
     harmless: tuple[object, ...] = (False,)
     """Values under which there is nothing to report."""

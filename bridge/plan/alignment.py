@@ -45,9 +45,7 @@ class PadMultiple:
     per_slab: int
     """All tokens of a micro-batch together."""
     per_expert: int
-    """Tokens of one expert on one rank."""
     derivation: tuple[str, ...]
-    """How the numbers come about, one sentence each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +59,6 @@ class GemmShape:
     outputs: int
     inputs: int
     low: bool
-    """Computes in FP8 or FP4."""
     scheme: str | None = None
     """The scaling scheme that it computes in: the run's, or that of a row of `modules`; None: high precision."""
     small: bool = False
@@ -78,13 +75,10 @@ class Misfit:
     dimension: str
     """M (tokens), N (outputs) or K (inputs)."""
     size: float
-    """On a rank."""
     multiple: int
-    """Its required multiple on a rank."""
     field: str
     """The config field behind it, or its factors."""
     value: int
-    """Its value over all ranks."""
     below: int | None
     """The nearest legal value under it, None where there is none."""
     above: int

@@ -72,4 +72,3 @@ FIELDS: dict[tuple[str, str], Origin] = {
     for module, origins in _OF_MODULE.items()
     for dimension, origin in zip("NK", origins, strict=True)
 }
-"""(module, dimension) -> where it comes from."""

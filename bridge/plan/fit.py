@@ -75,11 +75,9 @@ class FitOption:
     """Setting and new value; empty: the run as it is."""
     price: int
     micro_batch_size: int
-    """The largest that fits."""
     needed_bytes: int
     """Of the fullest rank, at the micro-batch of the run, or at the one that the changes name."""
     ranks: int
-    """GPUs of the layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +85,7 @@ class FitReport:
     """The options, cheapest first; none where no layout that was tried fits."""
 
     memory_bytes: int
-    """Of one GPU."""
     usable_bytes: int
-    """The part of it that an option may fill."""
     options: tuple[FitOption, ...]
     declared_ranks: int | None = None
     """GPUs of the run, where the options need more than these; None: they fit on the GPUs that the run has."""

@@ -36,7 +36,6 @@ KINDS = (
     "amax state",
     "activations",
 )
-"""Kinds of a rank's bytes, in the order of the report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +45,7 @@ class RankMemory:
     stage: int
     data_rank: int
     parameters: int
-    """Elements of all parameters it holds."""
     bytes_of: dict[str, int]
-    """Kind -> bytes."""
     step_bytes: int
     """FP32 gradients that the optimizer makes of narrower ones at its step; activations are gone by then."""
 

@@ -54,9 +54,7 @@ class Workload:
     micro_batches: int | None = None
     """Micro-batches per step and rank; None: enough to fill the pipeline."""
     recompute: str = "none"
-    """none, selective or full."""
     modules: tuple[str, ...] = ()
-    """Parts that `selective` recomputes."""
     method: str = "uniform"
     """How `full` groups layers: uniform, or block (the first layers of each chunk only)."""
     layers: int = 1
@@ -64,7 +62,6 @@ class Workload:
     hidden_dropout: bool = False
     activation: str = "gelu"
     operators: str = "te"
-    """te or local."""
     widened_attention: bool = False
     """local: the attention of 16-bit models runs in FP32, on CPUs without 16-bit GEMMs."""
 

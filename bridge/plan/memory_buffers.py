@@ -53,14 +53,10 @@ def lay_out(
     bucket_size: int | None = None,
     high_bandwidth: bool = False,
 ) -> Buffer:
-    """Return the buffer of parameters that share storage and gradient dtype.
+    """Return the buffer of parameters, in the order of Megatron's modules, that share storage and gradient dtype.
 
-    Args:
-        parameters: In the order of Megatron's modules.
-        ranks: Data-parallel ranks that the buffer is sharded over.
-        distributed: The distributed optimizer is on; without it nothing is padded.
-        bucket_size: Elements after which a bucket is closed; None: one bucket.
-        high_bandwidth: `pad_buckets_for_high_nccl_busbw`.
+    Without the distributed optimizer nothing is padded. A bucket is closed after `bucket_size` elements; None: one
+    bucket.
     """
     divisor = math.lcm(ranks, 128, 2**16 if high_bandwidth else 1)
     spans: list[tuple[Parameter, int, int]] = []

@@ -24,7 +24,6 @@ class Parameter:
     """One parameter on one rank."""
 
     layer: str
-    """Label of the layer in the plan."""
     module: str
     name: str
     """weight, bias or Megatron's name of another one."""
@@ -32,13 +31,11 @@ class Parameter:
     """Outputs on this rank; 1 for a vector."""
     columns: int
     storage: str
-    """Format it is kept in."""
     computes: str
     """Format in which its GEMMs take it; its storage where they take it as it is."""
     scheme: Scheme | None = None
     """Scaling scheme in which its GEMMs take it, or else in which it is stored; None: neither."""
     is_expert: bool = False
-    """Belongs to the expert-parallel buffers."""
     shares_embedding: bool = False
     """A copy of the embedding that several stages hold; it has a bucket of its own."""
 

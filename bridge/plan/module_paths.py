@@ -21,17 +21,8 @@ if TYPE_CHECKING:
 
 PARENTS = {
     "self_attention": (
-        "linear_qkv",
-        "linear_proj",
-        "core_attention",
-        "q_layernorm",
-        "k_layernorm",
-        "linear_q_proj",
-        "linear_q_down_proj",
-        "linear_q_up_proj",
-        "linear_kv_down_proj",
-        "linear_kv_up_proj",
-        "kv_layernorm",
+        *("linear_qkv", "linear_proj", "core_attention", "q_layernorm", "k_layernorm", "linear_q_proj"),
+        *("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "kv_layernorm"),
     ),
     "mlp": ("linear_fc1", "linear_fc2", "router", "fc1_latent_proj", "fc2_latent_proj"),
     "mixer": ("in_proj", "conv1d", "ssm", "gated_norm", "out_proj"),
@@ -64,13 +55,7 @@ class ModulePaths:
         )
 
     def path(self, label: str, index: int, module: str) -> str:
-        """Return the name of a module.
-
-        Args:
-            label: Label of its row in the plan: a layer's number, "embedding", "mtp 1" or "output".
-            index: The layer's number within its chunk, from 0.
-            module: Its name in the plan.
-        """
+        """Return the name of a module by the label of its row in the plan and its layer's number within the chunk."""
         if label == "embedding":
             return f"embedding.{module}"
         if label == "output":

@@ -26,7 +26,6 @@ class Module:
     split: str = ""
     """column: TP ranks share the outputs; row: the inputs; empty: every rank has all of it."""
     count: int = 1
-    """Copies in the layer: one per expert."""
     is_expert: bool = False
     bias: bool = False
     vectors: tuple[tuple[str, int], ...] = ()

@@ -83,7 +83,6 @@ class PlanLayer:
     chunk: int
     kind: str
     low: bool
-    """The layer is in the low-precision context."""
     modules: tuple[PlanModule, ...]
 
     @property
@@ -115,9 +114,7 @@ class PrecisionPlan:
     parallel: Parallel
     layers: tuple[PlanLayer, ...]
     paths: ModulePaths
-    """How the model names its modules."""
     module_rows: tuple[ModuleRow, ...] = ()
-    """The rows of the precision's `modules`."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -28,13 +28,10 @@ class PlanRow:
     storage: str = ""
     """A weight between steps."""
     master: str = ""
-    """The optimizer's copy."""
     gradient: str = ""
-    """The buffer that gradients are accumulated in."""
     reduction: str = ""
     """Dtype that data-parallel ranks send each other."""
     checkpoint: str = ""
-    """Dtype that is written to disk."""
 
 
 @lru_cache(maxsize=4096)

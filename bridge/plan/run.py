@@ -33,10 +33,8 @@ class Overflow:
     """A rank that needs more memory than its GPU has."""
 
     stage: int
-    """Pipeline stage of the rank."""
     needed_bytes: int
     memory_bytes: int
-    """Of the GPU."""
     uncounted: tuple[str, ...]
     """Settings of the run that keep less on the GPU than is counted, as section.field."""
 

@@ -35,20 +35,15 @@ class Taken:
     """A module of a layer."""
 
     layer: str
-    """The layer's label in the plan."""
     number: int | None
     """The layer's number from 0 over the whole model; None for embedding, MTP and output."""
     module: str
-    """Its name in the plan."""
     kind: str
     path: str
-    """Its name in the whole model."""
     local: str
     """Its name within its model chunk."""
     chunk: int
-    """Its chunk's place in the order of execution."""
     is_low: bool
-    """Its layer runs in FP8 or FP4."""
     scheme: str | None
     """The scaling scheme of its GEMMs in the plan; None: none of them is in FP8 or FP4."""
 
@@ -79,7 +74,6 @@ class Selected:
     shadowed: tuple[Taken, ...]
     """Linear layers that it selects and an earlier one takes."""
     by: tuple[str, ...]
-    """Names of those earlier ones."""
     unread: tuple[Taken, ...]
     """Modules that it selects and that read no per-module recipe."""
     nearest: tuple[str, ...]
@@ -114,9 +108,7 @@ class Elsewhere:
 
     row: Selected
     stages: int
-    """The other pipeline size."""
     there: tuple[int, ...]
-    """The numbers of its layers there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +119,7 @@ class ModuleSelection:
     is_foreign: bool
     """They are of a foreign recipe, whose names are those within a chunk."""
     left: tuple[Taken, ...]
-    """Linear layers that nothing selects."""
     num_layers: int
-    """Layers of the whole model."""
     elsewhere: tuple[Elsewhere, ...] = ()
 
     @property

@@ -53,13 +53,11 @@ class Settings:
     family: str | None = None
     """fp8 or fp4 where one is on."""
     format: str | None = None
-    """The value of `fp8` or `fp4`."""
     scheme: str | None = None
     start: int = 0
     """Layers at the start kept in the mode's dtype."""
     end: int = 0
     attention: bool = False
-    """The attention core runs in FP8."""
     multi_head_attention: bool = False
     """FP8 between the attention core and its projections."""
     output_layer: bool = False
@@ -67,7 +65,6 @@ class Settings:
     reaches_layers: bool = True
     """The model's blocks enter the low-precision context; those of a hybrid model know FP4 from 0.17 on."""
     low_parameters: bool = False
-    """Weights are stored in the scheme's format."""
     unused_weight_buffer: bool = False
     """The other weights of an MXFP8 model stay outside the buffer that Megatron allocates for them."""
     grad_reduce: str = "fp32"
@@ -94,7 +91,6 @@ class Settings:
     recipes: tuple[QuantRecipe, ...] = field(default=(), compare=False)
     """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
-    """Settings that were asked for and have no effect, as sentences."""
 
     @property
     def row(self) -> Scheme | None:

@@ -111,7 +111,6 @@ class ModelShape:
     mtp_num_layers: int = 0
     """Multi-token-prediction depths, each a pass through a prediction layer."""
     mtp_is_repeated: bool = False
-    """One prediction layer serves all depths."""
     mtp_kinds: tuple[str, ...] = ()
     """Kind of each layer inside a prediction layer of a hybrid model."""
     experts: Experts | None = None

@@ -55,12 +55,7 @@ def is_torch_dtype(value: object) -> bool:
 def dtype_token(value: object) -> str:
     """Return the canonical token ("bf16") of a `torch.dtype` or of any common spelling of one.
 
-    Args:
-        value: `torch.bfloat16`, "bf16", "bfloat16", "torch.bfloat16", "BF16", ...
-
-    Raises:
-        WrongValueError: A string that names no dtype (the remedy gives the nearest), or a value that is neither a
-            string nor a `torch.dtype`.
+    WrongValueError for a string that names no dtype (the remedy gives the nearest), and for any other value.
     """
     text = str(value)
     is_dtype = is_torch_dtype(value)

@@ -33,7 +33,6 @@ class StatedField:
     """Data descriptor behind one field of `MixedPrecisionConfig`."""
 
     default: Any
-    """The value that an unstated field reads as."""
     kind: str
     """bool, int, float, name, names (several), format (a name; a dtype by its token), dtype or rows (of `modules`)."""
     optional: bool = False

@@ -84,8 +84,7 @@ _NAMES = {
 def megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
     """Return the layer and Megatron's name of each linear layer of a model that has one, by its full name elsewhere.
 
-    Args:
-        names: Those of `named_modules()`. With latent attention among them, queries have a module of their own.
+    With latent attention among the names, queries have a module of their own.
     """
     places = {name: place for name in names if (place := _place(name)) is not None}
     is_latent = any(inner in LATENT for _, inner in places.values())

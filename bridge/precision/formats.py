@@ -22,9 +22,7 @@ class Format:
     name: str
     """Lower-case name, as Megatron's `fp8` and `fp4` fields spell it where they have it."""
     title: str
-    """Its usual name."""
     bits: int
-    """Bits of one value, the sign among them."""
     exponent_bits: int
     """Width of the exponent field."""
     mantissa_bits: int
@@ -32,13 +30,11 @@ class Format:
     bias: int
     """The number that is subtracted from the exponent field."""
     max: float
-    """Largest finite value."""
     smallest_normal: float
     """Smallest positive value with full precision."""
     smallest_subnormal: float | None
     """Smallest positive value, None where there are no subnormals."""
     signed: bool = True
-    """Has a sign bit."""
     infinity: int | None = None
     """Encoding of +infinity, None where there is none."""
     nan: int | None = None
@@ -48,7 +44,6 @@ class Format:
     torch_dtype: str | None = None
     """Name of the `torch.dtype` that stores it, None where torch has none."""
     source: str = ""
-    """Where the row was read."""
 
     @property
     def min_exponent(self) -> int:

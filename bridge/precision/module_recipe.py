@@ -48,8 +48,7 @@ def chunk_recipes(
 def file_of(config: PrecisionConfig) -> dict[str, Any]:
     """Return the content of Megatron's file for rows that name no layers, which every chunk shares."""
     is_low = config.fp8 is not None or config.fp4 is not None
-    rows = module_rows(config.reading("modules"))
-    return chunk_recipes(rows, [()], is_low=is_low, fp8_format=config.fp8)[0]
+    return chunk_recipes(module_rows(config.reading("modules")), [()], is_low=is_low, fp8_format=config.fp8)[0]
 
 
 def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:

@@ -69,7 +69,6 @@ class ModulePrecision:
     family: str | None = None
     """fp8 or fp4; None: the dtype of the run."""
     scheme: str | None = None
-    """A scaling scheme of that family."""
     format: str | None = None
     """e4m3 or hybrid, where the row states it; None: that of the run."""
     factory: str | None = None
@@ -93,7 +92,6 @@ class ModuleRow:
     select: str
     """The glob; empty where `module` selects."""
     layers: tuple[int, ...] | None = None
-    """Numbers of layers as they are stated; None: every layer."""
     module: str = ""
     """The end of the names of the modules, a glob too; empty where `select` selects."""
     precision: ModulePrecision

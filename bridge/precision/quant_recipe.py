@@ -22,15 +22,8 @@ from typing import Any
 TRAINING, EVALUATION = "training_recipe", "evaluation_recipe"
 CONFIG_TYPE = {"transformer_engine_config_type": "TEQuantizationParams"}
 PAYLOAD_KEYS = (
-    "fp8_quantization_recipe",
-    "fp4_quantization_recipe",
-    "custom_recipe_factory",
-    "fp8_format",
-    "override_quantized_autocast",
-    "override_nonquantized_autocast",
-    "tp_only_amax_red",
-    "fp8_param",
-    "fp4_param",
+    *("fp8_quantization_recipe", "fp4_quantization_recipe", "custom_recipe_factory", "fp8_format"),
+    *("override_quantized_autocast", "override_nonquantized_autocast", "tp_only_amax_red", "fp8_param", "fp4_param"),
 )
 """Keys of a training or evaluation recipe; the last two from megatron-core 0.18 on."""
 
@@ -42,7 +35,6 @@ class Matcher:
     name: str
     pattern: str
     config: str
-    """Name of the payload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +78,6 @@ class QuantRecipe:
     """One file, or one stage's part of it."""
 
     configs: Mapping[str, Any]
-    """Name -> payload, as it is written."""
     matchers: tuple[Matcher, ...]
     """The matchers that are on, in order."""
 
@@ -166,8 +157,7 @@ def as_file(written: Mapping[Any, Any]) -> Mapping[Any, Any]:
 def quant_recipes(held: Any) -> tuple[QuantRecipe, ...]:
     """Return what `model.quant_recipe` holds: one recipe for every chunk, or one per chunk in order of execution.
 
-    Args:
-        held: None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one with `files`.
+    It holds None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one with `files`.
     """
     parts = getattr(held, "files", held)
     found = [QuantRecipe.of(part) for part in (parts if isinstance(parts, list | tuple) else [parts])]

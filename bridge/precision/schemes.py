@@ -66,7 +66,6 @@ class Operand:
     """How one tensor of a linear layer is cut into tiles that share a scale."""
 
     name: str
-    """input, weight or grad_output."""
     row: Tile = WHOLE
     """Tile (rows, columns) of the row-wise copy; `WHOLE` for the whole tensor."""
     column: Tile = WHOLE
@@ -88,11 +87,9 @@ class Scheme:
     """One row: a value of `fp8_recipe` or `fp4_recipe`."""
 
     name: str
-    """Megatron's name of the scheme."""
     family: str
     """fp8 or fp4: the field that holds its format."""
     title: str
-    """Its usual name."""
     formats: tuple[str, ...]
     """Legal values of `fp8` or `fp4`; `OPERAND_FORMATS` says what each means forward and backward."""
     settings: tuple[str, ...] = ()
@@ -106,19 +103,15 @@ class Scheme:
     tensor_scale_format: str | None = None
     """Format of a second scale over the whole tensor, None without one."""
     power_of_two_scale: bool = False
-    """Scales are powers of two."""
     split_accumulator: tuple[bool, bool, bool] | None = None
     """fprop, dgrad, wgrad: partial sums are promoted to full FP32 (False is Hopper's fast accumulation)."""
     alignment: tuple[int, int, int] | None = None
     """M, N and K must be multiples of these for all three GEMMs to run in Transformer Engine."""
     min_compute_capability: tuple[int, int] | None = None
-    """Oldest GPU generation."""
     below_compute_capability: tuple[int, int] | None = None
     """First GPU generation that no longer runs it, None without one."""
     min_cuda: str | None = None
-    """Oldest CUDA version."""
     min_transformer_engine: str | None = None
-    """Oldest Transformer Engine version."""
     te_class: str = "CustomRecipe"
     """The class in `transformer_engine.common.recipe`."""
     te_keywords: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +119,6 @@ class Scheme:
 
     Source: megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe, TEDelayedScaling."""
     source: str = ""
-    """Where the row was read."""
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Return whether GPUs of this compute capability run it."""
@@ -148,12 +140,8 @@ SCHEMES = (
         title="per-tensor delayed scaling",
         formats=("e4m3", "hybrid"),
         settings=(
-            "fp8_margin",
-            "fp8_amax_history_len",
-            "fp8_amax_compute_algo",
-            "fp8_dot_product_attention",
-            "fp8_multi_head_attention",
-            "tp_only_amax_red",
+            *("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_dot_product_attention"),
+            *("fp8_multi_head_attention", "tp_only_amax_red"),
         ),
         first_last_layers_bf16=False,
         operands=_operands(WHOLE, WHOLE, WHOLE),

@@ -166,15 +166,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return self._read(self._field(name))
 
     def state(self, source: str | None = None, /, **values: object) -> Self:
-        """Set fields and remember the source; returns the config itself.
+        """Set fields and remember the source, "command line" or "team.yaml" say; returns the config itself.
 
-        Args:
-            source: The source, for reports ("command line", "team.yaml").
-            values: Fields by name.
-
-        Raises:
-            PrecisionTypeError: A value of the wrong type; nothing is changed then.
-            UnknownFieldError: A name that is no field; nothing is changed then.
+        PrecisionTypeError for a value of the wrong type, UnknownFieldError for a name that is no field; nothing
+        is changed then.
         """
         self._state(values, source=source)
         return self

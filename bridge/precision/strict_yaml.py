@@ -235,8 +235,7 @@ class _Loader(BASE):  # type: ignore[misc]
         """Note a key that stands twice, or raise."""
         scalar = isinstance(key, str) and isinstance(value_node, yaml.ScalarNode)
         if self.may_repeat is None or not scalar or not self.may_repeat(str(key)):
-            rule = f"the key {key!r} must not stand twice in one mapping"
-            raise self.wrong(key_node, rule, "Keep one of the two")
+            raise self.wrong(key_node, f"the key {key!r} must not stand twice in one mapping", "Keep one of the two")
         if self.repeated is not None:
             self.repeated.append((str(key), self.construct_object(value_node), key_node.start_mark.line + 1))
 

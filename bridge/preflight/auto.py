@@ -40,7 +40,6 @@ REQUESTS = {
     "auto:fp8": "FP8 in the scheme that suits the GPU, or an error where there is none",
     "auto:fastest": "the fastest scheme that the GPU and the versions train well with",
 }
-"""Request -> what it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +49,6 @@ class Policy:
     since: tuple[int, int]
     """First compute capability of the row; the row holds up to the next one."""
     title: str
-    """The GPUs that people know there."""
     safe: str = "bf16_mixed"
     """For "auto"."""
     fp8: tuple[str, ...] = ()
@@ -115,15 +113,11 @@ class Choice:
     """The recipe that was chosen, and the reason; kept with the run."""
 
     request: str
-    """The request."""
     recipe: str
-    """The recipe's name."""
     reason: str
-    """Why this one, as a clause."""
     rejected: tuple[tuple[str, str], ...] = ()
     """(recipe, why not) of those that came before it."""
     target: str = ""
-    """For which target."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the choice as plain data."""
@@ -157,16 +151,10 @@ def count_parameters(model: Any) -> int | None:
 
 
 def resolve_auto(request: str, *, target: Target | None = None, parameters: int | None = None) -> Choice:
-    """Choose a recipe.
+    """Choose a recipe for a request, a key of `REQUESTS`.
 
-    Args:
-        request: A key of `REQUESTS`.
-        target: Where the run will happen; None: this machine, which has to show a GPU.
-        parameters: Of the whole model; None: not known, and then not taken for small.
-
-    Raises:
-        RunConfigError: An unknown request, or no GPU is visible and no target is given.
-        BackendUnavailableError: FP8 was asked for, and no FP8 recipe runs there.
+    Without a target it is for this machine, which has to show a GPU; a model of unknown size is not taken for
+    small. BackendUnavailableError where FP8 was asked for, and no FP8 recipe runs there.
     """
     wanted = request.strip().lower()
     if wanted not in REQUESTS:
@@ -261,7 +249,6 @@ class Support:
     """native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on versions that the
     target does not state. no: does not run."""
     reason: str
-    """Why, as a clause."""
     needs: tuple[tuple[str, str], ...] = ()
     """(product, least version) pairs that the recipe needs there."""
 

@@ -35,11 +35,8 @@ class Report:
     """The outcome of a check."""
 
     findings: tuple[RuleFinding, ...]
-    """The findings, errors first, without the silenced ones."""
     silenced: tuple[RuleFinding, ...] = ()
-    """The silenced findings, each with the reason."""
     setup: Setup
-    """The run that was checked."""
 
     @property
     def precision(self) -> str:

@@ -232,7 +232,6 @@ class Malformed:
     path: str
     """section.field."""
     value: Any
-    """The value that was given."""
     why: str
     """The type it must have, as a clause."""
 
@@ -244,9 +243,7 @@ class Section:
     values: dict[str, Any]
     """Field -> value in one form; the class default where none is given."""
     is_given: bool
-    """Whether there is such a section at all."""
     malformed: list[Malformed] = field(default_factory=list)
-    """Values of a wrong type."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a mapping that no version of Megatron has -> their values."""
     stated: frozenset[str] = frozenset()

@@ -34,7 +34,6 @@ KNOWN = {
 }
 """Product -> versions that there are or may soon be; anything else is a slip of the pen."""
 EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
-"""A target, for messages."""
 
 
 def parse_target(text: str) -> Target:

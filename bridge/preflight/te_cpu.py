@@ -34,14 +34,8 @@ def declared() -> tuple[int, int] | None:
 def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tuple[int, int]:
     """Declare that this process runs Transformer Engine on its CPU; return the compute capability of the GPU.
 
-    Args:
-        target: The GPU whose branches Transformer Engine takes, ``h100`` or ``b200x8`` say; None: the oldest that runs
-            the schemes.
-        schemes: Megatron's names of the run's scaling schemes, for the GPU that is taken without a target.
-
-    Raises:
-        RunConfigError: A target without a GPU's compute capability.
-        BackendUnavailableError: Another GPU was declared in this process.
+    Without a target, the GPU whose branches Transformer Engine takes is the oldest that runs the schemes.
+    BackendUnavailableError where another one was declared.
     """
     capability = max((_DEFAULTS.get(str(scheme), (9, 0)) for scheme in schemes), default=(9, 0))
     if target is not None:

@@ -47,8 +47,7 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def faults(self) -> list[Finding]:
         """Return everything that can never be right about this config."""
-        found = ask(_ALONE, RuleContext.of_precision(self))
-        return sorted(found, key=lambda fault: fault.id)
+        return sorted(ask(_ALONE, RuleContext.of_precision(self)), key=lambda fault: fault.id)
 
     def finalize(self) -> None:
         """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""

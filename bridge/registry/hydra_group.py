@@ -37,14 +37,7 @@ SCHEME = "recipes"
 
 
 def register_group(*recipes_from: str) -> None:
-    """Make the registered recipes options of the group `mixed_precision` in every composition from now on.
-
-    Args:
-        recipes_from: Modules and files of recipes to load first.
-
-    Raises:
-        RecipeSourceError: One of them cannot be loaded.
-    """
+    """Make the registered recipes options of the group `mixed_precision` in every composition from now on."""
     load_recipes_from(recipes_from)
     RecipeSearchPath.is_requested = True
     RecipeSearchPath.recipes_from = tuple(

@@ -51,7 +51,6 @@ ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
 
 POLICIES = ("override", "error", "keep")
-"""Values of `on_conflict`."""
 NOT_ALIASES = {
     "fp8_cs": "Megatron Bridge's performance scripts mean bf16_with_fp8_current_scaling_mixed with "
     "first_last_layers_bf16=False by it. Choose that recipe, and state that field."
@@ -75,13 +74,9 @@ class Recipe:
     """One registered recipe."""
 
     name: str
-    """Canonical name, with underscores."""
     function: RecipeFunction
-    """Makes a fresh config."""
     tags: tuple[str, ...] = ()
-    """Free words to group recipes by."""
     aliases: tuple[str, ...] = ()
-    """Other names, with underscores."""
 
     @property
     def summary(self) -> str:
@@ -295,8 +290,7 @@ class Registry:
 
     def _unknown(self, name: str) -> UnknownRecipeError:
         if canonical(name) in NOT_ALIASES:
-            text = f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[canonical(name)]}"
-            return UnknownRecipeError(text, [])
+            return UnknownRecipeError(f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[canonical(name)]}", [])
         known = [*self._recipes, *self._aliases]
         matches = close_matches(name, known)
         text = f"Unknown mixed-precision recipe {name!r}."

@@ -29,19 +29,9 @@ if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
 SWITCHED = (
-    "fp8",
-    "fp8_recipe",
-    "fp8_margin",
-    "fp8_amax_history_len",
-    "fp8_amax_compute_algo",
-    "fp8_wgrad",
-    "fp8_quantizer_factory",
-    "fp4",
-    "fp4_recipe",
-    "fp4_quantizer_factory",
-    "first_last_layers_bf16",
-    "num_layers_at_start_in_bf16",
-    "num_layers_at_end_in_bf16",
+    *("fp8", "fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad"),
+    *("fp8_quantizer_factory", "fp4", "fp4_recipe", "fp4_quantizer_factory", "first_last_layers_bf16"),
+    *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
 )
 """Fields of the model config that decide anew in every forward pass.
 
@@ -68,11 +58,8 @@ class Phase:
     """Consecutive steps in one precision."""
 
     number: int
-    """From 1 on."""
     first: int
-    """The first step, from 1 on."""
     last: int
-    """The last step."""
     precision: MixedPrecisionConfig
     values: Mapping[str, Any]
     """Field of the model config, one of `SWITCHED` -> its value in this phase."""

@@ -74,15 +74,10 @@ class RuleContext:
 
     # Known to a check alone.
     train: Any
-    """Batch sizes and the loss check."""
     data: Any
-    """Sequence length and packing."""
     peft: Any
-    """An adapter's settings."""
     sections: Mapping[str, Any]
-    """The configs as they were read."""
     malformed: Sequence[Any]
-    """Values of a wrong type."""
     unknown: Mapping[str, Any]
     """Keys of the precision that are no field -> their values."""
     checkpoint: Mapping[str, Any] | None

@@ -30,7 +30,6 @@ class OwnerField:
     """One row: a field of one config of a run."""
 
     name: str
-    """Its name."""
     kind: str
     """bool, int, float, name, dtype (kept as a token such as "bf16") or any."""
     default: Any = None
@@ -99,10 +98,8 @@ def _rows() -> dict[str, dict[str, OwnerField]]:
 
 
 FIELDS = MappingProxyType(_rows())
-"""Section -> field -> row."""
 
 DEFAULTS = MappingProxyType({role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()})
-"""Section -> field -> default."""
 
 NAMES = MappingProxyType({role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")})
 """Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""

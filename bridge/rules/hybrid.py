@@ -40,9 +40,7 @@ class HybridPattern:
     mtp: str = ""
     """A letter for each layer inside a multi-token-prediction layer."""
     depths: int = 0
-    """Multi-token-prediction depths."""
     faults: tuple[HybridFault, ...] = ()
-    """Faults of the pattern, and of the fields that have to agree with it."""
 
     @classmethod
     def of(cls, model: Any) -> HybridPattern | None:

@@ -33,7 +33,6 @@ EVIDENCE = {
     "reported": "reported by users or maintainers in the thread that is named, not reproduced here",
     "weak": "few or conflicting reports",
 }
-"""The kinds of evidence of a rule."""
 
 PARSER = "Megatron-LM training/arguments.py validate_args, 0.19.2 (argument parser only)"
 MODEL_CHECK = "megatron-core 0.16.1 transformer_config.py __post_init__"
@@ -64,7 +63,6 @@ class Rule:
     heading: str
     """Its id (PB and three digits; the first says the topic) and the fault in a few words: "PB101: ..."."""
     predicate: Predicate
-    """When it speaks."""
     error: str = ""
     """The setting (a field of the precision, or section.field), a colon, and the rule as a clause without a full stop.
     The severity is the name of the field that holds it: one of these three."""
@@ -78,7 +76,6 @@ class Rule:
     reported: str = ""
     weak: str = ""
     needs: str = "shape"
-    """A key of `NEEDS`."""
     sync: str | None = None
     """A key of `SYNC`; None: a sync does not ask it."""
     gate: str | None = None
@@ -141,17 +138,12 @@ class RuleFinding(Finding):
     """The finding of a rule about one context."""
 
     title: str = ""
-    """Of the rule."""
     source: str = ""
-    """Of the rule."""
     evidence: str = "verified"
-    """Of the rule."""
     remedies: tuple[str, ...] = ()
-    """Of the rule, filled in."""
     depends_on: str | None = None
     """The version that would decide whether it holds, where that is not known."""
     silenced: str | None = None
-    """Why it was silenced; None where it was not."""
 
 
 def _range(product: str, *, since: str | None = None, until: str | None = None) -> VersionRange:

@@ -19,11 +19,8 @@ class Place:
     chunk: int
     layers: tuple[int, ...]
     embedding: bool = False
-    """Holds the embedding of the input."""
     mtp: bool = False
-    """Holds the multi-token-prediction layers."""
     output: bool = False
-    """Holds the output layer and the loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

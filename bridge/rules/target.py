@@ -19,9 +19,7 @@ class Gpu:
     name: str
     """The name in a target, lower case and without spaces."""
     title: str
-    """Its usual name."""
     generation: str
-    """Its architecture."""
     capability: tuple[int, int] | None
     """CUDA compute capability; None for what has none."""
     memory_gib: int
@@ -29,7 +27,6 @@ class Gpu:
     formats: tuple[str, ...]
     """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4."""
     aliases: tuple[str, ...] = ()
-    """Other names in a target."""
 
     @property
     def is_gpu(self) -> bool:
@@ -102,19 +99,12 @@ class Target:
     """GPUs and versions of a run. None means unknown."""
 
     gpu: Gpu | None = None
-    """The GPU; the row "cpu" where there is none."""
     count: int | None = None
-    """GPUs of the whole run."""
     mcore: Version | None = None
-    """megatron-core."""
     te: Version | None = None
-    """Transformer Engine."""
     cuda: Version | None = None
-    """CUDA."""
     cudnn: Version | None = None
-    """cuDNN."""
     torch: Version | None = None
-    """PyTorch."""
     has_te: bool | None = None
     """Whether Transformer Engine is there at all; None: unknown."""
     is_detected: bool = False

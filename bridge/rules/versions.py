@@ -27,7 +27,6 @@ DISTRIBUTIONS = {
 }
 """Product -> names that its installed distribution can have."""
 TITLES = {"mcore": "megatron-core", "te": "Transformer Engine", "cuda": "CUDA", "cudnn": "cuDNN", "torch": "torch"}
-"""Product -> its name in messages."""
 _WORDS = {">=": "from", "<": "before"}
 
 
@@ -80,7 +79,6 @@ class VersionRange:
     """The versions of one product for which something holds."""
 
     product: str
-    """mcore, te, cuda, cudnn or torch."""
     versions: SpecifierSet
     """As pip writes them: ``>=0.17.1,<0.20``."""
 

@@ -89,7 +89,6 @@ class _ModuleRecipe:
     """
 
     kind: Any
-    """Megatron's `RecipeConfig`."""
 
     def __init__(self, files: Sequence[dict[str, Any]], stages: int) -> None:
         self.files = tuple(files)

@@ -30,22 +30,17 @@ class SyncRow:
     """One field of one owner."""
 
     owner: str
-    """model, optimizer, ddp, train or process."""
     attribute: str
-    """Its name there."""
     field: str | None
     """Field of the precision config behind it; None for what Megatron derives."""
     old: Any
-    """Value before the sync."""
     new: Any
-    """Value after it."""
     verdict: str
     """override: an owner's own value was replaced. set: a default was replaced. derive: follows from others.
     neutralise: put out of action. keep: the owner's own value stays. agree: nothing to do. absent: no such thing."""
     by: str
     """The source that decided: "recipe NAME", "command line", "default", "model", ..."""
     why: str
-    """The reason, as a clause."""
     replaces_own: bool = False
     """Whether the value that is replaced is an owner's own, not a class default."""
     since: str | None = None
@@ -86,11 +81,9 @@ class SyncReport:
     precision: str
     """Name of the recipe, or a description of the config."""
     rows: tuple[SyncRow, ...]
-    """Every precision field of every owner."""
     findings: tuple[Finding, ...] = field(default=())
     """Fields without an attribute or an effect, and settings that will not work."""
     megatron_version: str = "unknown"
-    """Version of the installed megatron-core."""
 
     @property
     def changes(self) -> tuple[SyncRow, ...]:

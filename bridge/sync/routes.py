@@ -27,9 +27,7 @@ class Route:
     """One row: a field of the config, one home of it, and the rule that decides what is written there."""
 
     field: str
-    """Field of `MixedPrecisionConfig`."""
     owner: str
-    """Role from `OWNERS`."""
     attribute: str | None
     """Name in the owner; None: the field has no attribute of its own there, and `note` says why."""
     rule: str
@@ -47,9 +45,7 @@ class Route:
     since: str = FIRST
     """First megatron-core known to have the attribute."""
     note: str = ""
-    """A remark for `explain`."""
     source: str = ""
-    """Where it was read."""
 
 
 def _model(field: str, rule: str, attribute: str | None = "", **more: object) -> Route:

@@ -14,7 +14,7 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from bridge.errors import RunConfigError
 from bridge.megatron.process import training_process
-from bridge.plan.fields import READ, UNPLANNED, WITHOUT_MODULES, absent_fields
+from bridge.plan.fields import UNPLANNED, absent_fields
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.settings import Settings
@@ -24,6 +24,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
 from bridge.rules.stages import Parallel
 from bridge.rules.versions import Version
+from tests.plan.fields_of_megatron import READ, WITHOUT_MODULES
 
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
 EXPERTS = {**DENSE, "num_moe_experts": 4, "moe_shared_expert_intermediate_size": 32, "add_bias_linear": False}

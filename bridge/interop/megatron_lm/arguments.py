@@ -44,11 +44,9 @@ class Written:
     """One setting as it was written."""
 
     name: str
-    """The flag or key."""
     value: Any
     """True for a flag without a value, None where only the run decides it."""
     shown: str = ""
-    """An undecided value as it was written."""
     refused: str | None = None
     """The word behind a switch, which takes no value."""
 

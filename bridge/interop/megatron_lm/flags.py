@@ -31,31 +31,38 @@ class Flag:
     """The value that a flag of older releases stands for."""
 
 
+def dest(name: str) -> str:
+    """Return the name of a flag in argparse's namespace and in argument files: "--fp8-recipe" -> "fp8_recipe"."""
+    return name.lstrip("-").replace("-", "_")
+
+
+_NAMED_LIKE_THEIR_FIELD = """
+    --bf16 --fp16 --fp8-recipe --fp8-margin --fp8-amax-history-len --fp8-amax-compute-algo --fp8-wgrad --fp4-recipe
+    --first-last-layers-bf16 --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16
+    --reuse-grad-buf-for-mxfp8-param-ag --loss-scale --initial-loss-scale --min-loss-scale --loss-scale-window
+    --hysteresis --fp32-residual-connection --attention-softmax-in-fp32 --apply-query-key-layer-scaling
+    --disable-bf16-reduced-precision-matmul --mamba-training-ssm-states-dtype --dsa-indexer-k-norm-fp32
+    --use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
+    --muon-fp32-matmul-prec --megatron-fsdp-main-params-dtype --megatron-fsdp-main-grads-dtype
+    --megatron-fsdp-grad-comm-dtype --keep-fp8-transpose-cache --moe-router-dtype --moe-dispatch-fwd-dtype
+    --moe-combine-bwd-dtype --fp8-output-proj --fp8-quantizer-factory --fp4-quantizer-factory
+    params_dtype pipeline_dtype autocast_dtype fp8_dot_product_attention fp8_multi_head_attention
+    """
+"""The last line: keys of `--yaml-cfg` files, which hold fields of TransformerConfig that have no flag."""
 FLAGS = (
-    Flag(option="--bf16", field="bf16", kind="on"),
-    Flag(option="--fp16", field="fp16", kind="on"),
+    *(
+        Flag(
+            option=option, field=dest(option), kind="on" if isinstance(FIELD_DEFAULTS[dest(option)], bool) else "value"
+        )
+        for option in _NAMED_LIKE_THEIR_FIELD.split()
+    ),
     Flag(option="--fp8-format", field="fp8", also=("fp8",)),
     Flag(option="--fp8-e4m3", field="fp8", kind="on", sets="e4m3"),
     Flag(option="--fp8-hybrid", field="fp8", kind="on", sets="hybrid"),
-    Flag(option="--fp8-recipe", field="fp8_recipe"),
-    Flag(option="--fp8-margin", field="fp8_margin"),
-    Flag(option="--fp8-amax-history-len", field="fp8_amax_history_len"),
-    Flag(option="--fp8-amax-compute-algo", field="fp8_amax_compute_algo"),
     Flag(option="--no-fp8-wgrad", field="fp8_wgrad", kind="off", also=("--disable-fp8-wgrad",)),
-    Flag(option="--fp8-wgrad", field="fp8_wgrad", kind="on"),
     Flag(option="--fp8-param-gather", field="fp8_param_gather", kind="on", also=("fp8_param",)),
-    Flag(option="--first-last-layers-bf16", field="first_last_layers_bf16", kind="on"),
-    Flag(option="--num-layers-at-start-in-bf16", field="num_layers_at_start_in_bf16"),
-    Flag(option="--num-layers-at-end-in-bf16", field="num_layers_at_end_in_bf16"),
     Flag(option="--fp4-format", field="fp4", also=("fp4",)),
-    Flag(option="--fp4-recipe", field="fp4_recipe"),
     Flag(option="--fp4-param-gather", field="fp4_param_gather", kind="on", also=("fp4_param",)),
-    Flag(option="--reuse-grad-buf-for-mxfp8-param-ag", field="reuse_grad_buf_for_mxfp8_param_ag", kind="on"),
-    Flag(option="--loss-scale", field="loss_scale"),
-    Flag(option="--initial-loss-scale", field="initial_loss_scale"),
-    Flag(option="--min-loss-scale", field="min_loss_scale"),
-    Flag(option="--loss-scale-window", field="loss_scale_window"),
-    Flag(option="--hysteresis", field="hysteresis"),
     Flag(
         option="--accumulate-allreduce-grads-in-fp32",
         field="grad_reduce_in_fp32",
@@ -63,59 +70,25 @@ FLAGS = (
         also=("--fp32-allreduce", "grad_reduce_in_fp32"),
     ),
     Flag(option="--grad-reduce-in-bf16", field="grad_reduce_in_fp32", kind="off"),
-    # Keys of `--yaml-cfg` files, which hold fields of TransformerConfig that have no flag.
-    Flag(option="params_dtype", field="params_dtype"),
-    Flag(option="pipeline_dtype", field="pipeline_dtype"),
-    Flag(option="autocast_dtype", field="autocast_dtype"),
     Flag(option="enable_autocast", field="autocast_enabled", kind="on"),
-    Flag(option="fp8_dot_product_attention", field="fp8_dot_product_attention", kind="on"),
-    Flag(option="fp8_multi_head_attention", field="fp8_multi_head_attention", kind="on"),
-    # Fields that Megatron's configs have and Megatron Bridge's class does not.
-    Flag(option="--fp32-residual-connection", field="fp32_residual_connection", kind="on"),
-    Flag(option="--attention-softmax-in-fp32", field="attention_softmax_in_fp32", kind="on"),
-    Flag(option="--apply-query-key-layer-scaling", field="apply_query_key_layer_scaling", kind="on"),
-    Flag(option="--disable-bf16-reduced-precision-matmul", field="disable_bf16_reduced_precision_matmul", kind="on"),
-    Flag(option="--mamba-training-ssm-states-dtype", field="mamba_training_ssm_states_dtype"),
-    Flag(option="--dsa-indexer-k-norm-fp32", field="dsa_indexer_k_norm_fp32", kind="on"),
-    Flag(option="--use-precision-aware-optimizer", field="use_precision_aware_optimizer", kind="on"),
-    Flag(option="--main-grads-dtype", field="main_grads_dtype"),
-    Flag(option="--main-params-dtype", field="main_params_dtype"),
-    Flag(option="--exp-avg-dtype", field="exp_avg_dtype"),
-    Flag(option="--exp-avg-sq-dtype", field="exp_avg_sq_dtype"),
-    Flag(option="--muon-fp32-matmul-prec", field="muon_fp32_matmul_prec"),
     Flag(
         option="--ddp-reduce-scatter-with-fp32-accumulation",
         field="reduce_scatter_with_fp32_accumulation",
         kind="on",
         also=("reduce_scatter_with_fp32_accumulation",),
     ),
-    Flag(option="--megatron-fsdp-main-params-dtype", field="megatron_fsdp_main_params_dtype"),
-    Flag(option="--megatron-fsdp-main-grads-dtype", field="megatron_fsdp_main_grads_dtype"),
-    Flag(option="--megatron-fsdp-grad-comm-dtype", field="megatron_fsdp_grad_comm_dtype"),
-    Flag(option="--keep-fp8-transpose-cache", field="keep_fp8_transpose_cache", kind="on"),
-    Flag(option="--moe-router-dtype", field="moe_router_dtype"),
     Flag(
         option="--moe-router-padding-for-quantization",
         field="moe_router_padding_for_quantization",
         kind="on",
         also=("--moe-router-padding-for-fp8",),
     ),
-    Flag(option="--moe-dispatch-fwd-dtype", field="moe_dispatch_fwd_dtype"),
-    Flag(option="--moe-combine-bwd-dtype", field="moe_combine_bwd_dtype"),
-    Flag(option="--fp8-output-proj", field="fp8_output_proj", kind="on"),
-    Flag(option="--fp8-quantizer-factory", field="fp8_quantizer_factory"),
-    Flag(option="--fp4-quantizer-factory", field="fp4_quantizer_factory"),
 )
 """Source: Megatron-LM 0.20 training/arguments.py and yaml_arguments.py; `sets`: its releases before 0.4."""
 
 
 NOTHING = ("null", "auto")
 """Words that stand for no value: of argument files, and of Megatron-FSDP's flags."""
-
-
-def dest(name: str) -> str:
-    """Return the name of a flag in argparse's namespace and in argument files: "--fp8-recipe" -> "fp8_recipe"."""
-    return name.lstrip("-").replace("-", "_")
 
 
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}

@@ -343,19 +343,20 @@ def _of_mapping(document: Document) -> tuple[float, str]:
     return 0.0, ""
 
 
+CONTEXT = (
+    ContextKey("te_version", "Transformer Engine of the run", default="2.8"),
+    ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"),
+    *LAYOUT,
+)
 SYSTEM = System(
-    name="megatron-lm",
-    title="Megatron-LM",
-    version="0.20.0",
-    import_=import_,
+    "megatron-lm",
+    "Megatron-LM",
+    "0.20.0",
+    import_,
+    export,
+    recognise,
+    write,
     import_all=import_all,
-    export=export,
-    recognise=recognise,
     read=read,
-    write=write,
-    context=(
-        ContextKey(name="te_version", meaning="Transformer Engine of the run", default="2.8"),
-        ContextKey(name="variables", meaning="environment of a launch script, as 'NAME=value NAME=value'"),
-        *LAYOUT,
-    ),
+    context=CONTEXT,
 )

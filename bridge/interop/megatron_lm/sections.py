@@ -28,7 +28,6 @@ RENAMED = {
     "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
     "apply_layernorm_1p": "layernorm_zero_centered_gamma",
 }
-"""Argument -> field of the model."""
 IMPLIED: dict[str, dict[str, Any]] = {
     "swiglu": {"gated_linear_unit": True, "activation_func": "silu"},
     "squared_relu": {"activation_func": "squared_relu"},

@@ -72,11 +72,7 @@ QUANTISATION = ("enable_kv_cache", "awq_block_size", "alpha", "sq_alpha")
 TRAINER = ("precision", "accelerator", "strategy", "plugins", "amp_backend", "amp_level")
 """Keys of the section `trainer` that Lightning's importer reads."""
 MARKS = (
-    "megatron_amp_O2",
-    "native_amp_init_scale",
-    "native_amp_growth_interval",
-    "reduce_amax",
-    "mcore_gpt",
+    *("megatron_amp_O2", "native_amp_init_scale", "native_amp_growth_interval", "reduce_amax", "mcore_gpt"),
     "fp8_e4m3",
 )
 
@@ -133,8 +129,7 @@ def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
             builder.leave_mode(base or "the section trainer of another file")
             return "fp32"
         value = file.shipped["precision"] if file.shipped else "32"
-        detail = f"{builder.system} takes {value} where the trainer says nothing"
-        builder.implied("trainer.precision", value, detail)
+        builder.implied("trainer.precision", value, f"{builder.system} takes {value} where the trainer says nothing")
         return PRECISIONS[value]
     value = file.get(where)
     dtype = PRECISIONS.get(str(value).removesuffix(".0"))
@@ -397,8 +392,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if config.fp4:
         fields = ("fp4", "fp4_recipe", "first_last_layers_bf16")
         builder.report_if_stated(fields, "unsupported", f"{TITLE} has no FP4", "Use NeMo 2 or Megatron Bridge.")
-    precision = {"fp32": 32, "fp16": 16, "bf16": "bf16"}[dtype]
-    return builder.finish({"trainer": {"precision": precision}, "model": model})
+    return builder.finish({"trainer": {"precision": {"fp32": 32, "fp16": 16, "bf16": "bf16"}[dtype]}, "model": model})
 
 
 def _export_mode(builder: ExportBuilder, *, is_o2: bool) -> str:
@@ -455,16 +449,5 @@ def recognise(document: Document) -> Recognised | None:
     return None
 
 
-VERSION = ContextKey(
-    name="nemo_version", meaning="release whose shipped file this one overrides (unsaid: the file is whole)"
-)
-SYSTEM = System(
-    name="nemo1",
-    title="NeMo 1.x",
-    version="1.23 to 2.0",
-    import_=import_,
-    export=export,
-    recognise=recognise,
-    write=as_yaml,
-    context=(VERSION,),
-)
+VERSION = ContextKey("nemo_version", "release whose shipped file this one overrides (unsaid: the file is whole)")
+SYSTEM = System("nemo1", "NeMo 1.x", "1.23 to 2.0", import_, export, recognise, as_yaml, context=(VERSION,))

@@ -98,12 +98,4 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-SYSTEM = System(
-    name="fsdp",
-    title="PyTorch FSDP",
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_json,
-)
+SYSTEM = System("fsdp", "PyTorch FSDP", VERSION, import_, export, _recognise, as_json)

@@ -121,12 +121,4 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-SYSTEM = System(
-    name="pytorch",
-    title="plain PyTorch",
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_json,
-)
+SYSTEM = System("pytorch", "plain PyTorch", VERSION, import_, export, _recognise, as_json)

@@ -285,16 +285,5 @@ def _recognise(document: Any) -> Recognised | None:
     return None
 
 
-SYSTEM = System(
-    name="torchao",
-    title=TITLE,
-    version=VERSION,
-    import_=import_,
-    export=export,
-    recognise=_recognise,
-    write=as_json,
-    context=(
-        ContextKey(name="mode", meaning="bf16, fp16 or fp32: what the trainer runs outside the linear layers"),
-        NUM_LAYERS,
-    ),
-)
+CONTEXT = (ContextKey("mode", "bf16, fp16 or fp32: what the trainer runs outside the linear layers"), NUM_LAYERS)
+SYSTEM = System("torchao", TITLE, VERSION, import_, export, _recognise, as_json, context=CONTEXT)

@@ -55,11 +55,8 @@ class Document:
     """One file, or one YAML document of a file that holds several."""
 
     path: str
-    """Its name in messages."""
     text: str
-    """Its text, without byte-order mark and with Unix line ends."""
     kind: str
-    """One of `KINDS`."""
     part: int | None = None
     """Which document of a YAML file with several, from 1."""
     of: Any = field(default=None, repr=False)

@@ -46,7 +46,6 @@ class Program:
     assignments: tuple[tuple[int, str, str], ...]
     """Line, target with the file's imports followed, and the value as written."""
     imports: frozenset[str]
-    """Dotted names that it imports."""
 
 
 def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program:

@@ -78,8 +78,7 @@ def looks_relevant(file: Path, name: str) -> bool:
     """Return whether a file that cannot be read looks as if it had to do with precision; scripts by their text only."""
     try:
         with file.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            data = stream.read(HEAD_BYTES if size > MAX_BYTES else MAX_BYTES)
+            data = stream.read(HEAD_BYTES if os.fstat(stream.fileno()).st_size > MAX_BYTES else MAX_BYTES)
     except OSError:
         return True
     text = data.decode("utf-8", errors="replace")

@@ -61,11 +61,9 @@ class Source:
     path: str
     """File, or "environment"."""
     system: str
-    """Name of the system it belongs to."""
     kind: str
     """One of `ORDER`, or "per module"."""
     says: str
-    """In a few words."""
     precision: str | None
     """What decides agreement: "bf16", "bf16 + fp8 delayed"; None where it does not say what a run trains in."""
     run: str = ""
@@ -147,8 +145,7 @@ def exported(text: str, path: str) -> tuple[list[tuple[str, str]], frozenset[str
     try:
         found = launches(text, path)
     except PayloadError:  # broken: what is exported line by line still says what somebody meant
-        lines = "\n".join(re.findall(r"^\s*export\s.*", text, re.MULTILINE))
-        return list(assigned(lines).items()), frozenset()
+        return list(assigned("\n".join(re.findall(r"^\s*export\s.*", text, re.MULTILINE))).items()), frozenset()
     pairs = [(name, launch.unknowns.shown(value)) for launch in found for name, value in launch.environment.items()]
     names = {launch.program.rpartition("/")[2] for launch in found}
     return pairs, frozenset(name if name.endswith(".py") else f"{name.rpartition('.')[2]}.py" for name in names)

@@ -43,7 +43,6 @@ class Survey:
     unread: dict[str, str] = field(default_factory=dict)
     """File, or file and line -> why it could not be read, or is not clear."""
     limits: tuple[str, ...] = ()
-    """What was not looked at, one clause each."""
 
     @property
     def ranked(self) -> tuple[Source, ...]:
@@ -109,7 +108,6 @@ class _Reader:
         self.found: list[Source] = []
         self.unread: dict[str, str] = {}
         self.started: set[str] = set()
-        """File names of the programs that scripts start."""
         self.named: set[str] = set()
         """File names of the JSON that other files name."""
 

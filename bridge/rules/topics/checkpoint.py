@@ -10,15 +10,7 @@ if TYPE_CHECKING:
     from bridge.rules.context import RuleContext
 
 FINGERPRINT = (
-    "fp8",
-    "fp8_recipe",
-    "fp8_amax_history_len",
-    "fp8_param",
-    "fp4",
-    "fp4_recipe",
-    "fp4_param",
-    "bf16",
-    "fp16",
+    *("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_param", "fp4", "fp4_recipe", "fp4_param", "bf16", "fp16"),
     "params_dtype",
 )
 """Fields of the model that a checkpoint's fingerprint may hold; it holds the optimizer's dtypes and `te` too."""
