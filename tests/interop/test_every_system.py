@@ -202,20 +202,22 @@ def test_no_payload_breaks_an_import(name: str, data: st.DataObject) -> None:
     survives(MODULES[name].import_, data.draw(payloads(KEYS[name].split())), sound=name not in MEGATRONS)
 
 
-@pytest.mark.parametrize("recipe", [row.name for row in REGISTRY.recipes() if "misnamed" not in row.tags])
-def test_every_recipe_leaves_and_returns(system: ModuleType, recipe: str) -> None:
-    config = REGISTRY.get(recipe)
-    exported = system.export(config)
-    check_export(config, exported)
-    text = system.SYSTEM.write(exported.payload)
-    again = json.loads(text) if system.SYSTEM.kinds[0] == "json" else yaml.safe_load(text)
-    check_return(config, exported, system.import_(again))
+def test_every_recipe_leaves_and_returns(system: ModuleType) -> None:
+    for recipe in REGISTRY.recipes():
+        if "misnamed" in recipe.tags:
+            continue
+        config = REGISTRY.get(recipe.name)
+        exported = system.export(config)
+        check_export(config, exported)
+        text = system.SYSTEM.write(exported.payload)
+        again = json.loads(text) if system.SYSTEM.kinds[0] == "json" else yaml.safe_load(text)
+        check_return(config, exported, system.import_(again))
 
 
-@pytest.mark.parametrize("bad", [None, "bf16_mixed", 3, {}])
-def test_what_is_no_config_is_refused(system: ModuleType, bad: Any) -> None:
-    with pytest.raises(PrecisionTypeError, match="must be a MixedPrecisionConfig"):
-        system.export(bad)
+def test_what_is_no_config_is_refused(system: ModuleType) -> None:
+    for bad in (None, "bf16_mixed", 3, {}):
+        with pytest.raises(PrecisionTypeError, match="must be a MixedPrecisionConfig"):
+            system.export(bad)
 
 
 def test_a_config_that_can_never_be_right_is_refused(system: ModuleType) -> None:

@@ -59,9 +59,9 @@ OPEN = {
 
 
 @pytest.mark.parametrize("owners", OWNERS, ids=str)
-@pytest.mark.parametrize("name", sorted(set(REGISTRY.names()) - {"nanov2_bf16_with_fp8_current_scaling_mixed"}))
-def test_a_setup_holds_what_a_sync_writes(name: str, owners: str, megatron_owners: Any) -> None:
-    holds(name, OWNERS[owners], megatron_owners())
+def test_a_setup_holds_what_a_sync_writes(owners: str, megatron_owners: Any) -> None:
+    for name in set(REGISTRY.names()) - {"nanov2_bf16_with_fp8_current_scaling_mixed"}:
+        holds(name, OWNERS[owners], megatron_owners())
 
 
 @pytest.mark.parametrize("owners", OPEN, ids=str)
@@ -88,7 +88,9 @@ def holds(precision: Any, owners: tuple[dict[str, Any], ...], made: Any) -> None
     for route in ROUTES:
         if route.attribute is not None and route.owner in made and hasattr(made[route.owner], route.attribute):
             written = getattr(made[route.owner], route.attribute)
-            assert before[route.owner][route.attribute] == plain(written), f"{route.owner}.{route.attribute}"
+            assert before[route.owner][route.attribute] == plain(written), (
+                f"{precision}: {route.owner}.{route.attribute}"
+            )
     assert before["ddp"]["check_for_nan_in_grad"] == made["ddp"].check_for_nan_in_grad
 
 
