@@ -66,12 +66,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         __signature__ = _Signature()
 
         def __init__(self, **given: object) -> None:
-            """Take any fields by name.
-
-            Raises:
-                PrecisionTypeError: A value of the wrong type.
-                TypeError: A name that is no field.
-            """
+            """Take any fields by name."""
             origin = given.get("_origin")
             named = list(given)
             changed = named if origin is None else named[: named.index("_origin")]

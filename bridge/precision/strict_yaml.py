@@ -57,16 +57,8 @@ def load_all(
 ) -> tuple[Any, ...]:
     """Return the documents of a YAML text as plain Python values; an empty one is None.
 
-    Args:
-        text: The text.
-        path: Its name in messages.
-        error: The class of the error to raise.
-        may_repeat: Says of a key with a scalar value whether it may stand twice; the last one is read then. None: no.
-        repeated: Takes key, last value and line of each key that stands twice.
-
-    Raises:
-        BridgeError: Of class `error`. Not YAML, a key twice in one mapping, a tag other than YAML's own, or too deep or
-            too large.
+    `may_repeat` says of a key with a scalar value whether it may stand twice, the last one is read then; `repeated`
+    takes key, last value and line of each. Raises an `error` for what the module refuses.
     """
     try:
         _check_bounds(text, path, error)
@@ -86,9 +78,6 @@ def require_bounded(path: Path, *, error: type[BridgeError] = PayloadError) -> N
     """Raise for a YAML file that another reader must not be given: no regular file, too large, too deep, or with a tag.
 
     What is no YAML is left to that reader.
-
-    Raises:
-        BridgeError: Of class `error`.
     """
     text = decoded(read_bytes(path, error=error), str(path), error=error)
     with suppress(yaml.YAMLError):
@@ -98,9 +87,7 @@ def require_bounded(path: Path, *, error: type[BridgeError] = PayloadError) -> N
 def read_bytes(path: str | Path, *, error: type[BridgeError] = PayloadError, limit: int = MAX_BYTES) -> bytes:
     """Return up to `limit` + 1 bytes of a regular file, or of a pipe that a shell's process substitution fills.
 
-    Raises:
-        BridgeError: Of class `error`. There is no such file, or it is a device, a socket or a named pipe, which could
-            block for ever.
+    A device, a socket or a named pipe could block for ever.
     """
     file = Path(path)
     try:
@@ -118,11 +105,7 @@ def read_bytes(path: str | Path, *, error: type[BridgeError] = PayloadError, lim
 
 
 def decoded(data: bytes, path: str, *, error: type[BridgeError] = PayloadError) -> str:
-    """Return the text of a file's bytes: UTF-8, or UTF-16 with a byte-order mark, with Unix line ends.
-
-    Raises:
-        BridgeError: Of class `error`. More than `MAX_BYTES`, not UTF-8, or with a NUL.
-    """
+    """Return the text of a file's bytes: UTF-8, or UTF-16 with a byte-order mark, with Unix line ends."""
     if len(data) > MAX_BYTES:
         rule = f"a configuration must not be larger than {MAX_BYTES // 1024} KiB"
         raise error(f"{path}: {rule}. Give the part of it that sets the precision.")

@@ -64,13 +64,8 @@ class WrittenFile:
 def settings_of(file: WrittenFile, path: str) -> tuple[dict[str, Any], dict[str, str]] | None:
     """Return the settings of a JSON file that a script writes, and those whose values only the run knows.
 
-    Args:
-        file: The file.
-        path: What it is called in messages.
-
-    Returns:
-        The settings without those that the run decides, and these by their dotted names, as they are marked; None
-        where the script does not write all of it, or it is no JSON.
+    The first are without those that the run decides, the second by their dotted names, as they are marked; None
+    where the script does not write all of it, or it is no JSON.
     """
     if file.text is None:
         return None

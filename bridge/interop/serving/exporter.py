@@ -28,11 +28,7 @@ FORWARD = frozenset({"e4m3", "e2m1"})
 
 
 def export(manifest: Manifest, system: str) -> ExportReport:
-    """Return the quantisation config of a manifest; the payload is empty where no module is quantised.
-
-    Raises:
-        RunConfigError: There is no such system, or the names of modules are not known.
-    """
+    """Return the quantisation config of a manifest; the payload is empty where no module is quantised."""
     require_names(manifest)
     target = serving_system(system)
     formed = {row.scheme for row in manifest.rows if _has_form(row)}
@@ -47,11 +43,7 @@ def export(manifest: Manifest, system: str) -> ExportReport:
 
 
 def require_names(manifest: Manifest) -> None:
-    """Refuse a manifest with modules whose names where the model is served are not known.
-
-    Raises:
-        RunConfigError: There are such modules.
-    """
+    """Refuse a manifest with modules whose names where the model is served are not known."""
     if not manifest.unnamed:
         return
     roles = list(dict.fromkeys(row.role for row in manifest.unnamed))

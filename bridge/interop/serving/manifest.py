@@ -111,11 +111,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Return the manifest of a file that `to_dict` was written to.
-
-        Raises:
-            RunConfigError: The file cannot be read, or is no manifest.
-        """
+        """Return the manifest of a file that `to_dict` was written to."""
         try:
             found = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
             rows = tuple(ManifestRow(**{**row, "served": tuple(row["served"])}) for row in found.pop("rows"))

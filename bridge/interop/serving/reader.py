@@ -51,11 +51,7 @@ class ServingConfig:
 
     @classmethod
     def read(cls, path: Path) -> ServingConfig:
-        """Return the config of a file.
-
-        Raises:
-            PayloadError: The file cannot be read, or holds no such config.
-        """
+        """Return the config of a file."""
         data = strict_yaml.read_bytes(path, error=PayloadError, limit=LARGEST)
         return cls.of(strict_json.loads(data.decode(errors="replace"), str(path)), str(path))
 
@@ -88,12 +84,7 @@ class ServingConfig:
         return READERS.get(self.method or "", ("",))
 
     def scheme_of(self, name: str, reader: str) -> str | None:
-        """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised.
-
-        Args:
-            name: Its name in the checkpoint.
-            reader: One of `readers`.
-        """
+        """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
         if self.method is None:
             return None
         if self.method == COMPRESSED:

@@ -108,11 +108,7 @@ SYSTEMS = MappingProxyType({system.name: system for system in _SYSTEMS})
 
 
 def serving_system(name: str) -> ServingSystem:
-    """Return a serving system by its name.
-
-    Raises:
-        RunConfigError: There is none of that name.
-    """
+    """Return a serving system by its name."""
     if name not in SYSTEMS:
         remedy = did_you_mean(close_matches(name, SYSTEMS))
         raise RunConfigError.of("--for", f"must be one of {', '.join(SYSTEMS)}", name, remedy)
