@@ -121,11 +121,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Return the record of a file.
-
-        Raises:
-            RunConfigError: The file cannot be read, or is no record.
-        """
+        """Return the record of a file."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             gemms = tuple(GemmRow(**_texts(row, GemmRow)) for row in content["gemms"])
@@ -146,11 +142,7 @@ def _filled(row: Row) -> dict[str, Any]:
 
 
 def _texts(row: dict[str, Any], kind: type) -> dict[str, str]:
-    """Return a row's columns; all of them have to be texts.
-
-    Raises:
-        ValueError: Another type, or no such column.
-    """
+    """Return a row's columns; all of them have to be texts."""
     names = {field.name for field in fields(kind)}
     wrong = [name for name, value in row.items() if name not in names or not isinstance(value, str)]
     if wrong:

@@ -30,11 +30,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, path: Path) -> RunFolder:
-        """Return the folder of a run.
-
-        Raises:
-            RunConfigError: There is no such folder, or no run has written its config there.
-        """
+        """Return the folder of a run."""
         if not cls.is_one(path):
             rule = f"must be the folder of a run, which has a {MADE}"
             raise RunConfigError.of("RUN", rule, str(path), "The run prints its folder at the end.")
@@ -105,11 +101,7 @@ class RunFolder:
         return records
 
     def json_of(self, name: str) -> dict[str, Any]:
-        """Return the mapping in a JSON file of the folder, empty where there is none.
-
-        Raises:
-            RunConfigError: The file cannot be read, or is no JSON.
-        """
+        """Return the mapping in a JSON file of the folder, empty where there is none."""
         path = self.path / name
         if not path.is_file():
             return {}

@@ -64,11 +64,7 @@ class Contents:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Contents:
-        """Return the contents of a checkpoint. No code of its files is run, and torch is not imported.
-
-        Raises:
-            CheckpointError: It is none, or its manifest or listing is damaged.
-        """
+        """Return the contents of a checkpoint. No code of its files is run, and torch is not imported."""
         sizes = outline(checkpoint)
         has_manifest = is_finished(checkpoint)
         return cls(
@@ -147,11 +143,7 @@ class Difference:
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest one of a folder of checkpoints.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """Return the checkpoint that a path names: itself, or the newest one of a folder of checkpoints."""
     try:
         if (path / METADATA).is_file():
             return path

@@ -35,9 +35,6 @@ def folder_lock(folder: Path) -> Iterator[str | None]:
 
     Yields:
         A sentence where the lock of a run that died was taken over, else None.
-
-    Raises:
-        CheckpointError: Another run holds it, or the folder cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -46,11 +46,7 @@ class Manifest:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
-        """Return the manifest of a checkpoint.
-
-        Raises:
-            DamagedCheckpointError: There is none, or it is damaged.
-        """
+        """Return the manifest of a checkpoint."""
         try:
             with (checkpoint / MANIFEST).open("rb") as stream:
                 data = stream.read(_LARGEST + 1)
@@ -109,12 +105,7 @@ class Manifest:
 
 
 def damage(checkpoint: Path, *, checksum: bool = True) -> str | None:
-    """Return what is wrong with a checkpoint, as a clause, or None where every file is as it was written.
-
-    Args:
-        checkpoint: Its folder.
-        checksum: Read every file; without it names and sizes are compared.
-    """
+    """Return what is wrong with a checkpoint, as a clause, or None where every file is as it was written."""
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
@@ -136,13 +127,7 @@ def outline(checkpoint: Path) -> dict[str, int]:
 
 
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
-    """Return the files that a rank reads: those that the rank of this number wrote, whose content it may have cached.
-
-    Args:
-        names: Files of a checkpoint.
-        rank: The rank.
-        ranks: All ranks of the run.
-    """
+    """Return the files that a rank reads: those that the rank of this number wrote, and may have in its cache."""
     written = [(name, _WRITER.match(name)) for name in names]
     return [name for name, writer in written if (int(writer[1]) if writer is not None else 0) % ranks == rank]
 

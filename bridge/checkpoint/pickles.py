@@ -165,11 +165,7 @@ class _Reader(pickle.Unpickler):
 
 
 def read_listing(checkpoint: Path) -> Listing:
-    """Return what a checkpoint's ``.metadata`` lists. Neither torch nor code of the file is run.
-
-    Raises:
-        DamagedCheckpointError: There is none, it is damaged, or it names what no listing needs.
-    """
+    """Return what a checkpoint's ``.metadata`` lists. Neither torch nor code of the file is run."""
     try:
         data = (checkpoint / METADATA).read_bytes() if (checkpoint / METADATA).is_file() else None
     except OSError as error:
@@ -217,12 +213,7 @@ def _foreign(name: str, what: str) -> str:
 
 
 def _require_plain(data: bytes, *, is_module_state: bool = False) -> None:
-    """Raise for a file of `torch.save` that is more than tensors, containers and plain values.
-
-    Args:
-        data: The file.
-        is_module_state: Its tensors of bytes are pickles that Transformer Engine reads.
-    """
+    """Raise for a file of `torch.save` that is more than tensors, containers and plain values."""
     import numpy as np  # heavy, and only for the objects of a checkpoint that is read
     import torch
 

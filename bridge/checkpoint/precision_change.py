@@ -74,12 +74,7 @@ class Change:
 
 
 def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """Return what differs in precision between two runs, the gravest first.
-
-    Args:
-        before: The settings in the checkpoint's manifest; empty where it has none.
-        now: The same of the run that resumes it.
-    """
+    """Return what differs in precision between two runs, the gravest first."""
     found = list(_changes(before, now)) if before else []
     return sorted(found, key=lambda change: -OUTCOMES.index(change.outcome))
 

@@ -66,11 +66,7 @@ class Arm:
 
 
 def read_arm(folder: Path) -> Arm | None:
-    """Return the run in a folder, None where it was refused before it began.
-
-    Raises:
-        RunConfigError: A file of the folder cannot be read.
-    """
+    """Return the run in a folder, None where it was refused before it began."""
     if not RunFolder.is_one(folder):
         return None
     try:

@@ -109,10 +109,6 @@ def compare(arms: Sequence[Arm], *, gate: float = GATE) -> list[Comparison]:
     """Return a comparison for each set of twins among the runs, in the order of the first run of each.
 
     The recipe of the first run of all is the baseline, or the first recipe of a set that lacks it.
-
-    Args:
-        arms: The runs of a sweep, in order.
-        gate: Share of the baseline's loss that a gap may reach.
     """
     sets: dict[str, list[Arm]] = {}
     for arm in arms:

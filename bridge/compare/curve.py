@@ -27,9 +27,6 @@ class Curve:
         """Return the mean loss of each interval that ends at one of these steps of the curve.
 
         A skipped step has a record of its own, so two runs can have records at different steps.
-
-        Args:
-            boundaries: Increasing, each a step of the curve; the first interval begins at step 1.
         """
         steps = np.asarray(self.steps)
         weights = np.diff(steps, prepend=0)

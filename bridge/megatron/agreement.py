@@ -27,12 +27,7 @@ SHOWN = 20
 def require_agreement(fingerprint: Mapping[str, str], where: torch.device) -> None:
     """Compare the fingerprints of all ranks; a collective call of a process group that has just been started.
 
-    Args:
-        fingerprint: Setting -> its value as text, in this process.
-        where: The device of the collective.
-
-    Raises:
-        RunConfigError: Two ranks have different settings. Raised on every rank.
+    RunConfigError, on every rank, where two ranks have different settings.
     """
     ranks = torch.distributed.get_world_size()
     if ranks == 1:
@@ -72,11 +67,7 @@ def _of_rank(rank: int, fingerprint: Mapping[str, str], where: torch.device) -> 
 
 
 def from_first_rank(compute: Callable[[], T]) -> T:
-    """Return on every rank what `compute` returns on the first one; its `CheckpointError` is raised on every rank.
-
-    Args:
-        compute: Called on the first rank alone; its result is plain data.
-    """
+    """Return on every rank what `compute` returns on the first one; its `CheckpointError` is raised on every rank."""
     sent: list[Any] = [None, None]
     if torch.distributed.get_rank() == 0:
         try:
@@ -92,11 +83,7 @@ def from_first_rank(compute: Callable[[], T]) -> T:
 
 
 def from_all_ranks(compute: Callable[[], T]) -> list[T]:
-    """Return on every rank what `compute` returns on each; the first `CheckpointError` is raised on every rank.
-
-    Args:
-        compute: Called on every rank; its result is plain data.
-    """
+    """Return on every rank what `compute` returns on each; the first `CheckpointError` is raised on every rank."""
     own: list[Any] = [None, None]
     try:
         own[0] = compute()

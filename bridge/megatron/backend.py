@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 BACKENDS = ("auto", "te", "emulated", "te_cpu")
-"""Values of `precision_backend`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

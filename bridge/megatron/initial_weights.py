@@ -51,13 +51,7 @@ def marked_weights(config: Any) -> Iterator[Marks]:
 
 @torch.no_grad()
 def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
-    """Draw every weight of a `GPTModel` that holds a mark.
-
-    Args:
-        model: One model chunk of this rank, built within `marked_weights`.
-        marks: The result of that.
-        seed: Seed of the run; the same on all ranks.
-    """
+    """Draw every weight of a `GPTModel` that holds a mark."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state = model.sharded_state_dict(metadata={"singleton_local_shards": False, "dp_cp_group": group})
     places = {id(entry.data): entry for entry in nested_values(state) if isinstance(entry, _PLACED)}
@@ -84,13 +78,10 @@ def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
 
 
 def _drawn(place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
-    """Return the values of a parameter.
+    """Return the values of a parameter, which is read for shape and device.
 
-    Args:
-        place: Megatron's entry for it in a sharded state dict, or its name where that has none: it is then drawn whole.
-        parameter: Read for shape and device.
-        method: Fills a tensor with random values.
-        seed: Seed of the run.
+    `place` is Megatron's entry for it in a sharded state dict, or its name where that has none: it is then drawn
+    whole.
     """
     plain = torch.empty(parameter.shape, device=parameter.device)
     if isinstance(place, str):

@@ -106,11 +106,8 @@ def _layer_classes(config: Any, number: int, *, backend: str, phases: Sequence[A
 def block_spec(config: Any, *, backend: str, vp_stage: int | None = None, phases: Sequence[Any] = ()) -> Any:
     """Return the spec of one model chunk's transformer block.
 
-    Args:
-        config: A `TransformerConfig`; `num_layers` counts the whole model, the spec holds this chunk's share.
-        backend: te, te_cpu, emulated or local.
-        vp_stage: Number of the chunk under interleaved pipeline parallelism.
-        phases: The model configs of a precision schedule, one a phase; none without a schedule.
+    `num_layers` of the config counts the whole model, the spec holds this chunk's share; `phases` are the model
+    configs of a precision schedule.
     """
     with_te = backend in ("te", "te_cpu")
     spec = get_gpt_decoder_block_spec(

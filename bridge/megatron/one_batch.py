@@ -37,10 +37,6 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
     """Capture the results of the linear layers in a model's transformer layers, for a ``with`` block.
 
     The results are in the order of execution; a weight's gradient comes after that of the layer's input.
-
-    Args:
-        model: This rank's model chunks, in Megatron's wrappers or without.
-        loss_scale: The factor of the loss, by which gradients are divided.
     """
     captured: Captured = {}
     linears: dict[Any, tuple[int, str]] = {

@@ -38,10 +38,6 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
     Where neither Transformer Engine nor Apex is installed Megatron takes torch's AdamW. That one is then switched to
     its single-pass kernel, and its state is created now rather than at the first step, so that a checkpoint written
     before the first successful step (FP16 begins with overflows) can be resumed from.
-
-    Args:
-        config: An `OptimizerConfig`, already synchronised with the precision recipe.
-        model: The result of `build_gpt`.
     """
     with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
         warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")

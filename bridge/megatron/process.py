@@ -349,11 +349,7 @@ def return_free_memory() -> None:
 
 
 def apply_tf32(allow: bool | None) -> str:
-    """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence about it.
-
-    Args:
-        allow: True: TF32 where the hardware has it. False: full FP32. None: torch keeps its setting.
-    """
+    """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence about it."""
     if allow is not None:
         torch.set_float32_matmul_precision("high" if allow else "highest")
     precision = torch.get_float32_matmul_precision()

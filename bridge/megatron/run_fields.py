@@ -234,17 +234,7 @@ UNKNOWN = "this build was not tried with a Megatron Core that has it"
 
 
 def require_honoured(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> None:
-    """Refuse a run whose configs ask for something that would silently be left out.
-
-    Args:
-        model: A `GPTConfig`.
-        optimizer: An `OptimizerConfig`.
-        ddp: A `DistributedDataParallelConfig`.
-        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
-
-    Raises:
-        RunConfigError: Such fields, all of them.
-    """
+    """Refuse a run whose configs ask for something that would silently be left out."""
     faults = run_faults(model, optimizer, ddp, backend=backend)
     if faults:
         raise RunConfigError("\n".join(map(str, faults)))
@@ -259,13 +249,9 @@ def run_faults(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> list[Fi
 
 
 def unhonoured(section: str, config: Any, *, backend: str, values: Mapping[str, Any] | None = None) -> list[Finding]:
-    """Return the fields of a config that a run would not honour.
+    """Return the fields of a section's config that a run would not honour.
 
-    Args:
-        section: model, optimizer or ddp.
-        config: Megatron's config, or a subclass; with `values`, its class.
-        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
-        values: Field -> value of a config that is not built yet.
+    With `values`, those of a config that is not built yet, `config` is its class.
     """
     found = []
 

@@ -140,11 +140,7 @@ _selection: Selection | None = None
 
 
 def selection() -> Selection:
-    """Return the choice in force; reads `BRIDGE_NUMERICS` the first time.
-
-    Raises:
-        RunConfigError: another value than auto, native and torch.
-    """
+    """Return the choice in force; reads `BRIDGE_NUMERICS` the first time."""
     global _selection  # noqa: PLW0603  (one choice per process)
     if _selection is None:
         value = os.environ.get("BRIDGE_NUMERICS")
@@ -157,11 +153,7 @@ def selection() -> Selection:
 
 
 def use(choice: str) -> str | None:
-    """Choose auto, native or torch for this process; return why it cannot be had, None where it can.
-
-    Args:
-        choice: with "native" this waits for the compiler.
-    """
+    """Choose auto, native or torch for this process; return why it cannot be had, None where it can."""
     global _selection  # noqa: PLW0603
     _selection = Selection(choice=choice, where="bridge.numerics.use")
     if choice != "native" or load(wait=True) is not None:

@@ -116,11 +116,7 @@ def shift_for(smallest: float, largest: float, element: Format) -> float:
 
 
 def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
-    """Return the operand of codes and scales that are held already, such as an FP8-stored weight.
-
-    Raises:
-        PrecisionTypeError: this copy is not held.
-    """
+    """Return the operand of codes and scales that are held already, such as an FP8-stored weight."""
     spec = stored.spec
     held_columnwise = columnwise if not spec.copies_share_values else stored.codes is None
     values = stored.values(held_columnwise, torch.bfloat16)

@@ -54,11 +54,7 @@ class Quantised:
     """(1,) FP32: the same for the column-wise copy, after the Hadamard transform where there is one."""
 
     def copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes and scales of one copy.
-
-        Raises:
-            PrecisionTypeError: this copy was not made.
-        """
+        """Return codes and scales of one copy."""
         codes = self.codes_t if columnwise else self.codes
         scales = self.scale_inv_t if columnwise else self.scale_inv
         if codes is None or scales is None:

@@ -120,11 +120,7 @@ def _chunks(model: Model) -> list[torch.nn.Module]:
 
 
 def _plan_of(chunks: Sequence[torch.nn.Module], recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
-    """Return the plan of a recipe for a live model.
-
-    Raises:
-        PrecisionTypeError: It has no Megatron config.
-    """
+    """Return the plan of a recipe for a live model."""
     from bridge.registry.registry import get_mixed_precision_config
     from bridge.rules.versions import installed
 

@@ -39,12 +39,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 def cause_of(error: BaseException, sections: Mapping[str, Mapping[str, Any]]) -> Cause:
-    """Return the cause of an error; both parts are empty for one of another package.
-
-    Args:
-        error: The exception, with its traceback.
-        sections: model, optimizer and ddp: the settings that are looked for.
-    """
+    """Return the cause of an error; both parts are empty for one of another package."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _place(frame.filename)]
     where = f"{_place(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     for frame in reversed(frames):

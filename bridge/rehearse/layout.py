@@ -86,12 +86,7 @@ class Layout:
 
     @classmethod
     def of(cls, parallel: Parallel, *, is_sharded: bool) -> Layout:
-        """Return the kinds of a run's layout.
-
-        Args:
-            parallel: The layout.
-            is_sharded: The run has the distributed optimizer, which is of use to several replicas alone.
-        """
+        """Return the kinds of a run's layout."""
         sizes = {
             "tensor": parallel.tensor,
             "pipeline": parallel.pipeline,

@@ -65,11 +65,7 @@ def is_of_megatron_lm(path: Path) -> bool:
 
 
 def read_megatron_lm(path: Path) -> Script:
-    """Return the first run that a file of Megatron-LM starts.
-
-    Raises:
-        PayloadError: It starts no run of Megatron-LM.
-    """
+    """Return the first run that a file of Megatron-LM starts."""
     document = Document.load(path)
     runs = [one for one in runs_of(document) if one.system.name == SYSTEM.name]
     if not runs:

@@ -154,12 +154,7 @@ def _kept(run: RunValues, small: SmallRun) -> str:
 
 
 def _unknown(target: Target, versions: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what no rehearsal on a CPU knows, as sentences.
-
-    Args:
-        target: Where the run itself is going to be.
-        versions: Of Megatron Core and of Transformer Engine, where they ran.
-    """
+    """Return what no rehearsal on a CPU knows, as sentences."""
     found = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
         "Convergence: a few steps of a small model say nothing of it.",
@@ -184,11 +179,7 @@ def _left_out(entry: dict[str, Any]) -> Finding:
 
 
 def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the process that imports Megatron found.
-
-    Raises:
-        BackendUnavailableError: It cannot run here, or ended without an answer.
-    """
+    """Return what the process that imports Megatron found."""
     made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}

@@ -23,16 +23,7 @@ def plot_loss(
     loss_scale: Points = (),
     unigram_entropy: float | None = None,
 ) -> None:
-    """Draw training and validation loss over steps into a PNG; without any point, the axes alone.
-
-    Args:
-        path: File to write.
-        title: The precision that the run trained in.
-        train: Training loss.
-        validation: Validation loss.
-        loss_scale: Scale of the loss under FP16, drawn in a panel of its own; empty: no such panel.
-        unigram_entropy: Loss of the best model without context, in the same unit; drawn as a line across.
-    """
+    """Draw training and validation loss over steps into a PNG; without any point, the axes alone."""
     figure = figure_of(8, 6.2 if loss_scale else 4.8)
     if not loss_scale:
         axes = figure.add_subplot()

@@ -22,12 +22,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def findings_text(report: Report, *, is_quiet: bool = False) -> RenderableType:
-    """Return the report as something rich can print: the subject of the check, every finding, the verdict.
-
-    Args:
-        report: The outcome of a check.
-        is_quiet: Leave infos out.
-    """
+    """Return the report as something rich can print: the subject of the check, every finding, the verdict."""
     lines: list[RenderableType] = [Text(f"{report.precision} against {report.target}")]
     if report.setup.choice is not None:
         lines.append(Text(f"  {report.setup.choice}", style="dim"))
@@ -88,13 +83,7 @@ _INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 
 
 def sarif(report: Report, *, file: str, version: str) -> dict[str, Any]:
-    """Return the report as a SARIF log.
-
-    Args:
-        report: The outcome of a check; silenced findings are in it as suppressed, with the reason.
-        file: The config that was checked, relative to the repository.
-        version: Of this package.
-    """
+    """Return the report as a SARIF log; silenced findings are in it as suppressed, with the reason."""
     findings = (*report.findings, *report.silenced)
     driver = {
         "name": "precision-bridge",

@@ -32,15 +32,7 @@ COLUMNS = (
 def module_table(
     selection: ModuleSelection, findings: Sequence[RuleFinding], *, layout: str, run: str, mode: str
 ) -> RenderableType:
-    """Return the selection as something rich can print.
-
-    Args:
-        selection: What each row takes.
-        findings: What the rules say of it.
-        layout: The pipeline layout in a few words.
-        run: The precision of the modules that no row takes: a scheme, or the dtype of the run.
-        mode: The dtype of the run.
-    """
+    """Return the selection as something rich can print."""
     high = f"{mode} (the run's dtype)"
     rows = [
         (

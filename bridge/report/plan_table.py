@@ -199,15 +199,7 @@ def memory_table(
     memory_bytes: int | None = None,
     uncounted: Sequence[str] = (),
 ) -> RenderableType:
-    """Return the report as something rich can print.
-
-    Args:
-        report: The memory of every stage.
-        activations: Name of a kind of recomputation -> activations of each stage under it.
-        gpu: Name of the target's GPU.
-        memory_bytes: Its memory; None: not known.
-        uncounted: Settings of the run that keep less on the GPU than is counted.
-    """
+    """Return the report as something rich can print."""
     folded: dict[tuple[int, ...], list[RankMemory]] = {}
     for rank in report.ranks:
         folded.setdefault((*rank.bytes_of.values(), rank.total), []).append(rank)

@@ -26,12 +26,7 @@ COLUMNS = ("field", "was", "is", "verdict", "by", Column(heading="why", wraps=Tr
 
 
 def sync_table(report: SyncReport, *, every_row: bool = False) -> RenderableType:
-    """Return the report as something rich can print.
-
-    Args:
-        report: The result of a sync.
-        every_row: Also show the fields that already agreed, and those that are absent and were not asked for.
-    """
+    """Return the report as something rich can print."""
     listed = [row for row in report.rows if every_row or row.changes or row.verdict == "keep"]
     recipe = f"recipe {report.precision.partition(',')[0]}"
     rows = [

@@ -114,12 +114,7 @@ def show(content: RenderableType, console: Console | None = None) -> None:
 
 
 def plain_text(content: RenderableType, *, width: int = 120) -> str:
-    """Return what rich can print as plain text, for a file or a pipe.
-
-    Args:
-        content: Text, a table, or a group of them.
-        width: Columns it may use; more where a table needs more.
-    """
+    """Return what rich can print as plain text, for a file or a pipe."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False)
     console.width = max(width, _needed(content, console))

@@ -27,12 +27,7 @@ WIDTH = 40
 
 
 def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableType:
-    """Return the state of a run.
-
-    Args:
-        run: Its folder; the run may go on, have ended or not have taken a step.
-        silenced: Names of warnings that are left out.
-    """
+    """Return the state of a run."""
     train, validation = run.metrics("train"), run.metrics("validation")
     steps = run.config.get("train", {}).get("train_iters")
     rows = [("step", f"{train[-1]['step'] if train else 0} of {steps}")]

@@ -58,11 +58,7 @@ class Audit:
     def recording(self, phase: Phase | None) -> Iterator[None]:
         """Record the step of a ``with`` block and compare it with the plan, where it is due or begins a phase.
 
-        Args:
-            phase: The phase that begins with this step; None: the one before goes on.
-
-        Raises:
-            AuditError: The first step of the run or of a phase is not what was planned, under ``audit=error``.
+        AuditError where the first step of the run or of a phase is not what was planned, under ``audit=error``.
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase

@@ -83,14 +83,7 @@ class Display:
 
 @contextmanager
 def display(*, total: int, start: int, progress: bool, console: Console | None = None) -> Iterator[Display]:
-    """Yield a progress bar if it is wanted and there is a terminal, else log lines.
-
-    Args:
-        total: Steps of the whole run.
-        start: Steps done before.
-        progress: Whether a bar is wanted.
-        console: Where to draw; None: standard output.
-    """
+    """Yield a progress bar if it is wanted and there is a terminal, else log lines."""
     console = console or Console()
     if not (progress and console.is_terminal):
         yield Display(total)

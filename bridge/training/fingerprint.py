@@ -42,13 +42,7 @@ PREFIX = "NVTE_"
 
 
 def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, model: Any = None) -> dict[str, str]:
-    """Return setting -> value as text: the resolved config, packages, environment, torch's flags and the GPU.
-
-    Args:
-        config: The run, its precision written into the sections.
-        environment: The process's environment variables.
-        model: The model's config as it was built and as a schedule changed it; None: that of the run.
-    """
+    """Return setting -> value as text: the resolved config, packages, environment, torch's flags and the GPU."""
     if model is not None:
         config = dataclasses.replace(config, model=model)
     found = {path: text for path, text in _of_config(config) if not path.startswith(OF_ONE_MACHINE)}

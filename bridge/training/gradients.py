@@ -37,15 +37,7 @@ LOSS_SCALE = 2.0**12
 def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     """Return the errors of the second precision against the first, with their bounds and the negative control.
 
-    Dropout is off in both. The control is the first precision on the same tokens in another order.
-
-    Args:
-        first: A run as `pretrain` takes it, its recipe not yet written into the sections; the reference.
-        second: The same run in another precision.
-
-    Raises:
-        RunConfigError: The two runs have different weights.
-        BridgeError: As `pretrain`.
+    Both are runs as `pretrain` takes them, their recipes not yet written into the sections.
     """
     shuffled = _captured(deepcopy(first), shuffle=True)[0]
     reference, weights, formats = _captured(first)

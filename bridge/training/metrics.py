@@ -123,16 +123,7 @@ def finite(row: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Iterator[Metrics]:
-    """Open the run's metrics; a resumed run keeps the earlier records up to where it begins.
-
-    Args:
-        run_dir: Gets ``metrics.jsonl``, ``quantisation.csv`` and the files of sinks.
-        resumed_at: Step of the checkpoint the run continues from; 0 for a fresh one.
-        config: The sinks.
-
-    Raises:
-        RunConfigError: A sink cannot be opened.
-    """
+    """Open the run's metrics; a resumed run keeps the earlier records up to where it begins."""
     path = run_dir / METRICS
     earlier = [values for values in _read(path) if values["step"] <= resumed_at] if resumed_at else []
     scratch = path.with_suffix(".tmp")  # a crash here leaves the old file as it was

@@ -24,18 +24,8 @@ def resume(
 ) -> tuple[Position, list[str]]:
     """Continue from a checkpoint of `checkpoint.load`; a collective call.
 
-    Args:
-        config: The run.
-        trainer: Gets the checkpoint's state.
-        saved: The step of the checkpoint, the result of `newest_sound`.
-        precision: The name of the run's precision.
-        settings: The fingerprint of the run.
-
-    Returns:
-        How far the run had come, and sentences about the checkpoint.
-
-    Raises:
-        CheckpointError: It is of another model, optimizer or precision, or cannot be read.
+    Return how far the run had come, and sentences about the checkpoint; CheckpointError for one of another model,
+    optimizer or precision.
     """
     folder = Path(str(config.checkpoint.load))
     facts = facts_of(folder_of(folder, saved))

@@ -214,16 +214,6 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
 
     Within `bridge.megatron.backend.running(backend)`, if that one is emulated.
-
-    Args:
-        config: The run, its precision written into the sections.
-        process: The result of `training_process`.
-        backend: The implementation of the GEMMs; None: the result of `choose_backend`.
-
-    Raises:
-        RunConfigError: Settings contradict each other or this machine.
-        DataError: The data cannot be used.
-        CheckpointError: The checkpoint cannot be loaded, or there is a later one where this run would save.
     """
     fault = batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:

@@ -153,13 +153,7 @@ def require_sane_values(config: ConfigContainer) -> None:
 def batch_fault(
     train: TrainConfig, *, ranks: int | None = None, origin_of: Callable[[str], str] | None = None
 ) -> Finding | None:
-    """Return the fault of a global batch that is not a whole number of micro-batches on every rank, or None.
-
-    Args:
-        train: The sizes, at least 1.
-        ranks: Data-parallel ranks; None: not known yet.
-        origin_of: Dotted key -> who set it.
-    """
+    """Return the fault of a global batch that is not a whole number of micro-batches on every rank, or None."""
     samples = train.micro_batch_size * (ranks or 1)
     if train.global_batch_size % samples == 0:
         return None

@@ -53,15 +53,8 @@ TE_STATES = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
 def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
     """Return the number of the newest checkpoint that may be read; a collective call.
 
-    Each rank reads a share of the files. Every checkpoint that is passed over is logged with the reason.
-
-    Args:
-        folder: The folder that an earlier run saved to.
-        checksum: Compare the content of the files with the manifest, and not their sizes alone.
-        trust: Take a checkpoint without a manifest too.
-
-    Raises:
-        CheckpointError: There is none.
+    With `checksum` the content of the files is compared with the manifest, not their sizes alone; with `trust` a
+    checkpoint without a manifest is taken too. CheckpointError where there is none.
     """
     reasons = []
     for number in from_first_rank(lambda: _candidates(folder)):
@@ -115,11 +108,7 @@ def _outline(checkpoint: Path, *, checksum: bool, trust: bool) -> tuple[Manifest
 
 
 def require_free(folder: Path, start: Position) -> None:
-    """Refuse to write into a folder that holds checkpoints later than where this run begins; a collective call.
-
-    Raises:
-        CheckpointError: There are such checkpoints, and they would be mixed with this run's.
-    """
+    """Refuse to write into a folder that holds checkpoints later than where this run begins; a collective call."""
     from_first_rank(lambda: _require_free(folder, start))
 
 
@@ -138,19 +127,9 @@ def _require_free(folder: Path, start: Position) -> None:
 
 
 def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False) -> Position:
-    """Continue from a checkpoint of a folder; a collective call.
+    """Continue from a checkpoint of a folder, and return how far that run had come; a collective call.
 
-    Args:
-        trainer: Gets the checkpoint's state.
-        folder: The folder that an earlier run saved to.
-        iteration: The result of `newest_sound`.
-        is_rounded_anew: Make the weights from the master weights: the checkpoint's are of another dtype.
-
-    Returns:
-        How far that run had come.
-
-    Raises:
-        CheckpointError: It is of another model or optimizer, or cannot be read.
+    With `is_rounded_anew` the weights are made from the master weights: the checkpoint's are of another dtype.
     """
     source = folder_of(folder, iteration)
     try:

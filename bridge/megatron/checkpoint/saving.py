@@ -37,21 +37,10 @@ SPACE_BYTES = 2**20
 def save_checkpoint(
     trainer: Trainer, folder: Path, position: Position, *, facts: Mapping[str, Any], checksum: bool = True
 ) -> Path:
-    """Write a checkpoint and point to it; a collective call.
+    """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder; a collective call.
 
-    Args:
-        trainer: The run's state.
-        folder: Gets ``iter_<number>/`` and the latest pointer.
-        position: Stored with it; `extra` must be the same on all ranks.
-        facts: Facts about the run for the manifest, as plain data.
-        checksum: Write a checksum of every file into the manifest; each rank reads the files that it wrote.
-
-    Returns:
-        The folder of this checkpoint.
-
-    Raises:
-        CheckpointError: The folder cannot be written to.
-        TrainingError: A weight or the optimizer's state is not finite; nothing was written.
+    `facts` about the run go into the manifest; `position.extra` must be the same on all ranks. TrainingError where
+    a weight or the optimizer's state is not finite; nothing is written then.
     """
     target = folder_of(folder, position.iteration)
     with trainer.parameters_in_place():

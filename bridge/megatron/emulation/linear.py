@@ -90,11 +90,7 @@ _NOT_EMULATED = (
 
 
 def require_emulable(config: Any) -> None:
-    """Refuse a model config that asks for low precision where the emulation has none.
-
-    Raises:
-        BackendUnavailableError: Such a field, or a custom quantiser factory; names all of them.
-    """
+    """Refuse a model config that asks for low precision where the emulation has none."""
     faults = [
         f"model.{field}: the emulated backend does not run it, {reason}, got {getattr(config, field)!r}."
         for field, reason in _NOT_EMULATED
@@ -140,11 +136,7 @@ class EmulatedLinear:
         layer.prepare()
 
     def finish_init(self, quantization_config: Any) -> None:
-        """Take the payload that a per-module recipe has for this layer, as Transformer Engine's layers do.
-
-        Args:
-            quantization_config: Megatron's `QuantizationConfig`; None: no matcher takes the layer.
-        """
+        """Take the payload that a per-module recipe has for this layer, as Transformer Engine's layers do."""
         self.payload = quantization_config.config if quantization_config is not None else None
         self.multiply_in(gemm_precision(self.config) if self.is_low else None)
 
@@ -152,9 +144,6 @@ class EmulatedLinear:
         """Multiply in this precision from now on, or in what a per-module recipe makes of it.
 
         Scales of an earlier precision are dropped.
-
-        Args:
-            precision: That of the layer's transformer layer; None: the weight's dtype.
         """
         self.gemms = ModuleGemms(precision, payload=self.payload)
         self.weight_cache.clear()

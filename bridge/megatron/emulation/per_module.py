@@ -69,12 +69,7 @@ def _effects(config: Any) -> list[tuple[str, ModuleEffect]]:
 
 
 class ModuleGemms:
-    """The precision of one layer's GEMMs in training and in evaluation; None is high precision.
-
-    Args:
-        layer: The precision of the layer's transformer layer.
-        payload: The payload that Megatron's matcher chose; None: no matcher takes the layer.
-    """
+    """The precision of one layer's GEMMs in training and in evaluation; None is high precision."""
 
     def __init__(self, layer: Chosen, *, payload: dict[str, Any] | None) -> None:
         self.training = layer if payload is None else _chosen(payload[TRAINING], layer)

@@ -126,11 +126,7 @@ class TERecipe:
 
 
 def import_recipes() -> Any:
-    """Return the module `transformer_engine.common.recipe`.
-
-    Raises:
-        BackendUnavailableError: it cannot be imported.
-    """
+    """Return the module `transformer_engine.common.recipe`."""
     try:
         return importlib.import_module("transformer_engine.common.recipe")
     except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails with any of these

@@ -87,6 +87,5 @@ def _functions(name: str, values: Elementwise) -> dict[str, Callable[..., Any]]:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
-"""Functions of the extension by name."""
 for _name, _values in {**_PLAIN, **{name: _gated(gate) for name, gate in _GATES.items()}}.items():
     FUNCTIONS |= _functions(_name, _values)

@@ -128,4 +128,3 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (get_fused_attn_backend, fused_attn_fwd, fused_attn_bwd)
 }
-"""Functions of the extension by name."""

@@ -20,11 +20,7 @@ def side_folder() -> Path:
 
 
 def find_te() -> tuple[Path | None, str]:
-    """Return the folder to be put on the path (None: it is on it) and the version.
-
-    Raises:
-        BackendUnavailableError: There is no Transformer Engine, or another release.
-    """
+    """Return the folder to be put on the path (None: it is on it) and the version."""
     spec = importlib.util.find_spec("transformer_engine")
     if spec is not None and spec.submodule_search_locations:
         root, folder = Path(next(iter(spec.submodule_search_locations))).parent, None

@@ -160,4 +160,3 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "generic_gemm": generic_gemm,
     "te_general_grouped_gemm": te_general_grouped_gemm,
 }
-"""Functions of the extension by name."""

@@ -140,4 +140,3 @@ def layernorm_bwd(
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (layernorm_fwd, layernorm_bwd, rmsnorm_fwd, rmsnorm_bwd)
 }
-"""Functions of the extension by name."""

@@ -170,12 +170,7 @@ def _dequantized(_original: Any) -> Any:
 
 
 def patches(capability: tuple[int, int], release: str) -> tuple[Patch, ...]:
-    """Return every replacement, in order; patches.yaml says who needs each, and the failure without.
-
-    Args:
-        capability: Compute capability of the declared GPU, which Transformer Engine is told.
-        release: That of Transformer Engine.
-    """
+    """Return every replacement, in order; patches.yaml says who needs each, and the failure without."""
     properties = SimpleNamespace(
         major=capability[0], minor=capability[1], multi_processor_count=132, name="CPU", total_memory=80 << 30
     )

@@ -209,4 +209,3 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         nvfp4_2d_multi_tensor_transpose,
     )
 }
-"""Functions of the extension by name."""

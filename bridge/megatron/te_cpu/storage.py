@@ -412,4 +412,3 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         create_empty_quantized_tensor,
     )
 }
-"""Functions of the extension by name."""

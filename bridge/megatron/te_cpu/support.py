@@ -203,4 +203,3 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{function.__name__: function for function in _ALL},
     "multi_tensor_scale_tensor": multi_tensor_scale,
 }
-"""Functions of the extension by name."""

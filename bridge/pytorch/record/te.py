@@ -158,9 +158,7 @@ def is_te(module: torch.nn.Module) -> bool:
 def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Iterator[None]:
     """Hand every GEMM of the extension to a watcher, after it has run, for a ``with`` block.
 
-    Args:
-        watcher: Called with each GEMM.
-        quiet: Makes a context for the call itself, in which the operators of torch are part of the GEMM.
+    `quiet` makes a context for the call itself, in which the operators of torch are part of the GEMM.
     """
 
     def of_one(original: Callable[..., Any]) -> Callable[..., Any]:

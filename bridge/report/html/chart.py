@@ -32,12 +32,7 @@ class Line:
 def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, log: bool = False) -> str:
     """Return a chart as an SVG element that names its content for a screen reader.
 
-    Args:
-        lines: At least one with a point.
-        title: What is drawn; the element's name.
-        x: Label of the horizontal axis.
-        y: Label of the vertical axis.
-        log: Whether the vertical axis is logarithmic (base 2); values that are not positive are left out.
+    A logarithmic vertical axis has the base 2, and leaves out values that are not positive.
     """
     shown = [(line.name, _thinned(_usable(line.points, log=log))) for line in lines]
     shown = [(name, points) for name, points in shown if points]

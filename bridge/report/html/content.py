@@ -32,14 +32,7 @@ def run_content(
     predicted_bytes: dict[str, int] | None = None,
     base: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return everything that a report says about a run.
-
-    Args:
-        run: Its folder.
-        plan: Its precision plan; None where the config cannot be planned here.
-        predicted_bytes: Kind of tensor -> bytes of the first stage's rank, as `memory` computes them.
-        base: The plain recipe of the run's mode: its `name`, and the `fields` in which the run's precision differs.
-    """
+    """Return everything that a report says about a run."""
     record, summary = run.record, run.summary or {}
     mismatches = [] if plan is None or record is None else [str(one) for one in compare(plan, record)]
     content: dict[str, Any] = {
