@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 # One worker per core.
 PYTEST = -m pytest -n auto
 
-.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale soak clean
+.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale faults soak clean
 
 setup: $(VENV)/.ready
 
@@ -71,6 +71,10 @@ bench: setup
 
 scale: setup
 	$(RUN) scripts/scale.py --write docs/explain/parallel.md $(ARGS)
+
+# Each fault in a run of its own, some in two processes: a few minutes.
+faults: setup
+	$(RUN) -W ignore -m tests.training.fault_table --write docs/explain/faults.md $(ARGS)
 
 soak: setup
 	$(RUN) scripts/soak.py $(ARGS)

@@ -14,6 +14,7 @@ import contextlib
 import datetime
 import io
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -90,6 +91,7 @@ INTERLEAVED = (
     "model.overlap_p2p_comm=true",
     "model.batch_p2p_comm=false",
 )
+CONTEXT = ("model.context_parallel_size=2", "model.cp_comm_type=all_gather")
 EXPERT = ("model.expert_model_parallel_size=2",)
 DENSE, EXPERTS, LATENT = MODELS
 LAYOUTS: dict[int, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -103,7 +105,7 @@ LAYOUTS: dict[int, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         "PP2": (PIPELINE, (DENSE, EXPERTS, LATENT)),
         "PP2 VPP2": (INTERLEAVED, (DENSE,)),
         "EP2": (EXPERT, (EXPERTS,)),
-        "CP2": (("model.context_parallel_size=2", "model.cp_comm_type=all_gather"), (DENSE,)),
+        "CP2": (CONTEXT, (DENSE, EXPERTS, LATENT)),
     },
     4: {
         "DP4, distributed optimizer": (SHARDED, (DENSE,)),
@@ -141,7 +143,8 @@ def plan(processes: int, precisions: Sequence[str]) -> list[Row]:
 
 
 def measure(row: Row, folder: Path) -> None:
-    """Make a run in processes of its own, and add its losses and step time, or its refusal, to the row."""
+    """Make a run in processes of its own, and add its losses and times, or its refusal, to the row."""
+    began = time.monotonic()
     fork = multiprocessing.get_context("fork")
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
@@ -150,6 +153,7 @@ def measure(row: Row, folder: Path) -> None:
         rank.start()
     for rank in ranks:
         rank.join()
+    row["seconds"] = time.monotonic() - began
     if (folder / "refused").is_file():
         row["refused"] = (folder / "refused").read_text()
         return
@@ -173,6 +177,10 @@ def train(row: Row, folder: Path, rank: int, port: int) -> None:
             pretrain(config, run_dir=folder)
     except BridgeError as error:
         (folder / "refused").write_text(str(error))
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return row["model"], row["layout"], row["precision"]
 
 
 def compared(rows: list[Row]) -> bool:
@@ -216,22 +224,34 @@ def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="Markdown file that gets the tables")
+    parser.add_argument("--rows", type=Path, help="file of runs that need not be made again, and that gets those made")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="make no further run after so many minutes")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--processes", nargs="+", type=int, choices=LAYOUTS, default=list(LAYOUTS))
     given = parser.parse_args()
     began = time.monotonic()
-    rows = [row for processes in (1, *given.processes) for row in plan(processes, given.precisions)]
+    planned = [row for processes in (1, *given.processes) for row in plan(processes, given.precisions)]
+    known = given.rows.read_text().splitlines() if given.rows is not None and given.rows.is_file() else []
+    made = {_key(row): row for row in map(json.loads, known)}
     with tempfile.TemporaryDirectory() as scratch:
-        for number, row in enumerate(rows):
+        for number, row in enumerate(row for row in planned if _key(row) not in made):
+            if time.monotonic() - began > 60 * given.minutes:
+                break
             folder = Path(scratch) / str(number)
             folder.mkdir()
             measure(row, folder)
+            made[_key(row)] = row
+            if given.rows is not None:
+                with given.rows.open("a") as stream:
+                    stream.write(f"{json.dumps(row)}\n")
+    rows = [made[_key(row)] for row in planned if _key(row) in made]
+    print(f"{len(rows)} of {len(planned)} runs", file=sys.stderr)
     agree = compared(rows)
     facts = (
         f"{sum('losses' in row for row in rows)} runs of {STEPS} steps, "
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, "
         f"megatron-core {version('megatron-core')}, torch {version('torch')}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} CPU cores, {(time.monotonic() - began) / 60:.0f} minutes."
+        f"{os.cpu_count()} CPU cores, {sum(row['seconds'] for row in rows) / 60:.0f} minutes."
     )
     text = f"{facts}\n\n{tables(rows)}"
     if given.write is None:

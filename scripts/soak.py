@@ -1,95 +1,175 @@
-"""Train one run through random kills, and compare it with the same run undisturbed.
+"""Train runs through random kills, and compare each with the same run undisturbed.
 
-    python scripts/soak.py --kills 200
-    python scripts/soak.py --minutes 60 --precision fp8_delayed
+    python scripts/soak.py --kills 50 --seed 3
+    python scripts/soak.py --minutes 60 --steps 2000 --precision fp8_delayed
 
-Each attempt resumes from the newest checkpoint and is ended by SIGKILL at a random moment, start-up and saves included.
-The losses of all steps must be those of the undisturbed run, the metrics have each step once, no process stays behind,
-and memory and open files stay flat. `make soak` runs it for an hour; exit code 1 where something differs.
+Each attempt is a fork of this process. SIGKILL ends it at a random moment, start-up and saves included. The next one
+must resume from the newest sound checkpoint, with the losses of the undisturbed run and each step once in the metrics.
+No process may stay behind, and memory and open files stay flat. A run that reaches its end is followed by another,
+until the kills or the minutes are used up. `make soak` runs it for an hour; exit code 1: a fault was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import multiprocessing
 import os
 import random
+import re
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
+import bridge.training.loop  # noqa: F401  imported once, for all attempts
+from bridge.checkpoint.folder import folder_of, is_finished, iterations
+from bridge.checkpoint.manifest import damage
+from bridge.front.train import main_train
+
 ROOT = Path(__file__).resolve().parents[1]
+RESUMED = re.compile(r"Resumed from step (\d+) of ")
 Usage = tuple[float, int]
 """MiB of memory and number of open files."""
 
 
-def command(run_dir: Path, *, steps: int, precision: str, saved: Path | None) -> list[str]:
-    """Return the words of the run."""
-    words = [sys.executable, str(ROOT / "scripts" / "train.py"), "model=gpt_tiny", "train=smoke"]
-    words += [f"mixed_precision={precision}", f"train.train_iters={steps}", "train.eval_iters=0"]
-    words += [f"logging.run_dir={run_dir}", f"hydra.run.dir={run_dir}", "logging.log_interval=1"]
-    words += ["logging.tensorboard=false"]
-    if saved is not None:
-        words += [f"checkpoint.save={saved}", "checkpoint.save_interval=5"]
-        words += [f"checkpoint.load={saved}"] if finished(saved) else []
-    return words
+@dataclass(kw_only=True)
+class Run:
+    """A run, its checkpoints, and how its attempts went."""
+
+    folder: Path
+    steps: int
+    precision: str
+    saves: bool = True
+    begun: float | None = None
+    """Seconds from the start of the last attempt to its first step; None: it had none."""
+    usage: list[Usage] = field(default_factory=list)
+    """Of the last attempt, every half second from its tenth step on."""
+
+    @property
+    def saved(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "saved"
+
+    @property
+    def log(self) -> Path:
+        """The output of the last attempt."""
+        return self.folder / "output"
+
+    @property
+    def newest_sound(self) -> int:
+        """The step of the newest checkpoint whose files are as they were written; 0: there is none."""
+        return next((n for n in iterations(self.saved) if damage(folder_of(self.saved, n)) is None), 0)
+
+    @property
+    def resumed_from(self) -> int | None:
+        """The step that the last attempt resumed from; None: it was ended before."""
+        found = RESUMED.search(self.log.read_text() if self.log.is_file() else "")
+        return int(found[1]) if found is not None else None
+
+    def was_saving(self, since: float) -> bool:
+        """Return whether the last attempt left a checkpoint unfinished."""
+        folders = (folder_of(self.saved, number) for number in iterations(self.saved)[:1])
+        return any(not is_finished(one) and one.stat().st_mtime >= since for one in folders)
+
+    def losses(self) -> list[tuple[int, float]]:
+        """Return (step, loss) of every record."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+        records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be in the making
+        return [(record["step"], record["loss"]) for record in records if record["kind"] == "train"]
+
+    def attempt(self, seconds: float) -> tuple[int | None, list[int]]:
+        """Start or resume the run, and kill it after some seconds; return its exit code and processes left behind."""
+        words = ["model=gpt_tiny", "train=smoke", "train.eval_iters=0", f"train.train_iters={self.steps}"]
+        words += [f"mixed_precision={self.precision}", f"hydra.run.dir={self.folder}"]
+        words += ["logging.log_interval=1", "logging.tensorboard=false", "logging.progress=false"]
+        words += [f"checkpoint.save={self.saved}", "checkpoint.save_interval=2"] if self.saves else []
+        words += [f"checkpoint.load={self.saved}"] if self.newest_sound else []
+        process = multiprocessing.get_context("fork").Process(target=_train, args=(words, self.log))
+        began = time.monotonic()
+        before = self.newest_sound
+        self.usage, self.begun = [], None
+        self.log.unlink(missing_ok=True)  # a kill may come before this attempt opens it
+        process.start()
+        while process.exitcode is None and time.monotonic() < began + seconds:
+            process.join(min(0.5 if self.begun else 0.05, max(0.0, began + seconds - time.monotonic())))
+            last = max((step for step, _ in self.losses()), default=0)
+            if self.begun is None and last > before:
+                self.begun = time.monotonic() - began
+            if before + 10 <= last < self.steps and process.exitcode is None:
+                seen = psutil.Process(process.pid)
+                self.usage.append((seen.memory_info().rss / 2**20, seen.num_fds()))
+        process.kill()
+        process.join()
+        time.sleep(0.1)
+        return process.exitcode, [one.pid for one in psutil.process_iter() if _session(one.pid) == process.pid]
+
+    def is_flat(self) -> bool:
+        """Return whether the second half of the last attempt has at most 10 MiB and 5 files more than its first."""
+        if len(self.usage) < 40:
+            return True  # twenty seconds say little
+        early, late = self.usage[: len(self.usage) // 2], self.usage[len(self.usage) // 2 :]
+        return max(late)[0] <= max(early)[0] + 10 and max(n for _, n in late) <= max(n for _, n in early) + 5
 
 
-def finished(saved: Path) -> list[Path]:
-    """Return the finished checkpoints of a folder."""
-    return sorted(saved.glob("iter_*/manifest.json"))
+def _train(words: list[str], log: Path) -> NoReturn:
+    """Be an attempt, in a session of its own."""
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    main_train(words, config_path=ROOT / "conf")
+    sys.exit(0)
 
 
-def attempt(
-    words: list[str], seconds: float | None, run_dir: Path, log: Path
-) -> tuple[int, list[Usage], list[psutil.Process]]:
-    """Run a command, and kill it after some seconds.
-
-    Returns:
-        Its exit code, its memory and open files every half second from its tenth step on, and the processes that it
-        left behind.
-    """
-    with log.open("a") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)
-    usage: list[Usage] = []
-    family: set[psutil.Process] = set()
-    before = len(losses(run_dir))
-    ends = time.monotonic() + (seconds if seconds is not None else 3600)
-    while process.poll() is None and time.monotonic() < ends:
-        try:
-            seen = psutil.Process(process.pid)
-            if len(losses(run_dir)) >= before + 10:
-                usage.append((seen.memory_info().rss / 2**20, seen.num_fds()))
-            family |= set(seen.children(recursive=True))
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(min(0.5, max(0.0, ends - time.monotonic())))
-    if process.poll() is None:
-        process.send_signal(signal.SIGKILL)
-    code = process.wait()
-    _, left = psutil.wait_procs(list(family), timeout=5)
-    return code, usage, left
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
-def losses(run_dir: Path) -> list[tuple[int, float]]:
-    """Return (step, loss) of every record of a run."""
-    path = run_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    records = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be in the making
-    return [(record["step"], record["loss"]) for record in records if record["kind"] == "train"]
+@dataclass(kw_only=True)
+class Tally:
+    """The kills of all runs, and the faults that they showed."""
 
+    kills: int = 0
+    in_saves: int = 0
+    before_first_step: int = 0
+    resumed: int = 0
+    runs: int = 0
+    steps: int = 0
+    faults: list[str] = field(default_factory=list)
 
-def is_flat(usage: list[Usage]) -> bool:
-    """Return whether the second half of an attempt has at most 10 MiB and 5 open files more than its first half."""
-    if len(usage) < 20:
-        return True  # ten seconds say little
-    early, late = usage[: len(usage) // 2], usage[len(usage) // 2 :]
-    return max(late)[0] <= max(early)[0] + 10 and max(f for _, f in late) <= max(f for _, f in early) + 5
+    def follow(self, run: Run, expected: list[tuple[int, float]], seconds: float) -> bool:
+        """Make an attempt and hold it against the undisturbed run; return whether the run is over."""
+        sound, since = run.newest_sound, time.time()
+        code, left = run.attempt(seconds)
+        self.kills += code == -signal.SIGKILL
+        self.in_saves += run.was_saving(since)
+        self.before_first_step += run.begun is None
+        self.resumed += run.resumed_from is not None
+        where = f"run {self.runs}, kill {self.kills}"
+        if code not in (0, -signal.SIGKILL):
+            self.faults.append(f"{where}: exit code {code}: {run.log.read_text()[-2000:]}")
+        if left:
+            self.faults.append(f"{where}: processes {left} stayed behind")
+        if run.resumed_from not in (None, sound):
+            self.faults.append(f"{where}: resumed from step {run.resumed_from}, and step {sound} is sound")
+        found = run.losses()
+        if found != expected[: len(found)] or (code == 0 and len(found) < len(expected)):
+            self.faults.append(f"{where}: the losses are not those of the undisturbed run")
+        if not run.is_flat():
+            self.faults.append(f"{where}: memory or open files grew: {run.usage[:: len(run.usage) // 12]}")
+        return code != -signal.SIGKILL
 
 
 def main() -> int:
@@ -97,43 +177,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10**9, help="end after so many kills")
     parser.add_argument("--minutes", type=float, default=60.0, help="end the kills after so many minutes (60)")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of the run (2000)")
+    parser.add_argument("--steps", type=int, default=200, help="steps of each run (200)")
     parser.add_argument("--precision", default="bf16_mixed", help="recipe (bf16_mixed)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills (0)")
     given = parser.parse_args()
     moments = random.Random(given.seed)  # noqa: S311  no secret
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    faults: list[str] = []
+    tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        alone, disturbed, saved = folder / "alone", folder / "disturbed", folder / "saved"
-        began = time.monotonic()
-        code, usage, _ = attempt(
-            command(alone, steps=given.steps, precision=given.precision, saved=None), None, alone, folder / "log"
+        alone = Run(folder=Path(scratch) / "alone", steps=given.steps, precision=given.precision, saves=False)
+        alone.folder.mkdir()
+        code, _ = alone.attempt(3600)
+        expected = alone.losses()
+        if code or len(expected) < given.steps or alone.begun is None:
+            sys.exit(alone.log.read_text()[-4000:])
+        tally.faults += (
+            [] if alone.is_flat() else [f"the undisturbed run: memory or open files grew: {alone.usage[::9]}"]
         )
-        if code:
-            sys.exit((folder / "log").read_text()[-4000:])
-        faults += [] if is_flat(usage) else ["the undisturbed run: memory or open files grew"]
-        longest = max(10.0, (time.monotonic() - began) / 4)
-        began, kills, code = time.monotonic(), 0, -1
-        while code:
-            stops = kills >= given.kills or time.monotonic() - began > 60 * given.minutes
-            words = command(disturbed, steps=given.steps, precision=given.precision, saved=saved)
-            code, usage, left = attempt(
-                words, None if stops else moments.uniform(1, longest), disturbed, folder / "log"
-            )
-            kills += code == -signal.SIGKILL
-            faults += [f"kill {kills}: process {one.pid} stayed behind" for one in left]
-            faults += [] if is_flat(usage) else [f"attempt {kills}: memory or open files grew"]
-            if code not in (0, -signal.SIGKILL):
-                sys.exit(f"After {kills} kills an attempt ended with {code}:\n{(folder / 'log').read_text()[-4000:]}")
-        expected, found = losses(alone), losses(disturbed)
-        if found != expected:
-            step = next((one for one, other in zip(expected, found, strict=False) if one != other), "the end")
-            faults.append(f"the losses differ from the undisturbed run's, first at {step}")
-        minutes = (time.monotonic() - began) / 60
-    print(f"{kills} kills in {minutes:.0f} minutes, {len(found)} steps in {given.precision}: {faults or 'no fault'}")
-    return 1 if faults else 0
+        longest = 4 * alone.begun
+        for tally.runs in itertools.count(1):
+            run = Run(folder=Path(scratch) / str(tally.runs), steps=given.steps, precision=given.precision)
+            run.folder.mkdir()
+            is_over = is_last = False
+            while not is_over:
+                is_last = tally.kills >= given.kills or time.monotonic() - began > 60 * given.minutes
+                is_over = tally.follow(run, expected, 3600 if is_last else moments.uniform(0, longest))
+            tally.steps += len(run.losses())
+            shutil.rmtree(run.folder)
+            if is_last or tally.faults:
+                break
+    print(
+        f"{given.precision}, seed {given.seed}: {tally.kills} kills ({tally.in_saves} in a save, "
+        f"{tally.before_first_step} before the first step), {tally.resumed} resumed, {tally.runs} runs, {tally.steps} "
+        f"steps, {(time.monotonic() - began) / 60:.0f} minutes: {tally.faults or 'no fault'}"
+    )
+    return 1 if tally.faults else 0
 
 
 if __name__ == "__main__":

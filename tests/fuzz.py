@@ -229,6 +229,16 @@ def areas(folder: Path) -> list[Area]:
     ]
 
 
+def examine(area: Area, guard: Guard, case: object) -> float:
+    """Return the CPU time that a case took; whatever is no result and no error of ours is raised."""
+    began = time.process_time()
+    with guard.watching(), contextlib.suppress(BridgeError):
+        area.read(case)
+    taken = time.process_time() - began
+    assert taken < LIMIT_SECONDS, f"{taken:.1f} s"
+    return taken
+
+
 def fuzz(area: Area, guard: Guard, seconds: float, first: int) -> tuple[int, float, str]:
     """Return the cases that were read, the longest CPU time of one, and the fault that was found, if any."""
     count, longest = 0, 0.0
@@ -238,12 +248,8 @@ def fuzz(area: Area, guard: Guard, seconds: float, first: int) -> tuple[int, flo
         nonlocal count, longest
         if time.monotonic() > ends:
             return
-        began = time.process_time()
-        with guard.watching(), contextlib.suppress(BridgeError):
-            area.read(case)
-        taken = time.process_time() - began
-        count, longest = count + 1, max(longest, taken)
-        assert taken < LIMIT_SECONDS, f"{taken:.1f} s"
+        count += 1
+        longest = max(longest, examine(area, guard, case))
 
     number = first
     drawn = settings(
@@ -267,6 +273,19 @@ def late(_number: int, _frame: object) -> None:
     raise LateError
 
 
+def prepare(folder: Path) -> None:
+    """Make a checkpoint for the areas, and end a case that takes too long."""
+    from bridge.training.loop import pretrain  # heavy
+    from tests.training.loop_tiny import tiny
+
+    sys.dont_write_bytecode = True
+    signal.signal(signal.SIGPROF, late)
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder)
+    with contextlib.redirect_stdout(io.StringIO()):
+        pretrain(tiny(train={"train_iters": 1, "eval_iters": 0}, save=str(folder / "saved")), run_dir=folder / "run")
+    shutil.copytree(folder / "saved" / "iter_0000001", folder / "sound")
+
+
 def run() -> int:
     """Fuzz every area for an equal share of the time, and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -275,19 +294,10 @@ def run() -> int:
     parser.add_argument("--only", default="", help="areas whose name has this text")
     chosen = parser.parse_args()
     first = random.randrange(2**31) if chosen.seed is None else chosen.seed  # noqa: S311  no secret
-    from bridge.training.loop import pretrain  # heavy
-    from tests.training.loop_tiny import tiny
-
-    sys.dont_write_bytecode = True
-    signal.signal(signal.SIGPROF, late)
     faults = 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(os.path.realpath(place))
-        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder)
-        with contextlib.redirect_stdout(io.StringIO()):
-            steps = {"train_iters": 1, "eval_iters": 0}
-            pretrain(tiny(train=steps, save=str(folder / "saved")), run_dir=folder / "run")
-        shutil.copytree(folder / "saved" / "iter_0000001", folder / "sound")
+        prepare(folder)
         guard = Guard(folder)
         known = [area for area in areas(folder) if chosen.only in area.name]
         total = 0

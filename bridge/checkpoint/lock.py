@@ -1,4 +1,4 @@
-"""`folder_lock`: one run writes into a folder of checkpoints; the lock of a run that died is taken over.
+"""`folder_lock`: one run writes into a folder; the lock of a run that died is taken over.
 
 The lock is a file with host and process id that its holder keeps locked with `flock`, which the kernel drops with the
 process. Where another machine of a shared file system does not see that, the file's time is watched: the holder sets
@@ -30,18 +30,22 @@ WATCHED_SECONDS = 10.0
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[str | None]:
+def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
     """Hold the lock of a folder, which is made where it does not exist.
+
+    Args:
+        folder: The folder.
+        key: The setting that names it.
 
     Yields:
         A sentence where the lock of a run that died was taken over, else None.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = _acquired(folder)
+        handle = _acquired(folder, key)
     except OSError as error:
         raise CheckpointError(
-            f"checkpoint.save: must be a folder that can be written to, got {str(folder)!r} "
+            f"{key}: must be a folder that can be written to, got {str(folder)!r} "
             f"({error.strerror or type(error).__name__}). Choose another."
         ) from error
     ended = threading.Event()
@@ -60,7 +64,7 @@ def folder_lock(folder: Path) -> Iterator[str | None]:
         os.close(handle)
 
 
-def _acquired(folder: Path) -> int:
+def _acquired(folder: Path, key: str) -> int:
     """Return the open lock file of a folder, locked."""
     path = folder / LOCK
     while True:
@@ -74,7 +78,7 @@ def _acquired(folder: Path) -> int:
             holder = _holder(handle)
             os.close(handle)
             raise CheckpointError(
-                f"checkpoint.save: one run may write into a folder, got {str(folder)!r}, which {_named(holder)} writes "
+                f"{key}: one run may write into a folder, got {str(folder)!r}, which {_named(holder)} writes "
                 "into. Choose another folder, or wait for the end of that run."
             )
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):

@@ -10,6 +10,7 @@ Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 f
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -28,7 +29,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from bridge.errors import BridgeError, RunConfigError
+from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.compose import (
     JOB,
     VERSION_BASE,
@@ -60,6 +61,8 @@ AfterSweep = Callable[[Path, Sequence[Path]], object]
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 CRASH = "Run folder: "
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Reasons for which a disk takes no more."""
 CLOCK_SECONDS = 1
 """A file system's clock may be behind ours by that much."""
 
@@ -186,7 +189,8 @@ def _task(
             with own_environment():
                 run = run or _container(run_of(retraced(config, settings), missing=False))
                 job(run, Path(run.logging.run_dir or run_dir))
-        except Exception as error:
+        except Exception as raised:
+            error = _of_disk(raised, run_dir)
             if not isinstance(error, BridgeError):
                 error.add_note(f"{CRASH}{run_dir}")
             elif refused is not None:
@@ -196,9 +200,21 @@ def _task(
                 log.log(logging.ERROR, "This job failed. %s", error, exc_info=not isinstance(error, BridgeError))
                 if run is None and {path.name for path in run_dir.iterdir()} <= {".hydra", f"{settings.job.name}.log"}:
                     shutil.rmtree(run_dir)  # Hydra made it before this job was refused
+            if error is not raised:
+                raise error from raised
             raise
 
     return task
+
+
+def _of_disk(error: Exception, run_dir: Path) -> Exception:
+    """Return the error to show: one sentence where a file of the run could not be written."""
+    if not isinstance(error, OSError) or error.errno not in DISK:
+        return error
+    rule, place = "the files of the run must be written", str(error.filename or run_dir)
+    return TrainingError(
+        f"logging.run_dir: {rule}, got {place!r} ({error.strerror}). Make room, or choose another folder."
+    )
 
 
 def is_first_process() -> bool:

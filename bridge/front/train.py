@@ -39,6 +39,7 @@ log = logging.getLogger("train")
 def main_train(words: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
     """Train as the command line says."""
     exit_on_signals()
+    logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
     main(train, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
 
 

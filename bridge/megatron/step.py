@@ -270,7 +270,13 @@ class Trainer:
             return float(mean), stop
         own = mean.float() if process.is_last_stage else torch.zeros((), device=process.device)
         torch.distributed.all_reduce(own)
-        largest = torch.tensor(stop, device=process.device)
-        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
         last_stages = process.world_size // process.pipeline_size
-        return float(own) / last_stages, int(largest)
+        return float(own) / last_stages, self.largest(stop)
+
+    def largest(self, number: int) -> int:
+        """Return the largest of the ranks' numbers; a collective call."""
+        if self.process.world_size == 1:
+            return number
+        largest = torch.tensor(number, device=self.process.device)
+        torch.distributed.all_reduce(largest, op=torch.distributed.ReduceOp.MAX)
+        return int(largest)

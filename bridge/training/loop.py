@@ -95,13 +95,13 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         )
         process = stack.enter_context(started)
         stack.enter_context(running(backend))
-        taken_over = stack.enter_context(_one_writer(config))
+        saved = config.checkpoint.save
+        taken_over = [stack.enter_context(_one_writer("checkpoint.save", saved))]
         run = build_run(config, process, backend=backend)
-        run.notes += [taken_over] if taken_over is not None else []
+        taken_over.append(stack.enter_context(_one_writer("logging.run_dir", run_dir, locked=saved)))
+        run.notes += [sentence for sentence in taken_over if sentence is not None]
         if tf32 is not None:
             run.notes.append(applied)
-        if process.is_first:
-            run_dir.mkdir(parents=True, exist_ok=True)
         metrics = _train_and_report(run, run_dir)
         summary = _summarise(run, run_dir, time.perf_counter() - began)
         if process.is_first:
@@ -111,14 +111,22 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
 
 
 @contextmanager
-def _one_writer(config: ConfigContainer) -> Iterator[str | None]:
-    """Hold the lock of the folder that this run saves to; yield a sentence where a lock was taken over."""
+def _one_writer(key: str, folder: Path | str | None, *, locked: str | None = None) -> Iterator[str | None]:
+    """Hold the lock of a folder that the first rank writes into; yield a sentence where a lock was taken over.
+
+    Args:
+        key: The setting that names the folder.
+        folder: None: there is none.
+        locked: A folder whose lock this run holds already.
+    """
     with ExitStack() as stack:
-        folder = config.checkpoint.save
-        if folder is None:
-            yield None
-        else:
-            yield from_first_rank(lambda: stack.enter_context(folder_lock(Path(folder))))
+
+        def lock() -> str | None:
+            if folder is None or (locked is not None and Path(folder).resolve() == Path(locked).resolve()):
+                return None
+            return stack.enter_context(folder_lock(Path(folder), key=key))
+
+        yield from_first_rank(lock)
 
 
 def _train_and_report(run: Run, run_dir: Path) -> Metrics:
@@ -204,6 +212,8 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
             _validate(run, metrics, screen)
         if ends or _is_due(run, run.config.checkpoint.save_interval):
             _save(run, screen)
+            if not run.is_over:  # a signal in the save ends the run here, not after the next step
+                run.stop_signal = run.trainer.largest(run.process.stop()) or None
         if audit.failure is not None:
             raise audit.failure
     failure = _failure(run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,47 @@ def test_second_opening_reads_the_cache(process, tmp_path):
     assert corpus_of(None, tmp_path) == first
     assert Path(f"{first.prefix}.bin").stat().st_mtime_ns == written
     assert [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")] == []
+
+
+class Evil:
+    """A pickle of this makes a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.command = f"touch {folder}/ran"
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def test_torn_files_of_the_cache_are_made_anew_and_no_code_of_them_is_run(process, tmp_path):
+    corpus = corpus_of(None, tmp_path)
+    splits_of(corpus)
+    indices = sorted(corpus.index_dir.glob("*.npy"))
+    files = [Path(f"{corpus.prefix}.bin"), Path(f"{corpus.prefix}.idx"), *indices]
+    whole = {path: path.read_bytes() for path in files}
+    assert len(indices) == 9  # three of each split
+    for path, content in whole.items():
+        forged = [pickle.dumps(Evil(tmp_path))] if path in indices else []
+        for torn in (b"", content[: len(content) // 2], content[:-1], *forged):
+            path.write_bytes(torn)
+            splits_of(corpus_of(None, tmp_path))
+            assert path.read_bytes() == content, path
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_torn_pair_is_one_sentence(process, tmp_path):
+    write_pair(tmp_path / "pair", [[1, 2, 3, 4] * 20] * 40)
+    os.truncate(tmp_path / "pair.bin", 6000)
+    with pytest.raises(DataError) as raised:
+        corpus_of(tmp_path / "pair", tmp_path, vocab_size=5)
+    assert str(raised.value) == (
+        f"data.path: {tmp_path}/pair.bin has 6000 bytes, and its index names 6400. Copy the data set again, or make it "
+        "anew."
+    )
+    for size in (0, 10, 300):
+        os.truncate(tmp_path / "pair.idx", size)
+        with pytest.raises(DataError, match=r"pair\.idx is damaged\."):
+            corpus_of(tmp_path / "pair", tmp_path, vocab_size=5)
 
 
 def test_changed_text_is_another_corpus(process, tmp_path):

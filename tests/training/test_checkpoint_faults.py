@@ -247,6 +247,19 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_two_runs_in_one_run_folder_are_refused(tmp_path: Path) -> None:
+    with folder_lock(tmp_path / "run"):
+        with pytest.raises(CheckpointError) as raised:
+            pretrain(tiny(), run_dir=tmp_path / "run")
+        assert str(raised.value) == (
+            f"logging.run_dir: one run may write into a folder, got '{tmp_path / 'run'}', which process {os.getpid()} "
+            f"on {socket.gethostname()} writes into. Choose another folder, or wait for the end of that run."
+        )
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+    pretrain(tiny(train={"train_iters": 1, "eval_iters": 0}, save=str(tmp_path / "run")), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run" / LOCK).exists()
+
+
 def test_the_lock_of_another_machine_is_watched_for_signs_of_life(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("bridge.checkpoint.lock.WATCHED_SECONDS", 0.3)
     lock = tmp_path / LOCK

@@ -145,6 +145,22 @@ def test_ctrl_c_ends_after_the_step_with_the_files_and_a_checkpoint(tmp_path, mo
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_sigterm_without_a_folder_to_save_to_says_that_nothing_was_saved(tmp_path, monkeypatch, caplog):
+    from bridge.megatron.step import Trainer
+
+    step = Trainer.step
+
+    def interrupted(self, batches, *, stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batches, stop=stop)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    with caplog.at_level(logging.INFO, "bridge.training"):
+        assert pretrain(tiny(), run_dir=tmp_path).stop_signal == signal.SIGTERM
+    end = "Stopped on request after step 1 of 6. Nothing was saved: checkpoint.save names no folder."
+    assert end in caplog.messages
+
+
 def test_a_signal_while_a_failing_run_ends_does_not_hide_its_error(tmp_path, monkeypatch):
     monkeypatch.setattr("bridge.training.loop.plot_loss", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))

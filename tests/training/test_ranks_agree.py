@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from tests.training.loop_tiny import in_two_processes, losses
+from tests import warm
+from tests.training.loop_tiny import ROOT, in_two_processes, losses
 
 PLANS = {
     "learning rate": {"optimizer": {"lr": 1e-3}},
@@ -73,3 +74,42 @@ def test_only_the_settings_that_differ_are_named(ended) -> None:
 def test_settings_of_one_machine_may_differ(ended) -> None:
     assert len(losses(ended / "machine")) == 6
     assert not list((ended / "machine").glob("error-*.json"))
+
+
+SIXTEEN = """
+import json, os, sys, time
+import torch
+from bridge.errors import RunConfigError
+from bridge.megatron.agreement import require_agreement
+from bridge.training.fingerprint import fingerprint
+from tests.training.loop_tiny import tiny
+
+torch.distributed.init_process_group("gloo")
+where, seconds = torch.device("cpu"), []
+settings = fingerprint(tiny(), os.environ)
+for _ in range(20):
+    torch.distributed.barrier()
+    began = time.perf_counter()
+    require_agreement(settings, where)
+    seconds.append(time.perf_counter() - began)
+if os.environ["RANK"] == "11":
+    settings["optimizer.lr"] = "7"
+torch.distributed.barrier()
+began = time.perf_counter()
+try:
+    require_agreement(settings, where)
+except RunConfigError as error:
+    print(json.dumps([sorted(seconds)[10], time.perf_counter() - began, str(error)]))
+torch.distributed.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_sixteen_ranks_agree_within_milliseconds_and_disagree_with_one_sentence(capsys) -> None:
+    ranks = warm.launch(["python", "-c", SIXTEEN], processes=16, cwd=ROOT)
+    agreed, ended, texts = zip(*(json.loads(done.stdout) for done in ranks), strict=True)
+    with capsys.disabled():
+        print(f"16 ranks agree in {1000 * max(agreed):.1f} ms, and end {1000 * max(ended):.1f} ms after a difference")  # noqa: T201
+    assert len(set(texts)) == 1
+    assert f"  optimizer.lr: 7 on rank 11 ({socket.gethostname()}), 0.002 on rank 0" in texts[0]
+    assert max(ended) < 5

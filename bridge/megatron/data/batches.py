@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import warnings
 from collections import OrderedDict
@@ -15,11 +16,15 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from bridge.errors import DataError
+from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.causal_attention import own_part
 from bridge.megatron.data.corpus import END_OF_DOCUMENT, Corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 COUNT_TOKENS = 2**26
 """Tokens per split that the unigram statistics read at most."""
@@ -85,11 +90,22 @@ def build_splits(
         create_attention_mask=False,
     )
     _require_samples(corpus, config, seq_length, split, validation_samples > 0)
+    from_first_rank(lambda: _drop_damaged(corpus.index_dir))
     sizes = [train_samples, validation_samples or None, None]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
     return Splits(train=built[0], validation=built[1] if validation_samples else None)
+
+
+def _drop_damaged(folder: Path) -> None:
+    """Delete sample indices that a killed run left torn, or that are pickles: Megatron would unpickle them."""
+    for path in sorted(folder.glob("*.npy")):
+        try:
+            np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError, OSError):
+            log.warning("data.cache_dir: %s is damaged and is made anew.", path)
+            path.unlink(missing_ok=True)
 
 
 def _require_parts(split: str) -> None:

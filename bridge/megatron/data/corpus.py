@@ -8,8 +8,10 @@ alphabetical documentation that is an easier text than its beginning, by 0.25 na
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
+import struct
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,12 @@ PIECE_BYTES = 2048
 SHUFFLE_SEED = 20240
 SCAN_TOKENS = 2**28
 """Ids of an existing pair are checked up to this many tokens; beyond, the embedding's own bounds check has to do."""
+
+_INDEX = struct.Struct("<9sQBQQ")
+"""The head of an ``.idx``: magic, version, code of the dtype, and the numbers of sequences and documents."""
+_MAGIC = b"MMIDIDX\x00\x00"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +78,12 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     name, text = _read_text(path)
     pieces = [piece for part in text for piece in _pieces(part)]
     target = cache / f"bytes-{_digest(pieces)}"
-    if torch.distributed.get_rank() == 0 and not _is_complete(target):
-        _write(pieces, target)
+    if torch.distributed.get_rank() == 0:
+        fault = pair_fault(target) if _is_complete(target) else None
+        if fault is not None:
+            log.warning("data.cache_dir: %s. The text is tokenised again.", fault)
+        if fault is not None or not _is_complete(target):
+            _write(pieces, target)
     torch.distributed.barrier()
     if not _is_complete(target):
         raise DataError(
@@ -120,6 +132,9 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
             f"data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer has, got None "
             f"for {str(prefix)!r}. Set it to the tokenizer's vocabulary size."
         )
+    fault = pair_fault(prefix)
+    if fault is not None:
+        raise DataError(f"data.path: {fault}. Copy the data set again, or make it anew.")
     ids = np.memmap(f"{prefix}.bin", dtype=IndexedDataset(str(prefix)).index.dtype, mode="r")[:SCAN_TOKENS]
     largest = int(ids.max()) if ids.size else -1
     if largest < 0:
@@ -130,6 +145,25 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
             "Set it to the vocabulary size of the tokenizer that made the data."
         )
     return Corpus(prefix=str(prefix), vocab_size=vocab_size, name=prefix.name, index_dir=cache / "indices")
+
+
+def pair_fault(prefix: Path) -> str | None:
+    """Return which file of a pair was not written to its end, as a clause, or None.
+
+    Megatron's own reader is not asked: where it refuses an index, it prints a traceback as it is collected.
+    """
+    file = Path(f"{prefix}.idx")
+    with file.open("rb") as stream:
+        head = stream.read(_INDEX.size)
+    magic, _, code, sequences, documents = _INDEX.unpack(head.ljust(_INDEX.size, b"\0"))
+    size = _INDEX.size + 12 * sequences + 8 * documents
+    if magic != _MAGIC or code not in {dtype.value for dtype in DType} or file.stat().st_size < size:
+        return f"{file} is damaged"
+    data = np.memmap(file, mode="r")[_INDEX.size :]
+    lengths, pointers = data[: 4 * sequences].view(np.int32), data[4 * sequences : 12 * sequences].view(np.int64)
+    needed = int(pointers[-1]) + int(lengths[-1]) * DType.size(code) if sequences else 0
+    found = Path(f"{prefix}.bin").stat().st_size
+    return None if found >= needed else f"{prefix}.bin has {found} bytes, and its index names {needed}"
 
 
 def _read_text(path: str | None) -> tuple[str, list[bytes]]:
