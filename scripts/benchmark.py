@@ -1,4 +1,4 @@
-"""Measure the cost of Precision Bridge: `python scripts/benchmark.py [startup|sync|step|numerics|all] [--json]`.
+"""Measure the cost of Precision Bridge: `python scripts/benchmark.py [startup|sync|step|low_precision|all] [--json]`.
 
 Each record names the measurement, its repetitions and its reference. Machines are noisy: ratios were measured in one
 run with both sides in turn, and medians are quoted.
@@ -267,18 +267,13 @@ SUITES: dict[str, Callable[[], list[dict[str, Any]]]] = {
 def main() -> int:
     """Run the chosen suites and print their records."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("suite", nargs="?", default="all", choices=[*SUITES, "numerics", "all"])
+    parser.add_argument("suite", nargs="?", default="all", choices=[*SUITES, "all"])
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--peak-of", choices=["megatron", "plain"], help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     if chosen.peak_of:
         _take_five_steps(chosen.peak_of)
-        return 0
-    if chosen.suite == "numerics":
-        from benchmark_numerics import numerics
-
-        numerics(chosen.json)
         return 0
     names = list(SUITES) if chosen.suite == "all" else [chosen.suite]
     records = [row for name in names for row in SUITES[name]()]
