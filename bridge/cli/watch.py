@@ -49,7 +49,8 @@ def _watch(chosen: argparse.Namespace) -> int | None:
     warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
     if chosen.json:
         last = {kind: run.metrics(kind)[-1:] for kind in ("train", "validation")}
-        print_json({**last, "warnings": dict(warnings), "ended": run.has_ended()})
+        audit = list(run.record.audit) if run.record is not None else None
+        print_json({**last, "audit": audit, "warnings": dict(warnings), "ended": run.has_ended()})
     elif chosen.once or run.has_ended() or not Console().is_terminal:
         show(watch_view(run, silenced=chosen.silence))
     else:
