@@ -117,7 +117,9 @@ class Record:
         for name, own in rows.items():
             lines = ",\n".join(f"    {json.dumps(_filled(row))}" for row in own)
             parts.append(f'  "{name}": [\n{lines}\n  ]' if own else f'  "{name}": []')
-        path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+        scratch = path.with_suffix(".tmp")  # `watch` reads the file while the run goes on
+        scratch.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+        scratch.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Record:
