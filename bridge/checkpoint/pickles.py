@@ -34,14 +34,8 @@ LISTING: Mapping[str, tuple[str, ...]] = {
     f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
     f"{_CHECKPOINT}.planner": ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
     f"{_CHECKPOINT}.metadata": (
-        "BytesStorageMetadata",
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
     ),
 }
 """Module -> the names that a ``.metadata`` needs. Read in torch 2.11 and 2.13, megatron-core 0.16.1 and 0.19.2."""
@@ -51,15 +45,8 @@ MODULE_STATE: Mapping[str, tuple[str, ...]] = {
     "torch.storage": ("_load_from_bytes",),
     "collections": ("OrderedDict",),
     "transformer_engine.common.recipe": (
-        "DelayedScaling",
-        "Float8BlockScaling",
-        "Float8CurrentScaling",
-        "Format",
-        "MMParams",
-        "MXFP8BlockScaling",
-        "NVFP4BlockScaling",
-        "QParams",
-        "_FormatHelper",
+        *("DelayedScaling", "Float8BlockScaling", "Float8CurrentScaling", "Format", "MMParams", "MXFP8BlockScaling"),
+        *("NVFP4BlockScaling", "QParams", "_FormatHelper"),
     ),
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
     "megatron.core.safe_globals": ("safe_load_from_bytes",),  # 0.19 puts it in the place of torch's

@@ -43,12 +43,8 @@ TIMEOUT_MINUTES = 30.0
 """How long a collective waits for its ranks."""
 _runs = itertools.count()
 _PARALLEL_SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
 )
 
 

@@ -44,13 +44,8 @@ LAYOUT_FIELDS = {
 ANOTHER_MODEL = frozenset(
     f"model.{name}"
     for name in (
-        "is_hybrid_model",
-        "hybrid_layer_pattern",
-        "hybrid_override_pattern",
-        "heterogeneous_block_specs",
-        "experimental_attention_variant",
-        "linear_attention_freq",
-        "use_kitchen",
+        *("is_hybrid_model", "hybrid_layer_pattern", "hybrid_override_pattern", "heterogeneous_block_specs"),
+        *("experimental_attention_variant", "linear_attention_freq", "use_kitchen"),
     )
 )
 """Fields without which the model would be another one: a run that has one is not rehearsed."""

@@ -19,14 +19,8 @@ if TYPE_CHECKING:
     from bridge.training.config import ConfigContainer
 
 OF_ONE_MACHINE = (
-    "data.num_workers",
-    "logging.mlflow",
-    "logging.progress",
-    "logging.run_dir",
-    "logging.tensorboard",
-    "logging.wandb",
-    "precision_choice",
-    "silence",
+    *("data.num_workers", "logging.mlflow", "logging.progress", "logging.run_dir", "logging.tensorboard"),
+    *("logging.wandb", "precision_choice", "silence"),
 )
 """Keys that may differ: what one machine shows and how it reads, and texts that no computation reads."""
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")

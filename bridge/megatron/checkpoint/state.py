@@ -34,15 +34,8 @@ SHARDING: dict[str, Any] = {
 }
 """How Megatron shards the optimizer's state."""
 _SHAPE = (
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "num_moe_experts",
-    "multi_latent_attention",
-    "mtp_num_layers",
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *("num_moe_experts", "multi_latent_attention", "mtp_num_layers"),
 )
 
 

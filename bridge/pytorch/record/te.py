@@ -41,15 +41,8 @@ SCHEME_OF_QUANTIZER = {
 }
 """Class of a quantizer -> Megatron's name of the scheme."""
 STORED = (
-    "_data",
-    "_transpose",
-    "_scale_inv",
-    "_rowwise_data",
-    "_rowwise_scale_inv",
-    "_columnwise_data",
-    "_columnwise_scale_inv",
-    "_amax_rowwise",
-    "_amax_columnwise",
+    *("_data", "_transpose", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", "_columnwise_data"),
+    *("_columnwise_scale_inv", "_amax_rowwise", "_amax_columnwise"),
 )
 """Buffers of the storages of all schemes."""
 _SIZE = {"mxfp8": 32, "nvfp4": 16, "blockwise": 128}
