@@ -191,7 +191,7 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
         precision_choice=run.choice.to_dict() if run.choice is not None else None,
     )
     for fault in early_faults(made, run.origin_of):
-        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy)
+        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
     run.problems.raise_any()
     return made
 

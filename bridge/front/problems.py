@@ -106,11 +106,14 @@ class Problems:
         self._sentences: list[str] = []
         self._matches: list[str] = []
 
-    def add(self, path: str, rule: str, value: Any, remedy: str = "", matches: Iterable[str] = ()) -> None:
-        """Add one fault, with the remedy "Give one." where there is none."""
+    def add(
+        self, path: str, rule: str, value: Any, remedy: str = "", matches: Iterable[str] = (), *, rule_id: str = ""
+    ) -> None:
+        """Add one fault, with the remedy "Give one." where there is none, and the id of its rule of the check."""
         remedy = remedy or "Give one."
         end = "" if remedy.endswith((".", "?")) else "."
-        self._sentences.append(f"{path}: {rule}, got {value!r} ({self.origins.of(path)}). {remedy}{end}")
+        sentence = f"{path}: {rule}, got {value!r} ({self.origins.of(path)}). {remedy}{end}"
+        self._sentences.append(f"{rule_id} {sentence}".lstrip())
         self._matches.extend(matches)
 
     def unknown(self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None) -> None:

@@ -58,7 +58,9 @@ class Setup(RuleContext):
         checkpoint: The precision fingerprint of the checkpoint that the run resumes from.
         target: Where it is going to run; None: nothing is known but what is installed.
         environment: Environment variables of the run; None: not known.
-        backend: te or emulated: what runs low-precision GEMMs; None: Transformer Engine where the target has a GPU.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: Transformer Engine where the target has a
+            GPU.
+        is_own: The run is one of scripts/train.py, whose build does not honour every field.
         origins: Path of a setting -> its source.
         choice: What `auto` was resolved to, for reports.
     """
@@ -77,6 +79,7 @@ class Setup(RuleContext):
         target: Target | None = None,
         environment: Mapping[str, str] | None = None,
         backend: str | None = None,
+        is_own: bool = False,
         origins: Origins | None = None,
         choice: Choice | None = None,
     ) -> None:
@@ -99,7 +102,7 @@ class Setup(RuleContext):
         self.checkpoint = checkpoint
         self.environment: Mapping[str, str] = environment or {}
         self.has_environment = environment is not None
-        self.backend = backend
+        self.backend, self.is_own = backend, is_own
         self.choice = choice
         self.read_owners()
         self._read_shape()

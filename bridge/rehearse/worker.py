@@ -28,6 +28,7 @@ from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.fields import DEFAULTS
+from bridge.rules.refusals import class_defaults, unhonoured
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess
@@ -111,7 +112,6 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
     """Remove the fields that Megatron's classes here have not, and those that a run here does not honour."""
     from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig
     from bridge.megatron.gpt import GPTConfig
-    from bridge.megatron.run_fields import unhonoured
 
     found = []
     owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
@@ -121,7 +121,8 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
         values = {**held, **(sizes if name == "model" else {})}
         known = {field.name for field in dataclasses.fields(owner)}
         backend = sections["precision_backend"]
-        refused = {fault.path: fault.rule for fault in unhonoured(name, owner, backend=backend, values=values)}
+        faults = unhonoured(name, values, class_defaults(owner), backend=backend)
+        refused = {fault.path: fault.rule for fault in faults}
         absent = "the configs of this Megatron Core have no such field"
         refused |= {f"{name}.{key}": absent for key in held if key not in known}
         for path, reason in refused.items():

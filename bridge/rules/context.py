@@ -109,6 +109,8 @@ class RuleContext:
     needs_gpu_formats: bool
     """The GPU itself has to run FP8 or FP4."""
     backend: str | None
+    is_own: bool
+    """The run is one of scripts/train.py."""
     environment: Mapping[str, str]
     has_environment: bool
 

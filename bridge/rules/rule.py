@@ -229,7 +229,7 @@ def _finding(rule: Rule, context: RuleContext, values: Mapping[str, Any], depend
         rule=clause,
         value=values.get("value", context.value(path)),
         where=values.get("where", context.where(path)),
-        remedy=_remedy(remedies),
+        remedy=remedy_of(remedies),
         severity=severity if depends is None else MILDER[severity],
         source=rule.source,
         evidence=rule.evidence,
@@ -238,7 +238,7 @@ def _finding(rule: Rule, context: RuleContext, values: Mapping[str, Any], depend
     )
 
 
-def _remedy(remedies: tuple[str, ...]) -> str:
+def remedy_of(remedies: tuple[str, ...]) -> str:
     """Return the remedies as one sentence: "Do this.", or "Do this; or do that; or ..."."""
     sentence = "; or ".join(remedies)
     return f"{sentence[:1].upper()}{sentence[1:]}{'' if sentence.endswith('?') else '.'}"

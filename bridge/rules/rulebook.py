@@ -14,6 +14,7 @@ from bridge.rules.topics import (
     moe,
     names,
     optimizer,
+    own_run,
     parallel,
     recompute,
     reduction,
@@ -44,6 +45,7 @@ TOPICS: dict[str, tuple[Rule, ...]] = {
     "Environment": environment.RULES,
     "Checkpoints and adapters": checkpoint.RULES,
     "Target": target.RULES,
+    "Runs of this project": own_run.RULES,
 }
 """Topic -> its rules, in the order of their ids."""
 

@@ -19,10 +19,10 @@ from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
 from bridge.megatron.record.census import Activations
 from bridge.megatron.record.telemetry import Telemetry
-from bridge.megatron.run_fields import require_honoured
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase, PrecisionSchedule
+from bridge.rules.refusals import require_honoured
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.resume import resume

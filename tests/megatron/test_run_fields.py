@@ -14,18 +14,12 @@ import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from bridge.errors import RunConfigError, TrainingError
+from bridge.errors import Finding, RunConfigError, TrainingError
+from bridge.front.loader import container, load_run
 from bridge.megatron.gpt import GPTConfig
-from bridge.megatron.run_fields import (
-    HONOURED,
-    KNOWN,
-    REFUSED,
-    REFUSED_ON_CPU,
-    REFUSED_WITHOUT_TE,
-    WITHOUT_EFFECT,
-    require_honoured,
-    unhonoured,
-)
+from bridge.preflight.check import check_run
+from bridge.rules.refusals import class_defaults, require_honoured, unhonoured
+from bridge.rules.run_fields import HONOURED, KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, WITHOUT_EFFECT
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import tiny, trace
 
@@ -73,10 +67,15 @@ def made(section: str) -> Any:
         return CLASSES[section](**(SHAPE if section == "model" else {}))
 
 
+def refused(section: str, config: Any, *, backend: str) -> list[Finding]:
+    """Return the fields of a config that a run would not honour."""
+    return list(unhonoured(section, vars(config), class_defaults(config), backend=backend))
+
+
 @pytest.mark.parametrize("section", CLASSES)
 def test_a_field_that_a_run_does_not_honour_is_refused_by_name(section):
     cls = CLASSES[section]
-    assert unhonoured(section, made(section), backend="local") == []
+    assert refused(section, made(section), backend="local") == []
     for table, backend in (
         *((REFUSED, backend) for backend in ("te", "te_cpu", "emulated", "local")),
         *((REFUSED_WITHOUT_TE, backend) for backend in ("emulated", "local")),
@@ -88,7 +87,7 @@ def test_a_field_that_a_run_does_not_honour_is_refused_by_name(section):
                 continue
             default, value = getattr(config, name), other_value(cls, name)
             setattr(config, name, value)
-            (fault,) = unhonoured(section, config, backend=backend)
+            (fault,) = refused(section, config, backend=backend)
             expected = (
                 f"{section}.{name}: this run does not honour it: {reason}, got {value!r}. Leave it at {default!r}."
             )
@@ -100,7 +99,7 @@ def test_transformer_engine_honours_what_needs_its_layers():
         for name in rows_of(REFUSED_WITHOUT_TE, section):
             config = made(section)
             setattr(config, name, other_value(cls, name))
-            assert unhonoured(section, config, backend="te") == [], name
+            assert refused(section, config, backend="te") == [], name
 
 
 @pytest.mark.parametrize(
@@ -139,8 +138,8 @@ def test_context_parallelism_is_refused_where_the_attention_has_none(backend, fi
 
 def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default():
     newer = dataclasses.make_dataclass("Newer", [("sparse_mlp", bool, False)], bases=(OptimizerConfig,))
-    assert unhonoured("optimizer", newer(), backend="te") == []
-    (fault,) = unhonoured("optimizer", newer(sparse_mlp=True), backend="te")
+    assert refused("optimizer", newer(), backend="te") == []
+    (fault,) = refused("optimizer", newer(sparse_mlp=True), backend="te")
     assert str(fault) == (
         "optimizer.sparse_mlp: this run does not honour it: this build was not tried with a Megatron Core that has it, "
         "got True. Leave it at False."
@@ -150,23 +149,23 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
 @pytest.mark.parametrize(
     ("fields", "sentences"),
     [
-        ({"rotary_percent": 2.0}, ["model.rotary_percent: must be from 0 to 1, got 2.0. Correct it."]),
-        ({"rotary_percent": math.nan}, ["model.rotary_percent: must be from 0 to 1, got nan. Correct it."]),
-        ({"moe_z_loss_coeff": -0.1}, ["model.moe_z_loss_coeff: must be at least 0, got -0.1. Correct it."]),
+        ({"rotary_percent": 2.0}, ["PB702 model.rotary_percent: must be from 0 to 1, got 2.0. Correct it."]),
+        ({"rotary_percent": math.nan}, ["PB702 model.rotary_percent: must be from 0 to 1, got nan. Correct it."]),
+        ({"moe_z_loss_coeff": -0.1}, ["PB702 model.moe_z_loss_coeff: must be at least 0, got -0.1. Correct it."]),
         (
             {"num_moe_experts": 4, "moe_router_topk": 5},
-            ["model.moe_router_topk: must be from 1 to the 4 experts, got 5. Correct it."],
+            ["PB702 model.moe_router_topk: must be from 1 to the 4 experts, got 5. Correct it."],
         ),
         (
             {"num_moe_experts": 4, "add_bias_linear": True},
             [
-                "model.add_bias_linear: experts have no biases without Transformer Engine's layers, got True. "
+                "PB702 model.add_bias_linear: experts have no biases without Transformer Engine's layers, got True. "
                 "Set model.add_bias_linear=false."
             ],
         ),
         (
             {"num_moe_experts": 4, "moe_shared_expert_intermediate_size": 8, "add_bias_linear": True},
-            ["model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false."],
+            ["PB702 model.add_bias_linear: shared experts have no biases, got True. Set model.add_bias_linear=false."],
         ),
         (
             {**CONTEXT, "seq_length": 66},
@@ -175,32 +174,41 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
         (
             {"virtual_pipeline_model_parallel_size": 2},
             [
-                "model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, and there is 1 "
-                "(pipeline_model_parallel_size), got 2. Leave it at None."
+                "PB703 model.virtual_pipeline_model_parallel_size: interleaves the stages of a pipeline, and there is "
+                "1 (pipeline_model_parallel_size), got 2. Leave it at None."
             ],
         ),
         (
             {"virtual_pipeline_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "overlap_p2p_comm": False},
             [
-                "model.overlap_p2p_comm: must be on for two interleaved pipeline stages, whose messages of both "
-                "directions would otherwise be taken for each other, got False. Set model.overlap_p2p_comm=true and "
-                "model.batch_p2p_comm=false."
+                "PB407 model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between "
+                "the same two ranks in one batch, where they are taken for each other: the run goes on, and does not "
+                "learn, got False. Set overlap_p2p_comm=True and batch_p2p_comm=False; or use more than two stages; or "
+                "do not interleave."
             ],
         ),
         (
             {"multi_latent_attention": True, "tensor_model_parallel_size": 2},
             [
-                "model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. Without "
-                "it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the model. "
-                "Set model.sequence_parallel=true."
+                "PB703 model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. "
+                "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
+                "model. Set model.sequence_parallel=true."
+            ],
+        ),
+        (
+            {"enable_autocast": True, "tensor_model_parallel_size": 2, "sequence_parallel": True},
+            [
+                "PB703 model.sequence_parallel: must be off under autocast without Transformer Engine's layers: the "
+                "backward pass of Megatron Core's own would reduce gradients in half precision into an FP32 tensor, "
+                "which is an error, got True. Set model.sequence_parallel=false."
             ],
         ),
         (
             {"position_embedding_type": "yarn", "qk_clip": True},
             [
-                "model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and logs "
-                "no logits, got True. Leave it at False.",
-                "model.position_embedding_type: must be one of rope, learned_absolute, none, got 'yarn'. "
+                "PB701 model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and "
+                "logs no logits, got True. Leave it at False.",
+                "PB702 model.position_embedding_type: must be one of rope, learned_absolute, none, got 'yarn'. "
                 "Choose one of them.",
             ],
         ),
@@ -213,6 +221,33 @@ def test_wrong_values_are_one_sentence_each(fields, sentences):
     with pytest.raises(RunConfigError) as raised:
         require_honoured(model, made("optimizer"), made("ddp"), backend="local")
     assert str(raised.value).splitlines() == sentences
+
+
+OWN = (
+    ["model.qk_clip=true", "optimizer.decoupled_lr=0.1", "model.position_embedding_type=mrope"],
+    ["model.num_moe_experts=4", "model.moe_router_topk=5", "model.add_bias_linear=true"],
+    [
+        "model.virtual_pipeline_model_parallel_size=2",
+        "model.tensor_model_parallel_size=2",
+        "model.multi_latent_attention=true",
+    ],
+    ["ddp.use_megatron_fsdp=true", "model.fp32_residual_connection=true", "model.context_parallel_size=2"],
+)
+
+
+@pytest.mark.parametrize("words", OWN)
+def test_a_check_of_a_run_says_what_the_run_says(words):
+    run = load_run(["model=gpt_tiny", "precision_backend=emulated", *words], strict=False)
+    report = check_run({**run.sections, "mixed_precision": run.precision}, target=None, origins=run.origin_of)
+    checked = {f"{one.id} {one}" for one in report.findings if one.id.startswith("PB7")}
+    with pytest.raises(RunConfigError) as raised:
+        container(run)
+    refused = {line.strip() for line in str(raised.value).splitlines() if line.strip().startswith("PB7")}
+    assert checked == refused
+    assert len(checked) >= 2
+    foreign = {key: value for key, value in run.sections.items() if key != "precision_backend"}
+    others = check_run({**foreign, "mixed_precision": run.precision}, target=None).findings
+    assert [one for one in others if one.id.startswith("PB7")] == []
 
 
 # -- honoured, and without effect ------------------------------------------------------------------------------------

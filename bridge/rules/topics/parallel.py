@@ -65,6 +65,20 @@ def _indivisible(s: RuleContext) -> list[dict[str, Any]]:
     return [{"path": path, "value": size, "by": by} for path, size, by, number in cut if size > 0 and size % number]
 
 
+TWO_STAGES = Rule(
+    heading="PB407: two interleaved stages without overlapped messages",
+    predicate=lambda s: s.vpp > 1 and s.pp == 2 and not s.model.overlap_p2p_comm,
+    error="model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between the same "
+    "two ranks in one batch, where they are taken for each other: the run goes on, and does not learn",
+    remedies=(
+        "set overlap_p2p_comm=True and batch_p2p_comm=False",
+        "use more than two stages",
+        "do not interleave",
+    ),
+    verified=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
+    gate="has_model",
+)
+
 RULES = (
     target_rule(
         heading="PB401: blockwise scaling under sequence parallelism",
@@ -122,19 +136,7 @@ RULES = (
         verified="megatron-core 0.16.1 parallel_state.initialize_model_parallel",
         gate="has_model",
     ),
-    Rule(
-        heading="PB407: two interleaved stages without overlapped messages",
-        predicate=lambda s: s.vpp > 1 and s.pp == 2 and not s.model.overlap_p2p_comm,
-        error="model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between the same "
-        "two ranks in one batch, where they are taken for each other: the run goes on, and does not learn",
-        remedies=(
-            "set overlap_p2p_comm=True and batch_p2p_comm=False",
-            "use more than two stages",
-            "do not interleave",
-        ),
-        verified=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
-        gate="has_model",
-    ),
+    TWO_STAGES,
     Rule(
         heading="PB408: size that does not divide by its ranks",
         predicate=_indivisible,

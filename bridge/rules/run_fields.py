@@ -12,14 +12,7 @@ Source: megatron-core 0.16.1, its readers of each field.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
-
-from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 HONOURED = {
     "model": """
@@ -233,151 +226,9 @@ BETWEEN: tuple[tuple[str, float, float], ...] = (
 UNKNOWN = "this build was not tried with a Megatron Core that has it"
 
 
-def require_honoured(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> None:
-    """Refuse a run whose configs ask for something that would silently be left out."""
-    faults = run_faults(model, optimizer, ddp, backend=backend)
-    if faults:
-        raise RunConfigError("\n".join(map(str, faults)))
-
-
-def run_faults(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> list[Finding]:
-    """Return every field and value that the build of a run refuses; arguments as for `require_honoured`."""
-    sections = {"model": model, "optimizer": optimizer, "ddp": ddp}
-    faults = [fault for name, config in sections.items() for fault in unhonoured(name, config, backend=backend)]
-    biases = [] if backend in WITH_TE else _expert_biases(model)
-    return [*faults, *value_faults(model), *layout_faults(model), *biases]
-
-
-def unhonoured(section: str, config: Any, *, backend: str, values: Mapping[str, Any] | None = None) -> list[Finding]:
-    """Return the fields of a section's config that a run would not honour.
-
-    With `values`, those of a config that is not built yet, `config` is its class.
-    """
-    found = []
-
-    def held(name: str) -> Any:
-        return getattr(config, name) if values is None else values.get(name, defaults[name])
-
-    defaults = _defaults(config)
-    reasons = _by_field(REFUSED[section])
-    if backend != "te":
-        reasons |= _by_field((REFUSED_ON_CPU if backend == "te_cpu" else REFUSED_WITHOUT_TE)[section])
-    accepted = ACCEPTED[section] | ({} if backend in WITH_TE or section != "model" else ACCEPTED_WITHOUT_TE)
-    for name, default in defaults.items():
-        value = held(name)
-        if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
-            hint = did_you_mean(close_matches(str(value), accepted[name])) or "Choose one of them."
-            found.append(_fault(section, name, f"must be one of {', '.join(accepted[name])}", value, hint))
-        elif name in reasons and value != default:
-            found.append(_fault(section, name, f"this run does not honour it: {reasons[name]}", value, _leave(default)))
-        elif name not in KNOWN[section] and value != default:
-            found.append(_fault(section, name, f"this run does not honour it: {UNKNOWN}", value, _leave(default)))
-    return [*found, *_context_faults(held, backend)] if section == "model" else found
-
-
-def _context_faults(held: Callable[[str], Any], backend: str) -> list[Finding]:
-    """Return the fault of context parallelism that the attention of a backend has not."""
-    size, stated = held("context_parallel_size"), held("cp_comm_type")
-    if size == 1:
-        return []
-    kinds = COMMUNICATION.get(backend, ("all_gather",))
-    found = {str(kind) for kind in (stated if isinstance(stated, list) else [stated or "p2p"])} - {*kinds}
-    wanted = {} if backend == "te" else PLAIN_ATTENTION | ({} if backend == "te_cpu" else PLAIN_LOCAL_ATTENTION)
-    others = [name for name, value in wanted.items() if getattr(held(name), "name", held(name)) != value]
-    if not found and not others:
-        return []
-    causes = [*(f"by {kind}" for kind in sorted(found)), *(f"with {name}" for name in others)]
-    steps = [f"model.cp_comm_type={' or '.join(kinds)}"] if found else []
-    steps += [f"model.{name}={wanted[name]}" for name in others]
-    rule = f"this run does not honour it: the backend {backend} has no context parallelism {', '.join(causes)}"
-    also = " precision_backend=te_cpu has a2a." if "a2a" in found else ""
-    return [_fault("model", "context_parallel_size", rule, size, f"Set {', '.join(steps)}.{also}")]
-
-
-def value_faults(model: Any) -> list[Finding]:
-    """Return the values of a model config that Megatron would build a model with, or end in a traceback for."""
-    found = []
-    for name, least, most in BETWEEN:
-        value = getattr(model, name)
-        if value is not None and not least <= value <= most:
-            limits = f"must be at least {least}" if most == math.inf else f"must be from {least} to {most}"
-            found.append(_fault("model", name, limits, value, "Correct it."))
-    experts = model.num_moe_experts
-    if experts and not 1 <= model.moe_router_topk <= experts:
-        rule = f"must be from 1 to the {experts} experts"
-        found.append(_fault("model", "moe_router_topk", rule, model.moe_router_topk, "Correct it."))
-    if experts and experts % model.expert_model_parallel_size:
-        rule = f"must be a multiple of expert_model_parallel_size {model.expert_model_parallel_size}"
-        found.append(_fault("model", "num_moe_experts", rule, experts, "Change one of them."))
-    if experts and model.moe_shared_expert_intermediate_size and model.add_bias_linear:
-        rule = "shared experts have no biases"
-        found.append(_fault("model", "add_bias_linear", rule, True, "Set model.add_bias_linear=false."))
-    return found
-
-
-def layout_faults(model: Any) -> list[Finding]:
-    """Return the fields of a layout with which Megatron ends in a traceback, or trains another model."""
-    found = []
-    ranks, tensor = model.context_parallel_size, model.tensor_model_parallel_size
-    if ranks > 1 and model.seq_length % (2 * ranks):
-        rule = f"must be a multiple of 2 x context_parallel_size = {2 * ranks}"
-        found.append(_fault("model", "seq_length", rule, model.seq_length, "Change one of them."))
-    for name in ("num_attention_heads", "num_query_groups"):
-        heads = getattr(model, name)
-        if ranks > 1 and "a2a" in str(model.cp_comm_type) and heads and heads % (tensor * ranks):
-            rule = f"must be a multiple of tensor x context ranks = {tensor * ranks} with cp_comm_type=a2a"
-            found.append(_fault("model", name, rule, heads, "Use cp_comm_type=all_gather, or change one of them."))
-    chunks, stages = model.virtual_pipeline_model_parallel_size, model.pipeline_model_parallel_size
-    if chunks is not None and stages < 2:
-        rule = f"interleaves the stages of a pipeline, and there is {stages} (pipeline_model_parallel_size)"
-        found.append(_fault("model", "virtual_pipeline_model_parallel_size", rule, chunks, "Leave it at None."))
-    if chunks is not None and stages == 2 and not model.overlap_p2p_comm:
-        rule = (
-            "must be on for two interleaved pipeline stages, whose messages of both directions would otherwise be "
-            "taken for each other"
-        )
-        remedy = "Set model.overlap_p2p_comm=true and model.batch_p2p_comm=false."
-        found.append(_fault("model", "overlap_p2p_comm", rule, model.overlap_p2p_comm, remedy))
-    if model.multi_latent_attention and model.tensor_model_parallel_size > 1 and not model.sequence_parallel:
-        rule = "must be on for latent attention under tensor parallelism"
-        remedy = (
-            "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
-            "model. Set model.sequence_parallel=true."
-        )
-        found.append(_fault("model", "sequence_parallel", rule, model.sequence_parallel, remedy))
-    return found
-
-
-def _expert_biases(model: Any) -> list[Finding]:
-    """Return the fault of experts with biases, which Megatron's local experts add in place, which autograd refuses."""
-    if not model.num_moe_experts or not model.add_bias_linear or model.moe_shared_expert_intermediate_size:
-        return []
-    rule = "experts have no biases without Transformer Engine's layers"
-    return [_fault("model", "add_bias_linear", rule, model.add_bias_linear, "Set model.add_bias_linear=false.")]
-
-
-def _fault(section: str, name: str, rule: str, value: object, remedy: str) -> Finding:
-    return Finding(path=f"{section}.{name}", rule=rule, value=getattr(value, "name", value), remedy=remedy)
-
-
-def _leave(default: object) -> str:
-    return f"Leave it at {getattr(default, 'name', default)!r}."
-
-
-def _by_field(rows: dict[str, str]) -> dict[str, str]:
+def by_field(rows: dict[str, str]) -> dict[str, str]:
     """Return field -> reason."""
     return {name: reason for reason, names in rows.items() for name in names.split()}
-
-
-def _defaults(config: Any) -> dict[str, Any]:
-    """Return the defaults of the fields that Megatron's classes and ours declare."""
-    defaults = {}
-    for field in dataclasses.fields(config):
-        if field.name.startswith("_"):
-            continue
-        factory = field.default_factory
-        defaults[field.name] = field.default if factory is dataclasses.MISSING else factory()
-    return defaults
 
 
 KNOWN = {
@@ -386,7 +237,7 @@ KNOWN = {
         for names in (HONOURED[section], *REFUSED[section].values(), *REFUSED_WITHOUT_TE[section].values())
         for name in names.split()
     )
-    | frozenset(_by_field(WITHOUT_EFFECT[section]))
+    | frozenset(by_field(WITHOUT_EFFECT[section]))
     for section in HONOURED
 }
 """Section -> fields that are in a table."""

@@ -1,0 +1,206 @@
+"""Refusals of the build of a run: fields that it does not honour, and values that Megatron misreads.
+
+The build asks before it makes a model, and `check` asks through the rules of `bridge.rules.topics.own_run`. Both get
+the same sentence and the same id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
+from bridge.rules.rule import remedy_of
+from bridge.rules.run_fields import (
+    ACCEPTED,
+    ACCEPTED_WITHOUT_TE,
+    BETWEEN,
+    COMMUNICATION,
+    KNOWN,
+    PLAIN_ATTENTION,
+    PLAIN_LOCAL_ATTENTION,
+    REFUSED,
+    REFUSED_ON_CPU,
+    REFUSED_WITHOUT_TE,
+    UNKNOWN,
+    WITH_TE,
+    by_field,
+)
+from bridge.rules.topics.parallel import TWO_STAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    Values = Mapping[str, Any]
+
+NOT_HONOURED, WRONG_VALUE, WRONG_LAYOUT = "PB701", "PB702", "PB703"
+"""Ids of the rules."""
+
+
+def require_honoured(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> None:
+    """Refuse a run whose configs ask for something that would silently be left out.
+
+    Args:
+        model: A `GPTConfig`.
+        optimizer: An `OptimizerConfig`.
+        ddp: A `DistributedDataParallelConfig`.
+        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
+
+    Raises:
+        RunConfigError: Such fields, all of them.
+    """
+    faults = run_faults(model, optimizer, ddp, backend=backend)
+    if faults:
+        raise RunConfigError("\n".join(f"{fault.id} {fault}" for fault in faults))
+
+
+def run_faults(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> list[Finding]:
+    """Return every field and value that the build of a run refuses; arguments as for `require_honoured`."""
+    sections = {"model": model, "optimizer": optimizer, "ddp": ddp}
+    defaults = {name: class_defaults(config) for name, config in sections.items()}
+    values = {name: {key: getattr(config, key) for key in defaults[name]} for name, config in sections.items()}
+    return refusals(values, defaults, backend=backend)
+
+
+def refusals(sections: Mapping[str, Values], defaults: Mapping[str, Values], *, backend: str | None) -> list[Finding]:
+    """Return every field and value that the build of a run refuses.
+
+    Args:
+        sections: model, optimizer and ddp, each with all of its fields.
+        defaults: The same sections with the defaults of Megatron's classes.
+        backend: te, te_cpu, emulated or local; None: not known, so that only refusals of all of them count.
+    """
+    found = [one for name in REFUSED for one in unhonoured(name, sections[name], defaults[name], backend=backend)]
+    model = sections["model"]
+    biases = _expert_biases(model) if backend not in (*WITH_TE, None) else ()
+    return [*found, *_wrong_values(model), *_wrong_layouts(model, backend), *biases]
+
+
+def unhonoured(section: str, values: Values, defaults: Values, *, backend: str | None) -> Iterator[Finding]:
+    """Yield the fields of a section that a run would not honour.
+
+    Args:
+        section: model, optimizer or ddp.
+        values: Field -> value; fields that are not there have their default.
+        defaults: Field -> default of Megatron's class, and of ours.
+        backend: As for `refusals`.
+    """
+    reasons = by_field(REFUSED[section])
+    if backend not in ("te", None):
+        reasons |= by_field((REFUSED_ON_CPU if backend == "te_cpu" else REFUSED_WITHOUT_TE)[section])
+    has_te_layers = section != "model" or backend in (*WITH_TE, None)
+    accepted = ACCEPTED[section] | ({} if has_te_layers else ACCEPTED_WITHOUT_TE)
+    for name, default in defaults.items():
+        value = values.get(name, default)
+        path = f"{section}.{name}"
+        if value == default:
+            continue
+        if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
+            hint = did_you_mean(close_matches(str(value), accepted[name])) or "Choose one of them."
+            yield _fault(WRONG_VALUE, path, f"must be one of {', '.join(accepted[name])}", value, hint)
+        elif name in reasons or name not in KNOWN[section]:
+            rule = f"this run does not honour it: {reasons.get(name, UNKNOWN)}"
+            yield _fault(NOT_HONOURED, path, rule, value, f"Leave it at {getattr(default, 'name', default)!r}.")
+    if section == "model":
+        yield from _unhonoured_context({**defaults, **values}, backend)
+
+
+def _unhonoured_context(model: Values, backend: str | None) -> Iterator[Finding]:
+    """Yield the fault of context parallelism that the attention of a backend has not."""
+    size, stated = model["context_parallel_size"], model["cp_comm_type"]
+    if size == 1:
+        return
+    kinds = COMMUNICATION.get(backend or "te", ("all_gather",))
+    found = {str(kind) for kind in (stated if isinstance(stated, list) else [stated or "p2p"])} - {*kinds}
+    plain = PLAIN_ATTENTION | ({} if backend == "te_cpu" else PLAIN_LOCAL_ATTENTION)
+    wanted = {} if backend in ("te", None) else plain
+    others = [name for name, value in wanted.items() if getattr(model[name], "name", model[name]) != value]
+    if not found and not others:
+        return
+    causes = [*(f"by {kind}" for kind in sorted(found)), *(f"with {name}" for name in others)]
+    steps = [f"model.cp_comm_type={' or '.join(kinds)}"] if found else []
+    steps += [f"model.{name}={wanted[name]}" for name in others]
+    rule = f"this run does not honour it: the backend {backend} has no context parallelism {', '.join(causes)}"
+    also = " precision_backend=te_cpu has a2a." if "a2a" in found else ""
+    yield _fault(NOT_HONOURED, "model.context_parallel_size", rule, size, f"Set {', '.join(steps)}.{also}")
+
+
+def _wrong_values(model: Values) -> Iterator[Finding]:
+    """Yield the values of a model that Megatron would build a model with, or end in a traceback for."""
+    for name, least, most in BETWEEN:
+        value = model.get(name)
+        if value is not None and not least <= value <= most:
+            limits = f"must be at least {least}" if most == math.inf else f"must be from {least} to {most}"
+            yield _fault(WRONG_VALUE, f"model.{name}", limits, value, "Correct it.")
+    experts = model["num_moe_experts"]
+    if not experts:
+        return
+    if not 1 <= model["moe_router_topk"] <= experts:
+        rule = f"must be from 1 to the {experts} experts"
+        yield _fault(WRONG_VALUE, "model.moe_router_topk", rule, model["moe_router_topk"], "Correct it.")
+    if experts % model["expert_model_parallel_size"]:
+        rule = f"must be a multiple of expert_model_parallel_size {model['expert_model_parallel_size']}"
+        yield _fault(WRONG_VALUE, "model.num_moe_experts", rule, experts, "Change one of them.")
+    if model["moe_shared_expert_intermediate_size"] and model["add_bias_linear"]:
+        rule, remedy = "shared experts have no biases", "Set model.add_bias_linear=false."
+        yield _fault(WRONG_VALUE, "model.add_bias_linear", rule, True, remedy)
+
+
+def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
+    """Yield the fields of a layout with which Megatron ends in a traceback, or trains another model."""
+    ranks, tensor, length = model["context_parallel_size"], model["tensor_model_parallel_size"], model["seq_length"]
+    if ranks > 1 and length % (2 * ranks):
+        rule = f"must be a multiple of 2 x context_parallel_size = {2 * ranks}"
+        yield _fault(WRONG_LAYOUT, "model.seq_length", rule, length, "Change one of them.")
+    for name in ("num_attention_heads", "num_query_groups"):
+        heads = model[name]
+        if ranks > 1 and "a2a" in str(model["cp_comm_type"]) and heads and heads % (tensor * ranks):
+            rule = f"must be a multiple of tensor x context ranks = {tensor * ranks} with cp_comm_type=a2a"
+            remedy = "Use cp_comm_type=all_gather, or change one of them."
+            yield _fault(WRONG_LAYOUT, f"model.{name}", rule, heads, remedy)
+    chunks, stages = model["virtual_pipeline_model_parallel_size"], model["pipeline_model_parallel_size"]
+    if chunks is not None and stages < 2:
+        rule = f"interleaves the stages of a pipeline, and there is {stages} (pipeline_model_parallel_size)"
+        path = "model.virtual_pipeline_model_parallel_size"
+        yield _fault(WRONG_LAYOUT, path, rule, chunks, "Leave it at None.")
+    if chunks is not None and stages == 2 and not model["overlap_p2p_comm"]:
+        rule, remedy = TWO_STAGES.message, remedy_of(TWO_STAGES.remedies)
+        yield _fault(TWO_STAGES.id, "model.overlap_p2p_comm", rule, model["overlap_p2p_comm"], remedy)
+    is_cut = tensor > 1
+    if model["enable_autocast"] and is_cut and model["sequence_parallel"] and backend not in (*WITH_TE, None):
+        rule = (
+            "must be off under autocast without Transformer Engine's layers: the backward pass of Megatron Core's own "
+            "would reduce gradients in half precision into an FP32 tensor, which is an error"
+        )
+        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, True, "Set model.sequence_parallel=false.")
+    if model["multi_latent_attention"] and is_cut and not model["sequence_parallel"]:
+        rule = "must be on for latent attention under tensor parallelism"
+        remedy = (
+            "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
+            "model. Set model.sequence_parallel=true."
+        )
+        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, model["sequence_parallel"], remedy)
+
+
+def _expert_biases(model: Values) -> Iterator[Finding]:
+    """Yield the fault of experts with biases, which Megatron's local experts add in place, which autograd refuses."""
+    has_shared = bool(model["moe_shared_expert_intermediate_size"])
+    if model["num_moe_experts"] and model["add_bias_linear"] and not has_shared:
+        rule = "experts have no biases without Transformer Engine's layers"
+        yield _fault(WRONG_VALUE, "model.add_bias_linear", rule, True, "Set model.add_bias_linear=false.")
+
+
+def _fault(rule: str, path: str, clause: str, value: object, remedy: str) -> Finding:
+    return Finding(id=rule, path=path, rule=clause, value=getattr(value, "name", value), remedy=remedy)
+
+
+def class_defaults(config: Any) -> dict[str, Any]:
+    """Return the defaults of the fields that a config, or its class, declares."""
+    defaults = {}
+    for field in dataclasses.fields(config):
+        if field.name.startswith("_"):
+            continue
+        factory = field.default_factory
+        defaults[field.name] = field.default if factory is dataclasses.MISSING else factory()
+    return defaults
