@@ -29,6 +29,7 @@ TEXT = {
     "unplanned": "ran {ran}, which is not in the plan",
     "error": "planned a relative error of at most {planned}, got {ran}",
     "stale": "planned the quantisation of the current weight, multiplied an older one",
+    "gathered": "planned the masters of the optimizer on every data-parallel rank, gathered other weights",
     "census": "planned {planned}, got {ran}",
     "differs": "{planned} in the first, {ran} in the second",
 }
@@ -75,7 +76,7 @@ def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
             compared.
     """
     gemms = compare_gemms(plan, record.gemms)
-    return (*gemms, *_folded(list(_unhealthy(record))), *_compare_census(plan.settings, record))
+    return (*gemms, *folded(list(_unhealthy(record))), *_compare_census(plan.settings, record))
 
 
 def compare_gemms(plan: PrecisionPlan, rows: Iterable[GemmRow]) -> tuple[Mismatch, ...]:
@@ -92,7 +93,7 @@ def compare_gemms(plan: PrecisionPlan, rows: Iterable[GemmRow]) -> tuple[Mismatc
     for (label, name, gemm), extra in ran.items():
         for formats in dict.fromkeys(row.formats for row in extra):
             found.append(Mismatch(column="unplanned", planned="", ran=formats, **_at(label, name, gemm)))
-    return _folded(found)
+    return folded(found)
 
 
 def _at(layer: str, module: str, gemm: str) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
     )
 
 
-def _folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:
+def folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:
     """Return mismatches that differ in one place alone as one: in the layer, then in the GEMM, then in the module."""
     for name in ("layers", "gemms", "modules"):
         groups: dict[Mismatch, list[str]] = {}
@@ -225,7 +226,7 @@ def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
         pair = ours.get(kind, "nothing"), theirs.get(kind, "nothing")
         if pair[0] != pair[1]:
             found.append(Mismatch(column="differs", planned=pair[0], ran=pair[1], tensors=kind))
-    return _folded(found)
+    return folded(found)
 
 
 def _of_gemms(record: Record) -> dict[tuple[str, str, str], str]:

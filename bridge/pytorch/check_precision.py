@@ -16,9 +16,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit.compare import Mismatch, folded
 from bridge.audit.sentence import format_gemms
 from bridge.errors import PrecisionTypeError
+from bridge.plan.module_paths import ModulePaths
+from bridge.precision.foreign_names import megatron_names
 from bridge.precision.schemes import OPERAND_FORMATS
+from bridge.pytorch.linear_schemes import schemes_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,13 +67,15 @@ class PrecisionReport:
         Half-precision weights and FP32 weights under autocast both satisfy a half-precision recipe; what it does not
         satisfy is matmuls mostly in FP32 (a few, of a head say, may be), any in another half precision, or an optimizer
         that keeps nothing in FP32. An FP8 or FP4 recipe asks for matmuls in its scheme and its formats, an FP32 one for
-        no narrower matmul.
+        no narrower matmul. With rows of `modules` each linear layer is asked for its own scheme, as `linear_schemes`
+        names it.
 
         Args:
             config: A recipe, or the name of one.
 
         Raises:
-            BridgeError: There is no recipe of that name, or it is neither a name nor a recipe.
+            BridgeError: There is no recipe of that name, it is neither a name nor a recipe, or a row of `modules` takes
+                no linear layer that multiplied.
         """
         from bridge.registry.config import MixedPrecisionConfig
         from bridge.registry.registry import get_mixed_precision_config
@@ -81,7 +87,11 @@ class PrecisionReport:
         config = get_mixed_precision_config(given) if isinstance(given, str) else given
         autocast = config.to_dict().get("autocast_dtype") if config.autocast_enabled else None
         wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or config.mode), "float32")
-        found = [] if not self.matmuls else self._of_matmuls(wanted, config)
+        found = []
+        if config.reading("modules"):
+            found = self._of_modules(config)
+        elif self.matmuls:
+            found = self._of_matmuls(wanted, config)
         held = {**self.parameters, **self.optimizer_state}
         if held and not any(name in ("float32", "float64") for name in held):
             found.append("Neither weights nor optimizer state are FP32: small updates are lost. Keep FP32 masters.")
@@ -112,6 +122,32 @@ class PrecisionReport:
                 f"Most matmuls ran in {', '.join(wide)}, not in {wanted}: {counted}. Does autocast cover them?"
             )
         return found
+
+    def _of_modules(self, config: MixedPrecisionConfig) -> list[str]:
+        """Return where linear layers ran in another precision than the rows of `modules` give them."""
+        places = megatron_names(row.module for row in self.gemms)
+        for row in self.gemms:
+            if row.layer.isdecimal():  # of a Megatron model
+                number = int(row.layer) - 1
+                path = ModulePaths().path(row.layer, number, row.module)
+                places[_key(row)] = number, path.removeprefix(f"decoder.layers.{number}.")
+        if not places:
+            return []
+        schemes = schemes_of([*places.values()], config)
+        found = []
+        for row in self.gemms:
+            if row.layer and _key(row) not in places:
+                continue  # a prediction layer, or the output
+            one = schemes.chosen(*places[_key(row)]) if _key(row) in places else None
+            planned = str(config.mode)
+            if one is not None:
+                forward, backward = OPERAND_FORMATS.get(one.format, ("custom", "custom"))
+                planned = f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
+            is_hidden = row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))  # torchao's own
+            if row.formats != planned and not (one is not None and is_hidden):
+                at: dict[str, Any] = {"layers": (row.layer,), "modules": (row.module,), "gemms": (row.gemm,)}
+                found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **at))
+        return list(map(str, folded(found)))
 
     def _of_scheme(self, config: MixedPrecisionConfig) -> list[str]:
         """Return where low-precision GEMMs ran in another scheme or in other formats than a recipe's."""
@@ -181,6 +217,11 @@ def check_precision(
         gemms=watch.rows,
         converted=dict(Counter(_converted(model))),
     )
+
+
+def _key(row: GemmRow) -> str:
+    """Return the name of a linear layer in the whole model."""
+    return f"{row.layer}.{row.module}" if row.layer else row.module
 
 
 def _converted(model: torch.nn.Module) -> Iterator[str]:

@@ -10,6 +10,8 @@ from bridge.precision.module_schemes import ModuleSchemes
 from bridge.pytorch.loop import require_config
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import torch
 
     from bridge.precision.module_schemes import Chosen
@@ -31,20 +33,33 @@ def linear_schemes(model: torch.nn.Module, config: MixedPrecisionConfig) -> dict
     """
     import torch
 
-    config = require_config(config)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     places = megatron_names(names)
     if not places:
         rule = "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, say"
         raise PrecisionTypeError(f"model: {rule}, got {', '.join(names[:3]) or 'none'}. Use emulate_linears with skip.")
+    schemes = schemes_of(places.values(), require_config(config))
+    return {name: schemes.chosen(*places[name]) if name in places else None for name in names}
+
+
+def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig) -> ModuleSchemes:
+    """Return the schemes of a recipe for a model with linear layers at these places.
+
+    Args:
+        places: Layer, from 0, and Megatron's name within it.
+        config: The recipe.
+
+    Raises:
+        PrecisionTypeError: A row takes no layer, or the model has no layer that a row names.
+    """
     try:
-        schemes = ModuleSchemes.of(config, num_layers=1 + max(layer for layer, _ in places.values()))
+        schemes = ModuleSchemes.of(config, num_layers=1 + max(layer for layer, _ in places))
     except WrongValueError as error:
         raise PrecisionTypeError(
             f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
         ) from None
-    for row in schemes.empty(places.values()):
-        known = dict.fromkeys(name.rpartition(".")[2] for _, name in places.values())
+    for row in schemes.empty(places):
+        known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
         near = did_you_mean(close_matches(str(row).rpartition(".")[2], known)) or f"There are {', '.join(known)}."
         raise PrecisionTypeError(f"modules: a row must take a linear layer of the model, got {row}. {near}")
-    return {name: schemes.chosen(*places[name]) if name in places else None for name in names}
+    return schemes

@@ -11,7 +11,7 @@ import torch
 from bridge.errors import PrecisionTypeError
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.foreign_names import megatron_names
-from bridge.pytorch import convert_linears, emulate_linears, linear_schemes
+from bridge.pytorch import check_precision, convert_linears, emulate_linears, linear_schemes
 from bridge.pytorch.emulated_linear import EmulatedLinear
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -99,6 +99,19 @@ def test_emulated_layers_follow_rows_too() -> None:
         "up_proj": "tensorwise",
         "down_proj": "mxfp8",
     }
+    model = model.to(torch.bfloat16)
+    report = check_precision(model, None, lambda: model(torch.arange(32)[None]).logits.float().sum().backward())
+    assert [one for one in report.disagreements(config) if "planned" in one] == []
+    config.modules = [{"select": {"layers": [1], "module": "linear_fc2"}, "precision": "bf16"}]
+    found = [one for one in report.disagreements(config) if "planned" in one]
+    assert "planned bf16, ran e4m3 x e4m3 (mxfp8): model.layers.1.mlp.down_proj." in found
+    assert "planned e4m3 x e4m3 (tensorwise), ran e4m3 x e4m3 (mxfp8): model.layers.2.mlp.down_proj, fprop." in found
+    assert any(
+        one.startswith("planned e4m3 x e4m3 (tensorwise), ran bf16: model.layers.1.self_attn.q_proj, ") for one in found
+    )
+    config.modules = [{"select": "*.linear_qvk", "precision": "bf16"}]
+    with pytest.raises(PrecisionTypeError, match="a row must take a linear layer of the model"):
+        report.disagreements(config)
 
 
 @pytest.mark.parametrize(
