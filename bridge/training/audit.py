@@ -12,6 +12,7 @@ from bridge.audit.record import FILE, Record
 from bridge.audit.sentence import format_gemms
 from bridge.errors import AuditError, TrainingError
 from bridge.megatron.record.census import take_census
+from bridge.megatron.record.copies import Copies, watch_copies
 from bridge.plan.precision_plan import precision_plan
 from bridge.pytorch.live_audit import gathered
 from bridge.pytorch.record.watch import GemmWatch
@@ -37,6 +38,7 @@ class Audit:
         self._path = run_dir / FILE
         self._phase: Phase | None = None
         self._everywhere = Record(gemms=())
+        self._copies = Copies()
         self.record = Record(gemms=())
         """The last record."""
         self.failure: AuditError | None = None
@@ -65,8 +67,9 @@ class Audit:
         if not is_first and not self.is_due():
             yield
             return
-        watch = GemmWatch(self._run.trainer.model)
-        with watch.watching():
+        model = self._run.trainer.model
+        watch = GemmWatch(model)
+        with watch.watching(), watch_copies(model, self._run.trainer.optimizer) as self._copies:
             yield
         self._take(watch)
         if self._run.config.train.audit != "off":
@@ -91,7 +94,9 @@ class Audit:
 
     def _compare(self, *, must_raise: bool) -> None:
         plan = self.plan()
-        found = compare(plan, self._everywhere)
+        found = self._copies.mismatches()
+        is_whole = not found  # else a weight that is not its master's has this cause, and no other
+        found = (*(one for one in compare(plan, self._everywhere) if is_whole or one.column != "stale"), *found)
         # The error of a healthy layer is bounded at the start alone: of a run, its second step too, which is the first
         # with the recipe's own scales under delayed scaling.
         if not must_raise and len(self._run.step_seconds) > 1:

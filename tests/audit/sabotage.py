@@ -1,14 +1,17 @@
-"""Runs that do not do what they are asked; ``python -m tests.audit.sabotage OUT.json`` makes those on te_cpu.
+"""Runs that do not do what they are asked.
+
+    python -m tests.audit.sabotage PLAN.json        makes the runs of a plan, {"backend": ..., "names": [...]}
 
 Each sabotage changes the configs after the synchroniser wrote the recipe into them, or the built model, or a function
 of Megatron's or Transformer Engine's, and trains two steps (or a few more) of four layers, the first and the last in
-BF16.
+BF16. A process writes the error of each run next to the plan.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -38,6 +41,9 @@ class Sabotage:
     """A context around building and training."""
     arguments: dict[str, Any] | None = None
     """Further arguments of `tiny`."""
+    precision: dict[str, Any] | None = None
+    """Further fields of the precision."""
+    processes: int = 1
     steps: int = 2
 
 
@@ -187,6 +193,34 @@ def no_first_microbatch() -> Any:
     return patched(path, lambda _original: lambda _self: None)
 
 
+def coalesced() -> Any:
+    """Gather the parameters of all dtypes in one collective, which gloo answers with other values."""
+    import torch
+
+    stack = ExitStack()
+    stack.enter_context(patched("bridge.megatron.backend:separate_gathers", lambda _original: nullcontext))
+    original = torch.distributed.distributed_c10d._coalescing_manager
+    path = "megatron.core.distributed.param_and_grad_buffer:_coalescing_manager"
+    stack.enter_context(patched(path, lambda _original: original))
+    return stack
+
+
+def misses_fc2(role: Any) -> Any:
+    """Return the quantizer of a team's factory, whose list of names has linear_fc3 instead of linear_fc2."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.pytorch.custom_recipes.quantizer_factories import current_scaling_factory
+
+    known = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc3")
+    return current_scaling_factory(role) if role.name.endswith(known) else te.IdentityQuantizer()
+
+
+def with_names(run: Any) -> None:
+    """Give Transformer Engine's modules their names, which a factory asks for."""
+    from bridge.megatron.te.layers import name_te_modules
+
+    name_te_modules(run.trainer.model[0].module.module)
+
+
 def set_model(**fields: Any) -> Callable[[Any], None]:
     """Return a change of the model's config."""
 
@@ -257,6 +291,18 @@ SABOTAGES = {
         built=second_autocast,
     ),
     "a transposed weight": Sabotage(message="planned a relative error of at most 0.125, got 1.", patched=transposed),
+    "a factory that misses a name": Sabotage(
+        message="planned custom x custom (custom), ran bf16: layers 2-3, linear_fc2; the autocast (custom) was on and ",
+        backends=("te_cpu",),
+        built=with_names,
+        precision={"fp8_recipe": "custom", "fp8_quantizer_factory": "tests.audit.sabotage.misses_fc2"},
+    ),
+    "gathers that return garbage": Sabotage(
+        message="planned the masters of the optimizer on every data-parallel rank, gathered other weights: layer",
+        patched=coalesced,
+        arguments={"stored": True, "sharded": True},
+        processes=2,
+    ),
 }
 
 
@@ -273,16 +319,17 @@ def end_of(name: str, backend: str) -> str:
     train = {"train_iters": sabotage.steps, "eval_iters": 0, "global_batch_size": 4}
     config = tiny(model={"num_layers": 4}, train=train, **arguments)
     stored = bool(arguments.get("stored"))
-    config.mixed_precision = MixedPrecisionConfig(
-        bf16=True,
-        fp8="hybrid",
-        fp8_recipe="tensorwise",
-        fp8_param_gather=stored,
-        first_last_layers_bf16=True,
-        num_layers_at_start_in_bf16=1,
-        num_layers_at_end_in_bf16=1,
-        grad_reduce_in_fp32=True,
-    )
+    precision = {
+        "bf16": True,
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+        "fp8_param_gather": stored,
+        "first_last_layers_bf16": True,
+        "num_layers_at_start_in_bf16": 1,
+        "num_layers_at_end_in_bf16": 1,
+        "grad_reduce_in_fp32": True,
+    }
+    config.mixed_precision = MixedPrecisionConfig(**{**precision, **(sabotage.precision or {})})
     config.precision_backend = backend
     config.logging.quantisation_interval = 0
     runtime_config_update(config)
@@ -303,7 +350,9 @@ def end_of(name: str, backend: str) -> str:
 
 
 if __name__ == "__main__":
-    declare("h100")
-    Path(sys.argv[1]).write_text(
-        json.dumps({name: end_of(name, "te_cpu") for name, one in SABOTAGES.items() if "te_cpu" in one.backends})
-    )
+    plan = Path(sys.argv[1])
+    asked = json.loads(plan.read_text())
+    if asked["backend"] == "te_cpu":
+        declare("h100")
+    ends = {name: end_of(name, asked["backend"]) for name in asked["names"]}
+    (plan.parent / f"ends-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(ends))

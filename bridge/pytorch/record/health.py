@@ -93,7 +93,8 @@ def of_emulated(
 
 def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tuple[str, str]) -> HealthRow | None:
     """Return the health of one of Transformer Engine's fprop GEMMs; None where its parts are not known here."""
-    weight = live_weight(module, "weight" if call.part is None else f"weight{call.part}")
+    name = "weight" if call.part is None else f"weight{call.part}"
+    weight = live_weight(module, name)
     if weight is None or not isinstance(call.out, torch.Tensor) or is_quantised(call.out) or not arguments:
         return None
     source = arguments[0]
@@ -104,7 +105,7 @@ def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tupl
     if out.shape[0] > x_MK.shape[0]:  # gathered over the sequence: the rows of this rank
         out = out[torch.distributed.get_rank(module.tp_group) * x_MK.shape[0] :]
     quantizer = getattr(call.right, "_quantizer", None)
-    is_stored = is_quantised(getattr(module, "weight", None))
+    is_stored = is_quantised(getattr(module, name))
     is_fresh = True
     if quantizer is not None and not (is_stored and type(quantizer).__name__ == "Float8Quantizer"):
         with torch.no_grad():

@@ -1,0 +1,138 @@
+"""The copies that data-parallel ranks have of a weight, after Megatron's distributed optimizer gathered it.
+
+Each rank steps on its own part of a weight, in a master, and gathers the other parts. A gather that goes wrong gives no
+error: the loss alone shows it, later. So at the end of a forward pass each rank compares its own part with its master,
+and all ranks compare a sample of the whole weight. Nothing else writes to the weights or the masters in between.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import parallel_state
+
+from bridge.audit.compare import Mismatch, folded
+from bridge.audit.record import layer_order
+from bridge.megatron.emulation.stored_weight import StoredWeight
+from bridge.megatron.gpt import unwrapped
+from bridge.megatron.optimizer import parts
+from bridge.pytorch.record.health import error_limit
+from bridge.pytorch.record.places import places
+from bridge.pytorch.record.te import describe, is_quantised
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SAMPLE = 4096
+"""Elements of a weight that are compared between ranks, in equal distances."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """One rank's copy of a weight."""
+
+    layer: str
+    module: str
+    part: tuple[str, int, int]
+    """Name of the parameter, and the place of this rank in the groups that hold different parts of the weight."""
+    digest: int
+    """Checksum of the sample."""
+    is_own: bool
+    """The rank's own part is that of its master."""
+
+
+@dataclass
+class Copies:
+    """The copies of this rank, filled by `watch_copies`."""
+
+    rows: list[Copy] = field(default_factory=list)
+
+    def mismatches(self) -> tuple[Mismatch, ...]:
+        """Return the weights that ranks have other copies of than their masters say; a collective call."""
+        ranks: list[Any] = [self.rows] * torch.distributed.get_world_size()
+        if len(ranks) > 1:
+            torch.distributed.all_gather_object(ranks, self.rows)
+        copies: defaultdict[tuple[str, str, tuple[str, int, int]], list[Copy]] = defaultdict(list)
+        for row in (row for rows in ranks for row in rows):
+            copies[row.layer, row.module, row.part].append(row)
+        wrong = {
+            (layer, module): None
+            for (layer, module, _), own in copies.items()
+            if len({row.digest for row in own}) > 1 or not all(row.is_own for row in own)
+        }
+        ordered = sorted(wrong, key=lambda place: layer_order(place[0]))
+        return folded(
+            [Mismatch(column="gathered", planned="", ran="", layers=(at,), modules=(name,)) for at, name in ordered]
+        )
+
+
+@contextmanager
+def watch_copies(model: list[Any], optimizer: Any) -> Iterator[Copies]:
+    """Compare the weights of a distributed optimizer at the end of each chunk's first forward pass in a block."""
+    found = Copies()
+    ranges = {parameter: one for part in parts(optimizer) for parameter, one in _ranges(part)}
+    handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def look(chunk: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+        if chunk not in seen:
+            seen.add(chunk)
+            found.rows += _copies(chunk, ranges)
+
+    seen: set[torch.nn.Module] = set()
+    if ranges:
+        handles = [chunk.register_forward_hook(look) for chunk in model]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _ranges(part: Any) -> Iterator[tuple[torch.nn.Parameter, slice | None]]:
+    """Yield the parameters of a distributed optimizer, each with this rank's part of it."""
+    for parameter, (buffer, dtype, bucket) in getattr(part, "model_param_gbuf_map", {}).items():
+        own = part.gbuf_ranges[buffer][dtype][bucket]["param_map"].get(parameter)
+        yield parameter, slice(own["param"].start, own["param"].end) if own is not None else None
+
+
+def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | None]) -> Iterator[Copy]:
+    """Yield the copies of one chunk."""
+    for module, (layer, name) in places([unwrapped(chunk)]).items():
+        for own, parameter in module.named_parameters(recurse=False):
+            if parameter not in ranges:
+                continue
+            is_stored = isinstance(parameter, StoredWeight) or is_quantised(parameter)
+            values = (parameter.dequantize() if is_stored else parameter.detach()).reshape(-1)
+            sample = values[:: max(1, len(values) // SAMPLE)].contiguous().cpu()
+            yield Copy(
+                layer=layer,
+                module=name,
+                part=(own, *_place(parameter)),
+                digest=zlib.crc32(sample.view(torch.uint8).numpy()),
+                is_own=_is_own(parameter, values, ranges[parameter], is_stored=is_stored),
+            )
+
+
+def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
+    """Return this rank's place in the tensor-parallel group, or in the groups of experts."""
+    if getattr(parameter, "allreduce", True):
+        return parallel_state.get_tensor_model_parallel_rank(), 0
+    return parallel_state.get_expert_tensor_parallel_rank(), 1 + parallel_state.get_expert_model_parallel_rank()
+
+
+def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_stored: bool) -> bool:
+    """Return whether this rank's part of a weight is its master, rounded; True without a master of its own."""
+    master = getattr(parameter, "main_param", None)
+    if own is None or master is None or not master.is_floating_point() or master.numel() != own.stop - own.start:
+        return True
+    held = values[own]
+    if not is_stored:
+        return torch.equal(held, master.to(held.dtype))
+    row = parameter.stored.spec if isinstance(parameter, StoredWeight) else describe(parameter, columnwise=False)
+    norm = master.norm()
+    return bool((held.float() - master).norm() <= error_limit(row.format, row.scheme) * norm) or not norm > 0
