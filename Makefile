@@ -5,7 +5,7 @@ RUN = $(VENV)/bin/python
 # One worker per core.
 PYTEST = -m pytest -n auto
 
-.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale faults soak clean
+.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs bench scale grid faults soak clean
 
 setup: $(VENV)/.ready
 
@@ -80,6 +80,9 @@ scale: setup
 # Each fault in a run of its own, some in two processes: a few minutes.
 faults: setup
 	$(RUN) -W ignore -m tests.training.fault_table --write docs/explain/faults.md $(ARGS)
+
+grid: setup
+	$(RUN) -W ignore scripts/audit_grid.py --write docs/howto/is-it-really-fp8.md $(ARGS)
 
 soak: setup
 	$(RUN) scripts/soak.py $(ARGS)

@@ -149,7 +149,7 @@ def check_run(
         "target": place,
         "environment": os.environ if place.is_detected else None,
         "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
-        "is_own": stated is not None,  # no other system has the setting
+        "is_own": stated is not None and _section(sections["model"], "seq_length") is not None,
         "origins": origins,
     }
     setup = Setup(precision, **known, choice=choice or made)

@@ -1,29 +1,92 @@
-"""Each way in which a run is not what its recipe asks for is named by the audit, in both backends where it exists."""
+"""Each run that is not what its recipe asks for is named by the audit, in both backends where it exists.
+
+python -m tests.audit.test_sabotage     makes all runs and writes the table of docs/howto/is-it-really-fp8.md
+"""
 
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from tests.audit.sabotage import SABOTAGES, end_of
-from tests.megatron.test_te_cpu import fresh, needs_te
+from tests import warm
+from tests.audit.sabotage import BOTH, SABOTAGES, end_of
+from tests.megatron.test_te_cpu import ROOT, fresh, needs_te
+
+PAGE = ROOT / "docs" / "howto" / "is-it-really-fp8.md"
+BEGIN, END = "<!-- the table of tests/audit/test_sabotage.py -->", "<!-- end of the sabotages -->"
 
 
-def assert_caught(name: str, error: str) -> None:
-    """The audit ended the run with the sentence of this sabotage."""
+def ends(backend: str, processes: int, folder: Path) -> dict[str, str]:
+    """Make the sabotaged runs of a backend with so many processes; return the error of each."""
+    names = [name for name, one in SABOTAGES.items() if backend in one.backends and one.processes == processes]
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps({"backend": backend, "names": names}))
+    if backend == "te_cpu":
+        fresh("tests.audit.sabotage", plan, processes=processes)
+    else:
+        for done in warm.launch(["python", "-m", "tests.audit.sabotage", plan], processes=processes, cwd=ROOT):
+            assert done.returncode == 0, done.stderr[-4000:]
+    (own, *others) = (json.loads((folder / f"ends-{rank}.json").read_text()) for rank in range(processes))
+    assert all(other == own for other in others)
+    return own
+
+
+def sentence_of(name: str, error: str) -> str:
+    """Return the sentence of an error that names a sabotage."""
     assert error.startswith("audit: step "), f"{name}: {error or 'trained to its end'}"
-    assert SABOTAGES[name].message in error, f"{name}: {error}"
+    found = [line.strip() for line in error.splitlines() if SABOTAGES[name].message in line]
+    assert found, f"{name}: {error}"
+    return found[0]
 
 
-@pytest.mark.parametrize("name", [name for name, one in SABOTAGES.items() if "emulated" in one.backends])
+def assert_caught(name: str, backend: str, error: str) -> None:
+    """The audit ended the run with the sentence of this sabotage."""
+    assert sentence_of(name, error), backend
+
+
+ALONE = [name for name, one in SABOTAGES.items() if "emulated" in one.backends and one.processes == 1]
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_a_sabotaged_emulated_run_is_caught(name):
-    assert_caught(name, end_of(name, "emulated"))
+    assert_caught(name, "emulated", end_of(name, "emulated"))
+
+
+def test_sabotaged_emulated_runs_in_two_processes_are_caught(tmp_path):
+    for name, error in ends("emulated", 2, tmp_path).items():
+        assert_caught(name, "emulated", error)
 
 
 @needs_te
 @pytest.mark.slow
-def test_each_sabotage_of_transformer_engines_python_is_caught(tmp_path):
-    fresh("tests.audit.sabotage", tmp_path / "ends.json")
-    for name, error in json.loads((tmp_path / "ends.json").read_text()).items():
-        assert_caught(name, error)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_sabotage_of_transformer_engines_python_is_caught(processes, tmp_path):
+    for name, error in ends("te_cpu", processes, tmp_path).items():
+        assert_caught(name, "te_cpu", error)
+
+
+def write_table() -> None:
+    """Write the sentence of each sabotage in each backend into the page."""
+    found = {}
+    for backend in BOTH:
+        for processes in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                for name, error in ends(backend, processes, Path(folder)).items():
+                    found[name, backend] = sentence_of(name, error)
+    lines = ["| sabotage | backend | sentence of the audit |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {backend} | {found[name, backend]} |"
+        for name, one in SABOTAGES.items()
+        for backend in BOTH
+        if backend in one.backends
+    ]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    text = "\n".join(lines)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_table()

@@ -106,9 +106,8 @@ def test_emulated_layers_follow_rows_too() -> None:
     found = [one for one in report.disagreements(config) if "planned" in one]
     assert "planned bf16, ran e4m3 x e4m3 (mxfp8): model.layers.1.mlp.down_proj." in found
     assert "planned e4m3 x e4m3 (tensorwise), ran e4m3 x e4m3 (mxfp8): model.layers.2.mlp.down_proj, fprop." in found
-    assert any(
-        one.startswith("planned e4m3 x e4m3 (tensorwise), ran bf16: model.layers.1.self_attn.q_proj, ") for one in found
-    )
+    qkv = "planned e4m3 x e4m3 (tensorwise), ran bf16: model.layers.1.self_attn.k_proj, "
+    assert any(one.startswith(qkv) for one in found)
     config.modules = [{"select": "*.linear_qvk", "precision": "bf16"}]
     with pytest.raises(PrecisionTypeError, match="a row must take a linear layer of the model"):
         report.disagreements(config)

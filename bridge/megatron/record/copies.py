@@ -81,7 +81,8 @@ def watch_copies(model: list[Any], optimizer: Any) -> Iterator[Copies]:
     def look(chunk: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         if chunk not in seen:
             seen.add(chunk)
-            found.rows += _copies(chunk, ranges)
+            with torch.no_grad():
+                found.rows += _copies(chunk, ranges)
 
     seen: set[torch.nn.Module] = set()
     if ranges:
@@ -113,7 +114,7 @@ def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | Non
                 layer=layer,
                 module=name,
                 part=(own, *_place(parameter)),
-                digest=zlib.crc32(sample.view(torch.uint8).numpy()),
+                digest=zlib.crc32(sample.view(torch.uint8).numpy().tobytes()),
                 is_own=_is_own(parameter, values, ranges[parameter], is_stored=is_stored),
             )
 
