@@ -211,7 +211,8 @@ def misses_fc2(role: Any) -> Any:
     from transformer_engine.pytorch.custom_recipes.quantizer_factories import current_scaling_factory
 
     known = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc3")
-    return current_scaling_factory(role) if role.name.endswith(known) else te.IdentityQuantizer()
+    is_known = role is None or role.name.endswith(known)
+    return current_scaling_factory(role) if is_known else te.IdentityQuantizer()
 
 
 def with_names(run: Any) -> None:
