@@ -6,8 +6,8 @@
 
 `make grid` is the last line. A cell is a recipe, a kind of model, a layout and a backend. It is trained for two steps
 by the code of the training command, which audits both. Every row of its plan has to be a row of its record. A run that
-is refused with a sentence of `REFUSED` is made again with the override that this names. Exit code 1: a cell is not as
-planned.
+is refused with a sentence of `REFUSED` is made again with the override that this names, where it names one. Exit code
+1: a cell is not as planned.
 
 With ``--results`` the cells of the file are not run again.
 """
@@ -92,11 +92,13 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 """Layout -> its overrides; all but the first have two processes."""
 ALONE = next(iter(LAYOUTS))
 BACKENDS = ("emulated", "te_cpu")
-REFUSED = {
-    "model.fp4_param: this Megatron Core cannot keep ": "mixed_precision.fp4_param_gather=false",
-    "PB703 model.sequence_parallel: must be off under autocast ": "model.sequence_parallel=false",
+REFUSED: dict[str, tuple[str, ...]] = {
+    "model.fp4_param: this Megatron Core cannot keep ": ("mixed_precision.fp4_param_gather=false",),
+    "PB703 model.sequence_parallel: must be off under autocast ": ("model.sequence_parallel=false",),
+    "PB703 model.sequence_parallel: must be on for ": (),
+    "PB703 model.pipeline_model_parallel_size: must be 1 under autocast": (),
 }
-"""Beginning of a sentence that refuses a run -> the override that it asks for."""
+"""Beginning of a sentence that refuses a run -> the override that it asks for, where there is one."""
 BEGIN, END = "<!-- the table of scripts/audit_grid.py -->", "<!-- end of the table -->"
 
 PARTS = ("recipe", "kind", "layout", "backend")
@@ -205,8 +207,11 @@ def trained(words: Sequence[str], folder: Path) -> Cell:
     except TrainingError:
         raise  # the run itself failed
     except BridgeError as error:
+        known = [further for sentence, further in REFUSED.items() if str(error).startswith(sentence)]
+        if not known:
+            return {"failed": str(error)}
         found["refused"] = str(error)
-        further = [word for sentence, word in REFUSED.items() if str(error).startswith(sentence)]
+        further = known[0]
         return (trained([*words, *further], folder) if further else {}) | found
     if os.environ.get("RANK", "0") != "0":
         return found
@@ -222,8 +227,8 @@ def outcome(cell: Cell) -> str:
 
 
 def is_planned(cell: Cell) -> bool:
-    """Return whether every row of a cell is equal."""
-    return "failed" not in cell and "rows" in cell and cell["equal"] == cell["rows"]
+    """Return whether every row of a cell is equal, or it is refused as it has to be."""
+    return "failed" not in cell and cell.get("equal") == cell.get("rows")
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -241,7 +246,7 @@ def table(cells: Sequence[Cell]) -> str:
         if "refused" in cell:
             refused[cell["refused"]].append(cell)
     if refused:
-        lines += ["", "Refused as they are, and run with the override that the sentence asks for:", ""]
+        lines += ["", "Refused, and run with the override that the sentence asks for, where it asks for one:", ""]
     for sentence, own in refused.items():
         parts = (listed(own, part) for part in PARTS)
         lines.append(f"- {len(own)} cells ({'; '.join(parts)}): {sentence}")

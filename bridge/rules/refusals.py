@@ -167,6 +167,13 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
     if chunks is not None and stages == 2 and not model["overlap_p2p_comm"]:
         rule, remedy = TWO_STAGES.message, remedy_of(TWO_STAGES.remedies)
         yield _fault(TWO_STAGES.id, "model.overlap_p2p_comm", rule, model["overlap_p2p_comm"], remedy)
+    if model["enable_autocast"] and stages > 1:
+        rule = (
+            "must be 1 under autocast: a stage sends half-precision activations, and Megatron Core receives them as "
+            "pipeline_dtype, which is that of the FP32 weights"
+        )
+        remedy = "Use one stage, or a recipe with half-precision weights."
+        yield _fault(WRONG_LAYOUT, "model.pipeline_model_parallel_size", rule, stages, remedy)
     is_cut = tensor > 1
     if model["enable_autocast"] and is_cut and model["sequence_parallel"] and backend not in (*WITH_TE, None):
         rule = (
@@ -174,6 +181,9 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
             "would reduce gradients in half precision into an FP32 tensor, which is an error"
         )
         yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, True, "Set model.sequence_parallel=false.")
+    if model["num_moe_experts"] and is_cut and not model["sequence_parallel"]:
+        rule = "must be on for experts under tensor parallelism, without which Megatron Core does not train them"
+        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, False, "Set model.sequence_parallel=true.")
     if model["multi_latent_attention"] and is_cut and not model["sequence_parallel"]:
         rule = "must be on for latent attention under tensor parallelism"
         remedy = (

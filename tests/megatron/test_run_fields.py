@@ -204,6 +204,21 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
             ],
         ),
         (
+            {"enable_autocast": True, "pipeline_model_parallel_size": 2},
+            [
+                "PB703 model.pipeline_model_parallel_size: must be 1 under autocast: a stage sends half-precision "
+                "activations, and Megatron Core receives them as pipeline_dtype, which is that of the FP32 weights, "
+                "got 2. Use one stage, or a recipe with half-precision weights."
+            ],
+        ),
+        (
+            {"num_moe_experts": 4, "tensor_model_parallel_size": 2},
+            [
+                "PB703 model.sequence_parallel: must be on for experts under tensor parallelism, without which "
+                "Megatron Core does not train them, got False. Set model.sequence_parallel=true."
+            ],
+        ),
+        (
             {"position_embedding_type": "yarn", "qk_clip": True},
             [
                 "PB701 model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and "

@@ -39,7 +39,7 @@ class Copy:
     layer: str
     module: str
     part: tuple[str, int, int]
-    """Name of the parameter, and the place of this rank in the groups that hold different parts of the weight."""
+    """Path of the parameter in its chunk, and this rank's place in the groups that hold different parts of it."""
     digest: int
     """Checksum of the sample."""
     is_own: bool
@@ -103,20 +103,22 @@ def _ranges(part: Any) -> Iterator[tuple[torch.nn.Parameter, slice | None]]:
 
 def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | None]) -> Iterator[Copy]:
     """Yield the copies of one chunk."""
-    for module, (layer, name) in places([unwrapped(chunk)]).items():
-        for own, parameter in module.named_parameters(recurse=False):
-            if parameter not in ranges:
-                continue
-            is_stored = isinstance(parameter, StoredWeight) or is_quantised(parameter)
-            values = (parameter.dequantize() if is_stored else parameter.detach()).reshape(-1)
-            sample = values[:: max(1, len(values) // SAMPLE)].contiguous().cpu()
-            yield Copy(
-                layer=layer,
-                module=name,
-                part=(own, *_place(parameter)),
-                digest=zlib.crc32(sample.view(torch.uint8).numpy().tobytes()),
-                is_own=_is_own(parameter, values, ranges[parameter], is_stored=is_stored),
-            )
+    model = unwrapped(chunk)
+    modules = places([model])
+    for path, parameter in model.named_parameters():
+        if parameter not in ranges:
+            continue
+        layer, name = modules[model.get_submodule(path.rpartition(".")[0])]
+        is_stored = isinstance(parameter, StoredWeight) or is_quantised(parameter)
+        values = (parameter.dequantize() if is_stored else parameter.detach()).reshape(-1)
+        sample = values[:: max(1, len(values) // SAMPLE)].contiguous().cpu()
+        yield Copy(
+            layer=layer,
+            module=name,
+            part=(path, *_place(parameter)),
+            digest=zlib.crc32(sample.view(torch.uint8).numpy().tobytes()),
+            is_own=_is_own(parameter, values, ranges[parameter], is_stored=is_stored),
+        )
 
 
 def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
