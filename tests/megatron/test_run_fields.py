@@ -133,7 +133,7 @@ def test_transformer_engine_honours_what_needs_its_layers():
 def test_context_parallelism_is_refused_where_the_attention_has_none(backend, fields, sentence):
     model = GPTConfig(**{**SHAPE, **CONTEXT, **fields})
     expected = [] if sentence is None else [f"{NO_CONTEXT.format(backend, sentence[0])} {sentence[1]}"]
-    assert [str(fault) for fault in unhonoured("model", model, backend=backend)] == expected
+    assert [str(fault) for fault in refused("model", model, backend=backend)] == expected
 
 
 def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default():
@@ -169,7 +169,10 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
         ),
         (
             {**CONTEXT, "seq_length": 66},
-            ["model.seq_length: must be a multiple of 2 x context_parallel_size = 4, got 66. Change one of them."],
+            [
+                "PB703 model.seq_length: must be a multiple of 2 x context_parallel_size = 4, got 66. "
+                "Change one of them."
+            ],
         ),
         (
             {"virtual_pipeline_model_parallel_size": 2},
