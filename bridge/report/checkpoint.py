@@ -10,13 +10,22 @@ from rich.text import Text
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from bridge.checkpoint.contents import Contents, Difference
+    from bridge.numerics.round_trip import RoundTrip
 
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 SHOWN = 10
 """Rows of a table of differences; the others are counted."""
+STORED_AS = {
+    "bf16": "quantised values in BF16",
+    "masters": "weights in BF16",
+    "blocks": "128x128 blocks, FP32 scales",
+}
+"""Form of a round trip -> words."""
 STORED = (
     "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 master weights again, "
     "which gives the codes and scales that they had. From the saved weights alone, about one MXFP8 scale in twenty is "
@@ -67,3 +76,27 @@ def difference_table(one: Contents, two: Contents, difference: Difference) -> Re
         if len(rows) > SHOWN:
             parts.append(Text(f"and {len(rows) - SHOWN} more"))
     return Group(*parts)
+
+
+def round_trip_table(source: str, found: Sequence[RoundTrip], left: Sequence[str]) -> RenderableType:
+    """Return the changes of weights through other forms as something rich can print, a row per scheme and form."""
+    rows = [
+        (
+            one.scheme,
+            STORED_AS[one.form],
+            _share(one.codes_changed, one.codes),
+            f"{one.scales_changed} of {one.scales}",
+            _share(one.values_changed, one.codes),
+            f"{one.largest_error:.2g}" if one.values_changed else "0",
+        )
+        for one in found
+    ]
+    counted = [Column(heading=f"{name} changed", number=True) for name in ("codes", "scales", "values")]
+    columns: list[Column | str] = ["scheme", Column(heading="stored as", wraps=True), *counted]
+    columns.append(Column(heading="largest error", number=True))
+    notes = [Text(f"Left out, too large for the memory: {', '.join(left)}.")] if left else []
+    return Group(table(columns, rows, title=source), *notes)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.2%}" if part else "0"

@@ -75,3 +75,15 @@ def test_verify_finds_a_changed_file_and_a_changed_manifest(folder: Path, capsys
     largest.write_bytes(largest.read_bytes()[:-1])
     code, text = answer(capsys, "verify", checkpoint, "--json")
     assert (code, json.loads(text)["sound"]) == (1, False)
+
+
+def test_certify_measures_the_masters_of_a_checkpoint(folder: Path, capsys) -> None:
+    code, text = answer(capsys, "certify", folder / "delayed", "--json")
+    content = json.loads(text)
+    found = {(one["scheme"], one["form"]): one for one in content["round_trips"]}
+    assert code == 0
+    assert content["source"].endswith("4 tensors of linear layers, 4 of them FP32")
+    assert found["mxfp8", "bf16"]["values_changed"] == found["blockwise", "bf16"]["codes_changed"] == 0
+    assert found["mxfp8", "masters"]["codes_changed"] > 0
+    text = " ".join(answer(capsys, "certify")[1].split())
+    assert "mxfp8 quantised values in BF16 4.57% 1496 of 32768 0 0" in text

@@ -14,6 +14,8 @@ from bridge.interop.serving.exporter import export
 from bridge.interop.serving.formats import SERVED
 from bridge.interop.serving.reader import ServingConfig
 from bridge.interop.serving.systems import SYSTEMS
+from bridge.numerics.quantise import quantise
+from bridge.numerics.spec import GemmPrecision
 from tests.interop.serving.models import FAMILIES, HUGGING_FACE, SCHEMES, manifest, names
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -109,6 +111,21 @@ def test_compressed_tensors_reads_the_configs_and_gives_each_module_its_scheme()
                 found[name] = scheme
         expected = {name: row.scheme for row in trained.rows for name in row.each() if row.scheme is not None}
         assert found == expected
+
+
+def test_compressed_tensors_has_the_scales_of_mxfp8_except_at_448_times_a_power_of_two() -> None:
+    pytest.importorskip("compressed_tensors", reason="needs the extra [interop]")
+    import torch
+    from compressed_tensors.quantization.utils.mxfp_utils import generate_mx_scales
+
+    spec = GemmPrecision(scheme="mxfp8", format="e4m3").spec("weight")
+    amaxes = torch.linspace(1, 4, 3001).repeat_interleave(32).reshape(-1, 32)
+    ours = quantise(amaxes, spec, col=False).scale_inv
+    assert ours is not None
+    theirs = generate_mx_scales(amaxes[:, 0], num_bits=8)
+    extra = theirs - ours[:, 0].float()
+    assert extra.unique().tolist() == [0, 1]
+    assert amaxes[:, 0][extra == 1].tolist() == [1.75, 3.5]
 
 
 def test_transformers_reads_the_configs_and_leaves_the_same_modules_alone() -> None:
