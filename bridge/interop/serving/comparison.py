@@ -1,17 +1,23 @@
-"""What a serving config quantises, held against what was quantised in training, per kind of module."""
+"""A serving config held against the training: the scheme of each linear layer in both, per kind of module."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from bridge.errors import PayloadError
 from bridge.interop.serving.exporter import require_names
 from bridge.interop.serving.formats import title_of
+from bridge.interop.serving.reader import READERS
 from bridge.plan.precision_plan import compact
+from bridge.precision.foreign_names import PROJ
 
 if TYPE_CHECKING:
     from bridge.interop.serving.manifest import Manifest
     from bridge.interop.serving.reader import ServingConfig
+
+CACHE = "key-value cache"
+"""Role of the keys and values that serving stores, which training has in high precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +41,7 @@ class ServedRow:
 
     def sentence(self, mode: str) -> str:
         """Return the row as a sentence."""
-        where = f"{self.role} ({self.modules} modules, layers {compact(self.layers)})"
+        where = f"{self.role} ({self.modules} module{'s' * (self.modules != 1)}, layers {compact(self.layers)})"
         who = " and ".join(self.readers) or "Serving"
         if self.serving is None:
             return f"{who} does not quantise {where}; training does: {title_of(self.training)}."
@@ -74,8 +80,12 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
 
     Raises:
         RunConfigError: The names of modules are not known.
+        PayloadError: `reader` does not read such a config.
     """
     require_names(manifest)
+    if reader is not None and config.method in READERS and reader not in config.readers:
+        rule = f"quant_method {config.method} is read by {' and '.join(config.readers)}"
+        raise PayloadError.of(config.path, rule, reader, "Name one of them with --for, or none.")
     readers = (reader,) if reader in config.readers else config.readers
     found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
     for row in manifest.rows:
@@ -96,5 +106,11 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         )
         for (role, training, serving), place in found.items()
     )
+    if config.kv_cache is not None:
+        layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
+        cache = ServedRow(
+            role=CACHE, training=None, serving=config.kv_cache, modules=len(layers), layers=layers, readers=()
+        )
+        rows = (*rows, cache)
     names = [name for row in manifest.rows for name in row.each()]
     return ServingComparison(mode=manifest.mode, rows=rows, unmatched=tuple(config.unmatched(names)))

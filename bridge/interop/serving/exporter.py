@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, listed
 from bridge.interop.contract import ExportReport, Unmapped
-from bridge.interop.serving.formats import SERVED
+from bridge.interop.serving.formats import COMPRESSED, SERVED
 from bridge.interop.serving.names import BY_TYPE
-from bridge.interop.serving.systems import COMPRESSED, FP8, serving_system
+from bridge.interop.serving.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,16 +28,20 @@ FORWARD = frozenset({"e4m3", "e2m1"})
 
 
 def export(manifest: Manifest, system: str) -> ExportReport:
-    """Return the quantisation config of a manifest; the payload is empty where no module is quantised."""
+    """Return the quantisation config of a manifest for a system of `SYSTEMS`; an empty payload: nothing is quantised.
+
+    Raises:
+        RunConfigError: The names of modules are not known.
+    """
     require_names(manifest)
-    target = serving_system(system)
+    target = SYSTEMS[system]
     formed = {row.scheme for row in manifest.rows if _has_form(row)}
     found = [name for name in manifest.schemes if name in formed]
     written = ([name for name in found if name in target.mixed] or found[:1]) if len(found) > 1 else found
     unmapped = list(_differences(manifest, target, written))
     if not written:
         return ExportReport(payload={}, unmapped=tuple(unmapped))
-    if len(written) == 1 and target.dialects[written[0]] == FP8:
+    if len(written) == 1 and written[0] in target.fp8:
         return ExportReport(payload=_fp8(manifest, target, written[0]), unmapped=tuple(unmapped))
     return ExportReport(payload=_compressed(manifest, written), unmapped=tuple(unmapped))
 
@@ -62,7 +66,7 @@ def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) 
     for scheme in manifest.schemes:
         rows = [row for row in manifest.rows if row.scheme == scheme]
         if scheme not in written or not all(map(_has_form, rows)):
-            has_form = scheme in target.dialects and all(map(_has_form, rows))
+            has_form = all(map(_has_form, rows))
             why = "reads it where the model has no other scheme" if has_form else "has no form for it"
             detail = f"{target.title} {why}; {len(rows)} rows of the manifest are listed as not quantised"
             yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")

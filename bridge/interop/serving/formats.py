@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+COMPRESSED = "compressed-tensors"
+"""`quant_method` of that dialect."""
 COMPARED = ("num_bits", "type", "strategy", "group_size", "block_structure", "dynamic")
 """Keys of compressed-tensors that decide the values; of others, an observer say, a checkpoint has the result."""
 _DEFAULTS = {"num_bits": 8, "type": "int", "dynamic": False}
@@ -104,7 +106,7 @@ def scheme_of_arguments(weights: Mapping[str, Any] | None, inputs: Mapping[str, 
     for name, row in SERVED.items():
         if found == (_compared(row.weights), _compared(row.inputs)):
             return name
-    return f"{_words(weights)} weights, {_words(inputs) if inputs else 'unquantised'} inputs"
+    return f"{words_of(weights)} weights, {words_of(inputs) if inputs else 'unquantised'} inputs"
 
 
 def scheme_of_fp8(config: Mapping[str, Any]) -> str:
@@ -142,8 +144,8 @@ def _compared(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: known[name] for name in COMPARED if name in known}
 
 
-def _words(arguments: Mapping[str, Any]) -> str:
-    """Return arguments in words: "dynamic 8-bit float per token"."""
+def words_of(arguments: Mapping[str, Any]) -> str:
+    """Return compressed-tensors' arguments in words: "dynamic 8-bit float per token"."""
     found = _compared(arguments)
     size = found.get("group_size") or found.get("block_structure")
     per = f"{found.get('strategy', 'tensor')}{f' {size}' if size else ''}"

@@ -99,7 +99,7 @@ class Manifest:
             planned = rows
             rows = tuple(_recorded(row, module, ran) for row, module in zip(rows, _modules(plan), strict=True))
             changed = sum(row != before for row, before in zip(rows, planned, strict=True))
-            notes += [f"The record of the run overrules the plan in {changed} rows."] if changed else []
+            notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
         return cls(
             precision=plan.label,
             mode=plan.settings.mode,

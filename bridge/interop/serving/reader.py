@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
 from bridge.interop.reading import strict_json
-from bridge.interop.serving.formats import scheme_of_algorithm, scheme_of_arguments, scheme_of_fp8
+from bridge.interop.serving.formats import COMPRESSED, scheme_of_algorithm, scheme_of_arguments, scheme_of_fp8, words_of
 from bridge.interop.serving.names import HEAD
-from bridge.interop.serving.systems import COMPRESSED
 from bridge.precision import strict_yaml
 
 if TYPE_CHECKING:
@@ -69,14 +68,31 @@ class ServingConfig:
             return cls(path=path, method=None, model_type=model_type)
         if not isinstance(block, Mapping):
             rule = "must be a config.json, its quantization_config, or an hf_quant_config.json"
-            raise PayloadError(f"{path}: {rule}. Give the file beside the weights of the served model.")
+            raise PayloadError(f"{path}: {rule}. Give the file next to the served weights.")
         stated = str(block.get("quant_method", ""))
         method = MODELOPT if stated.startswith(MODELOPT) else stated
         if method not in METHODS:
             raise PayloadError.of(f"{path}: quant_method", f"must be one of {', '.join(METHODS)}", stated)
         if method == COMPRESSED and not isinstance(block.get("config_groups"), Mapping):
             raise PayloadError(f"{path}: config_groups: must be a mapping of groups. Give a config with its groups.")
-        return cls(path=path, method=method, content=block, model_type=model_type)
+        config = cls(path=path, method=method, content=block, model_type=model_type)
+        config.require_expressions()
+        return config
+
+    def require_expressions(self) -> None:
+        """Refuse entries that their readers take for regular expressions, and that are none.
+
+        Raises:
+            PayloadError: There is one.
+        """
+        targets = [target for patterns, _ in self._groups for target in patterns]
+        for entry in [*self._ignored, *targets]:
+            if entry.startswith(_EXPRESSION) or self.method in READERS:
+                try:
+                    re.compile(entry.removeprefix(_EXPRESSION))
+                except re.error as error:
+                    rule = f"must be a regular expression ({error})"
+                    raise PayloadError.of(f"{self.path}: list of modules", rule, entry) from None
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -93,6 +109,12 @@ class ServingConfig:
             return self._of_modelopt(name)
         return None if self._is_kept(name, reader) else scheme_of_fp8(self.content)
 
+    @property
+    def kv_cache(self) -> str | None:
+        """The format of stored keys and values in words; None: they are not quantised."""
+        scheme = _mapping(self.content.get("kv_cache_scheme"))
+        return words_of(scheme) if scheme else str(self.content.get("kv_cache_quant_algo") or "") or None
+
     def unmatched(self, names: list[str]) -> list[str]:
         """Return the entries of a list of compressed-tensors that take none of the names; names of norms count not."""
         targets = [target for patterns, _ in self._groups for target in patterns if target != LINEAR]
@@ -103,8 +125,7 @@ class ServingConfig:
     def _ignored(self) -> list[str]:
         """The list of modules that stay in high precision."""
         keys = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
-        found: Any = next((self.content[key] for key in keys if self.content.get(key)), [])
-        return [str(entry) for entry in found] if isinstance(found, list) else []
+        return next(([str(entry) for entry in _list(self.content[key])] for key in keys if self.content.get(key)), [])
 
     @cached_property
     def _groups(self) -> list[tuple[list[str], str | None]]:
@@ -112,8 +133,8 @@ class ServingConfig:
         groups = [group for group in self.content.get("config_groups", {}).values() if isinstance(group, Mapping)]
         return [
             (
-                [str(target) for target in group.get("targets") or ()],
-                scheme_of_arguments(group.get("weights"), group.get("input_activations")),
+                [str(target) for target in _list(group.get("targets"))],
+                scheme_of_arguments(_mapping(group.get("weights")), _mapping(group.get("input_activations"))),
             )
             for group in groups
         ]
@@ -153,6 +174,14 @@ class ServingConfig:
         if place != name:
             return any(place in entry for entry in self._ignored)
         return place in self._ignored
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _takes(entry: str, name: str) -> bool:

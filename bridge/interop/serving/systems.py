@@ -1,7 +1,9 @@
-"""The systems that a trained model is handed to: which dialect each reads for a scheme, and where its values differ.
+"""The systems that a trained model is handed to: the dialect that each reads for a scheme, and where its values differ.
 
-A dialect is a key of `DIALECTS`. A scheme that a system has no dialect for cannot be written for it alone; several
-schemes in one model need compressed-tensors, whose config groups are the only form for that.
+Source: vLLM 1436674 model_executor/layers/quantization/fp8.py (Fp8LinearMethod), be69645 and 4728ddc
+compressed_tensors/; SGLang 00563d3 layers/quantization/fp8.py (Fp8Config.from_config), b553569 compressed_tensors/;
+compressed-tensors 0.20.0 quantization/utils/mxfp_utils.py; transformers 5.23.0 utils/quantization_config.py
+(FineGrainedFP8Config, CompressedTensorsConfig).
 """
 
 from __future__ import annotations
@@ -10,13 +12,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.interop.serving.formats import SERVED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-COMPRESSED, FP8 = "compressed-tensors", "fp8"
-_ALL = dict.fromkeys(("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4"), COMPRESSED)
+ALL = frozenset(SERVED)
 
 STORED_INPUTS = (
     "the scales of inputs are stored numbers there, and follow the amax history in training",
@@ -47,69 +48,42 @@ Difference = tuple[str, str]
 class ServingSystem:
     """A system that serves a model."""
 
-    name: str
-    """As in `--for NAME`."""
     title: str
-    version: str
-    """The release or commit its facts were taken from."""
-    dialects: Mapping[str, str]
-    """Scheme -> the dialect it is written in where the model has one scheme."""
-    mixed: frozenset[str] = frozenset(_ALL)
-    """Schemes that it reads from config groups of compressed-tensors."""
+    fp8: frozenset[str]
+    """Schemes that are written in the fp8 dialect where the model has no other; others are compressed-tensors."""
+    mixed: frozenset[str] = ALL
+    """Schemes that it reads from config groups of compressed-tensors, the only form for several schemes."""
     keys: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Scheme -> further keys of its config."""
     differences: Mapping[str, Difference] = field(default_factory=dict)
     """Scheme -> a difference of values from training."""
 
 
-_SYSTEMS = (
-    ServingSystem(
-        name="vllm",
-        title="vLLM",
-        version="1436674 model_executor/layers/quantization/fp8.py (Fp8LinearMethod); compressed_tensors.py of be69645",
-        dialects={**_ALL, "tensorwise": FP8, "delayed": FP8, "blockwise": FP8},
-        differences={
-            "tensorwise": PER_TOKEN,
-            "delayed": STORED_INPUTS,
-            "blockwise": FP32_SCALES,
-            "nvfp4": STORED_LEVEL,
-        },
-    ),
-    ServingSystem(
-        name="sglang",
-        title="SGLang",
-        version="00563d3 layers/quantization/fp8.py (Fp8Config.from_config)",
-        dialects={**_ALL, "tensorwise": FP8, "delayed": FP8, "blockwise": FP8, "mxfp8": FP8},
-        mixed=frozenset({"tensorwise", "delayed", "nvfp4"}),
-        keys={"blockwise": {"scale_fmt": "ue8m0"}},
-        differences={"tensorwise": PER_TOKEN, "delayed": STORED_INPUTS, "nvfp4": STORED_LEVEL},
-    ),
-    ServingSystem(
-        name="compressed-tensors",
-        title="compressed-tensors",
-        version="0.20.0 quantization/quant_config.py, quantization/utils/mxfp_utils.py",
-        dialects=_ALL,
-        differences={"delayed": STORED_INPUTS, "nvfp4": STORED_LEVEL, "mxfp8": DOUBLED_SCALES},
-    ),
-    ServingSystem(
-        name="hf",
-        title="transformers",
-        version="5.23.0 utils/quantization_config.py (FineGrainedFP8Config, CompressedTensorsConfig)",
-        dialects={**_ALL, "blockwise": FP8},
-        differences={
-            "delayed": STORED_INPUTS,
-            "blockwise": FP32_SCALES,
-            "nvfp4": STORED_LEVEL,
-            "mxfp8": DOUBLED_SCALES,
-        },
-    ),
+_CALIBRATED = {"delayed": STORED_INPUTS, "nvfp4": STORED_LEVEL}
+SYSTEMS = MappingProxyType(
+    {
+        "vllm": ServingSystem(
+            title="vLLM",
+            fp8=frozenset({"tensorwise", "delayed", "blockwise"}),
+            differences={**_CALIBRATED, "tensorwise": PER_TOKEN, "blockwise": FP32_SCALES},
+        ),
+        "sglang": ServingSystem(
+            title="SGLang",
+            fp8=frozenset({"tensorwise", "delayed", "blockwise", "mxfp8"}),
+            mixed=frozenset({"tensorwise", "delayed", "nvfp4"}),
+            keys={"blockwise": {"scale_fmt": "ue8m0"}},
+            differences={**_CALIBRATED, "tensorwise": PER_TOKEN},
+        ),
+        "compressed-tensors": ServingSystem(
+            title="compressed-tensors",
+            fp8=frozenset(),
+            differences={**_CALIBRATED, "mxfp8": DOUBLED_SCALES},
+        ),
+        "hf": ServingSystem(
+            title="transformers",
+            fp8=frozenset({"blockwise"}),
+            differences={**_CALIBRATED, "blockwise": FP32_SCALES, "mxfp8": DOUBLED_SCALES},
+        ),
+    }
 )
-SYSTEMS = MappingProxyType({system.name: system for system in _SYSTEMS})
-
-
-def serving_system(name: str) -> ServingSystem:
-    """Return a serving system by its name."""
-    if name not in SYSTEMS:
-        remedy = did_you_mean(close_matches(name, SYSTEMS))
-        raise RunConfigError.of("--for", f"must be one of {', '.join(SYSTEMS)}", name, remedy)
-    return SYSTEMS[name]
+"""Name of a system, as in `--for NAME` -> the system."""

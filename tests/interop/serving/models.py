@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge import get_mixed_precision_config
 from bridge.interop.serving.manifest import Manifest
-from bridge.plan.precision_plan import precision_plan
+from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 
 SCHEMES = {
     "tensorwise": "bf16_with_fp8_current_scaling_mixed",
@@ -79,12 +79,16 @@ HUGGING_FACE: dict[str, Any] = {
 
 def manifest(model_type: str = "llama", recipe: str = SCHEMES["blockwise"], **fields: Any) -> Manifest:
     """Return the manifest of a small model; further fields are the precision's."""
+    return Manifest.of(planned(model_type, recipe, **fields), model_type=model_type)
+
+
+def planned(model_type: str, recipe: str, **fields: Any) -> PrecisionPlan:
+    """Return the plan of a small model."""
     precision = get_mixed_precision_config(recipe)
     for name, value in fields.items():
         setattr(precision, name, value)
     precision.finalize()
-    plan = precision_plan(precision, {**MEGATRON, **FAMILIES[model_type]})
-    return Manifest.of(plan, model_type=model_type)
+    return precision_plan(precision, {**MEGATRON, **FAMILIES[model_type]})
 
 
 def names(of: Manifest) -> set[str]:

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
+from bridge.audit.record import GemmRow, Record
 from bridge.cli.main import main
+from bridge.errors import PayloadError
 from bridge.interop.serving.comparison import compare
 from bridge.interop.serving.exporter import export
 from bridge.interop.serving.formats import SERVED
+from bridge.interop.serving.manifest import Manifest
 from bridge.interop.serving.reader import ServingConfig
 from bridge.interop.serving.systems import SYSTEMS
 from bridge.numerics.quantise import quantise
 from bridge.numerics.spec import GemmPrecision
-from tests.interop.serving.models import FAMILIES, HUGGING_FACE, SCHEMES, manifest, names
+from tests.interop.serving.models import FAMILIES, HUGGING_FACE, SCHEMES, manifest, names, planned
 
 SAMPLES = Path(__file__).parent / "samples"
 PLAIN = ("norm", "embed_tokens", "e_score_correction_bias")
@@ -168,8 +171,14 @@ def test_a_list_means_other_modules_in_other_systems() -> None:
     rows = {row.readers: row.role for row in compare(trained, config).differences}
     assert rows == {("sglang", "hf"): "mlp.linear_fc2"}  # vLLM asks for whole names
     modelopt = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "mlp.gate"]}
+    modelopt["kv_cache_quant_algo"] = "FP8"
     found = compare(manifest("llama", SCHEMES["nvfp4"]), ServingConfig.of(modelopt)).differences
-    assert [(row.role, row.modules) for row in found] == [("mlp.linear_fc1", 4)]  # gate_proj, by a part of its name
+    assert [(row.role, row.modules) for row in found] == [("mlp.linear_fc1", 4), ("key-value cache", 4)]  # by a part
+    assert found[1].sentence("bf16") == (
+        "Serving quantises key-value cache (4 modules, layers 1-4): FP8; training has it in bf16."
+    )
+    with pytest.raises(PayloadError, match="is read by sglang and hf, got 'vllm'"):
+        compare(trained, ServingConfig.of({"quant_method": "mxfp8"}), "vllm")
 
 
 def test_a_rollout_that_quantises_the_router_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +206,41 @@ def test_modules_without_a_name_are_reported_and_not_guessed(capsys: pytest.Capt
     assert "are not known from the model's shape alone. State one of --model-type llama," in capsys.readouterr().err
     assert main(["manifest", SCHEMES["mxfp8"], "--for", "vllm", "--model-type", "qwen3_mo"]) == 2
     assert "--model-type: must be one of llama, mistral" in capsys.readouterr().err
+
+
+def test_a_manifest_is_read_again_and_a_record_overrules_the_plan(tmp_path: Path) -> None:
+    trained = manifest("qwen3_moe")
+    file = tmp_path / "manifest.json"
+    file.write_text(json.dumps(trained.to_dict()))
+    assert Manifest.read(file) == trained
+    plan = planned("qwen3_moe", SCHEMES["blockwise"])
+    rows = [("2", "linear_qkv", "bf16", "none"), ("3", "experts.linear_fc2", "e4m3", "blockwise")]
+    gemms = [
+        GemmRow(layer=layer, module=module, gemm="fprop", left=format_, right=format_, scheme=scheme)
+        for layer, module, format_, scheme in rows
+    ]
+    ran = Manifest.of(plan, record=Record(gemms=tuple(gemms)), model_type="qwen3_moe")
+    changed = [row for row, before in zip(ran.rows, trained.rows, strict=True) if row != before]
+    assert [(row.layer, row.role, row.scheme, row.format) for row in changed] == [
+        ("2", "self_attention.linear_qkv", None, "bf16")
+    ]
+    assert ran.notes == ("The record of the run overrules the plan in 1 of 21 rows.",)
+
+
+def test_a_file_that_is_no_serving_config_is_refused_in_one_sentence() -> None:
+    groups = {"quant_method": "compressed-tensors", "config_groups": {}}
+    cases = {
+        "f: must be a config.json, its quantization_config, or an hf_quant_config.json. Give the file next to": {},
+        "f: quant_method: must be one of compressed-tensors, fp8, mxfp8, modelopt, got 'gptq'.": {
+            "quant_method": "gptq"
+        },
+        "f: config_groups: must be a mapping of groups.": {"quant_method": "compressed-tensors"},
+        "f: list of modules: must be a regular expression (missing )": {**groups, "ignore": ["re:("]},
+    }
+    for message, content in cases.items():
+        with pytest.raises(PayloadError) as error:
+            ServingConfig.of(content, "f")
+        assert str(error.value).startswith(message)
 
 
 def test_a_run_in_bf16_has_nothing_to_state(capsys: pytest.CaptureFixture[str]) -> None:
