@@ -18,7 +18,7 @@ from bridge.interop.serving.names import BY_TYPE
 from bridge.interop.serving.systems import SYSTEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from bridge.interop.serving.manifest import Manifest, ManifestRow
     from bridge.interop.serving.systems import ServingSystem
@@ -42,7 +42,8 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     if not written:
         return ExportReport(payload={}, unmapped=tuple(unmapped))
     if len(written) == 1 and written[0] in target.fp8:
-        return ExportReport(payload=_fp8(manifest, target, written[0]), unmapped=tuple(unmapped))
+        keys = {**SERVED[written[0]].fp8, **target.keys.get(written[0], {})}
+        return ExportReport(payload=_fp8(manifest, keys, written[0]), unmapped=tuple(unmapped))
     return ExportReport(payload=_compressed(manifest, written), unmapped=tuple(unmapped))
 
 
@@ -55,6 +56,11 @@ def require_names(manifest: Manifest) -> None:
     rule += f" in family {manifest.family}" if manifest.family else " from the model's shape alone"
     remedy = f"State one of --model-type {', '.join(BY_TYPE)}, if the model is exported as one of these."
     raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
+
+
+def _rows(manifest: Manifest, scheme: str) -> list[ManifestRow]:
+    """Return the rows that are written in a scheme."""
+    return [row for row in manifest.rows if row.scheme == scheme and _has_form(row) and row.role not in manifest.plain]
 
 
 def _has_form(row: ManifestRow) -> bool:
@@ -76,29 +82,29 @@ def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) 
     for role in dict.fromkeys(
         row.role for row in manifest.rows if row.scheme in written and row.role in manifest.plain
     ):
-        detail = f"the code of serving systems never quantises {role}, which training does"
+        detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
     for note in manifest.notes:
         yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
 
 
-def _fp8(manifest: Manifest, target: ServingSystem, scheme: str) -> dict[str, Any]:
-    """Return a config of the fp8 dialect."""
-    kept = [row for row in manifest.rows if row.scheme != scheme]
+def _fp8(manifest: Manifest, keys: Mapping[str, object], scheme: str) -> dict[str, Any]:
+    """Return a config of the fp8 dialect: its keys and the list of modules that are not quantised."""
+    written = set(_rows(manifest, scheme))
+    kept = (row for row in manifest.rows if row not in written)
     names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
-    keys = {**SERVED[scheme].fp8, **target.keys.get(scheme, {})}
     return {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
 
 
 def _compressed(manifest: Manifest, written: list[str]) -> dict[str, Any]:
     """Return a config of compressed-tensors, a group for each scheme."""
-    kept = [row for row in manifest.rows if row.scheme not in written or not _has_form(row)]
+    rows = {scheme: _rows(manifest, scheme) for scheme in written}
+    quantised = {row for own in rows.values() for row in own}
     groups = {}
     for number, scheme in enumerate(written):
         served = SERVED[scheme]
-        rows = (row for row in manifest.rows if row.scheme == scheme and _has_form(row))
         groups[f"group_{number}"] = {
-            "targets": ["Linear"] if len(written) == 1 else _patterns(rows),
+            "targets": ["Linear"] if len(written) == 1 else _patterns(rows[scheme]),
             "weights": dict(served.weights),
             "input_activations": dict(served.inputs),
             "format": served.format,
@@ -108,7 +114,7 @@ def _compressed(manifest: Manifest, written: list[str]) -> dict[str, Any]:
         "format": SERVED[written[0]].format if len(written) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": _patterns(kept),
+        "ignore": _patterns(row for row in manifest.rows if row not in quantised),
         "kv_cache_scheme": None,
     }
 
