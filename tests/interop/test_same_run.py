@@ -26,7 +26,8 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import reasons
 from tests.interop.test_nemo2_plugin import PLUGIN, real
-from tests.interop.test_real_libraries import UNUSED, held, launched
+from tests.interop.test_real_engines import held
+from tests.interop.test_real_libraries import UNUSED, launched
 from tests.recipes.test_peer import PEER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
