@@ -146,6 +146,12 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
     )
 
 
+def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
+    name = "param_name_patterns_for_fp32_local_accumulation"  # of megatron-core 0.17.1
+    assert list(unhonoured("ddp", {name: ()}, {name: []}, backend="te")) == []
+    assert len(list(unhonoured("ddp", {name: ("*.norm",)}, {name: []}, backend="te"))) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "sentences"),
     [
