@@ -48,7 +48,7 @@ def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str
     parser.add_argument("--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)")
     parser.add_argument("--config-name", default="config", metavar="NAME", help="the primary config in it")
     parser.add_argument("--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes")
-    parser.add_argument("--config", metavar="FILE", help="a saved run's config.yaml, or Megatron Bridge's, instead")
+    parser.add_argument("--config", metavar="FILE", help="a run folder, its config.yaml, or Megatron Bridge's, instead")
     parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
     parser.add_argument(
         "--target", metavar="TARGET", help="where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
