@@ -28,7 +28,7 @@ from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.refusals import class_defaults, unhonoured
+from bridge.rules.own_run.refusals import class_defaults, unhonoured
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess

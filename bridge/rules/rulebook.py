@@ -1,5 +1,6 @@
 """All rules: a table per topic, and one of them all."""
 
+from bridge.rules.own_run.rules import RULES as OWN_RUN
 from bridge.rules.rule import Rule
 from bridge.rules.topics import (
     alignment,
@@ -14,7 +15,6 @@ from bridge.rules.topics import (
     moe,
     names,
     optimizer,
-    own_run,
     parallel,
     recompute,
     reduction,
@@ -45,7 +45,7 @@ TOPICS: dict[str, tuple[Rule, ...]] = {
     "Environment": environment.RULES,
     "Checkpoints and adapters": checkpoint.RULES,
     "Target": target.RULES,
-    "Runs of this project": own_run.RULES,
+    "Runs of this project": OWN_RUN,
 }
 """Topic -> its rules, in the order of their ids."""
 

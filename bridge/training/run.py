@@ -22,7 +22,7 @@ from bridge.megatron.record.telemetry import Telemetry
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase, PrecisionSchedule
-from bridge.rules.refusals import require_honoured
+from bridge.rules.own_run.refusals import require_honoured
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.resume import resume

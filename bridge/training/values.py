@@ -13,7 +13,7 @@ from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.te.machine import missing_for_te
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.refusals import run_faults
+from bridge.rules.own_run.refusals import run_faults
 from bridge.training.sinks import PACKAGES
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from bridge.errors import Finding, RunConfigError, TrainingError
 from bridge.front.loader import container, load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.preflight.check import check_run
-from bridge.rules.refusals import class_defaults, require_honoured, unhonoured
-from bridge.rules.run_fields import HONOURED, KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, WITHOUT_EFFECT
+from bridge.rules.own_run.fields import HONOURED, KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, WITHOUT_EFFECT
+from bridge.rules.own_run.refusals import class_defaults, require_honoured, unhonoured
 from bridge.training.loop import pretrain
 from tests.training.loop_tiny import tiny, trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.fields import DEFAULTS, FIELDS
-from bridge.rules.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE, refusals
+from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE, refusals
 from bridge.rules.rule import Rule, target_rule
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ _DEFAULTS = {
     role: {name: DEFAULTS[role][name] for name, row in FIELDS[role].items() if row.is_megatron or name in BUILT}
     for role in ("model", "optimizer", "ddp")
 }
-SOURCE = "bridge/rules/run_fields.py: megatron-core 0.16.1, its readers of each field"
+SOURCE = "bridge/rules/own_run/fields.py: megatron-core 0.16.1, its readers of each field"
 
 
 def _refused(rule: str) -> Callable[[RuleContext], list[dict[str, Any]]]:
-    """Return the predicate of one of the ids of `bridge.rules.refusals`."""
+    """Return the predicate of one of the ids of `bridge.rules.own_run.refusals`."""
 
     def predicate(s: RuleContext) -> list[dict[str, Any]]:
         backend = s.backend

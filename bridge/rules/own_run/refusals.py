@@ -1,6 +1,6 @@
 """Refusals of the build of a run: fields that it does not honour, and values that Megatron misreads.
 
-The build asks before it makes a model, and `check` asks through the rules of `bridge.rules.topics.own_run`. Both get
+The build asks before it makes a model, and `check` asks through the rules of `bridge.rules.own_run.rules`. Both get
 the same sentence and the same id.
 """
 
@@ -11,8 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
-from bridge.rules.rule import remedy_of
-from bridge.rules.run_fields import (
+from bridge.rules.own_run.fields import (
     ACCEPTED,
     ACCEPTED_WITHOUT_TE,
     BETWEEN,
@@ -27,6 +26,7 @@ from bridge.rules.run_fields import (
     WITH_TE,
     by_field,
 )
+from bridge.rules.rule import remedy_of
 from bridge.rules.topics.parallel import TWO_STAGES
 
 if TYPE_CHECKING:
