@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 from omegaconf.base import Container
 from omegaconf.errors import InterpolationResolutionError
@@ -33,5 +32,8 @@ def bounded_references() -> Iterator[None]:
             raise InterpolationResolutionError("references that multiply are refused")
         return found
 
-    with patch.object(Container, "resolve_parse_tree", bounded):
+    Container.resolve_parse_tree = bounded  # type: ignore[method-assign]
+    try:
         yield
+    finally:
+        Container.resolve_parse_tree = resolve  # type: ignore[method-assign]
