@@ -155,6 +155,5 @@ def _missing(
 def _missing_recipe(option: str, options: Sequence[str], where: str) -> UnknownRecipeError:
     matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
     near = f"{did_you_mean(matches)} " if matches else ""
-    count = len(REGISTRY.names())
-    text = f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}`precision-bridge recipes` lists all {count}."
+    text = f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}{REGISTRY.where_listed}"
     return UnknownRecipeError(text, matches)

@@ -283,6 +283,12 @@ class Registry:
         with self._lock:
             return dict(self._aliases)
 
+    @property
+    def where_listed(self) -> str:
+        """How to list the recipes, and how to add some, as the end of a sentence that misses one."""
+        count = len(self.names())
+        return f"`precision-bridge recipes` lists all {count}; {ENVIRONMENT_VARIABLE}=FILE.py adds yours."
+
     def __contains__(self, name: object) -> bool:
         self._load()
         wanted = canonical(name) if isinstance(name, str) else ""
@@ -295,7 +301,7 @@ class Registry:
         matches = close_matches(name, known)
         text = f"Unknown mixed-precision recipe {name!r}."
         text += f" {did_you_mean(matches)}" if matches else ""
-        text += f" `precision-bridge recipes` lists all {len(self._recipes)}."
+        text += f" {self.where_listed}"
         return UnknownRecipeError(text, matches)
 
 

@@ -143,7 +143,7 @@ def test_explain_tells_meaning_homes_and_where_it_acts() -> None:
         (
             ("show", "bf16_mixd"),
             "Unknown mixed-precision recipe 'bf16_mixd'. Did you mean 'bf16_mixed', 'fp16_mixed' or "
-            "'bf16_with_fp8_mixed'? `precision-bridge recipes` lists all 18.\n",
+            "'bf16_with_fp8_mixed'? `precision-bridge recipes` lists all 18; BRIDGE_RECIPES=FILE.py adds yours.\n",
         ),
     ],
 )

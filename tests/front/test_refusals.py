@@ -18,7 +18,7 @@ TINY = ("model=gpt_tiny", "train=smoke")
             ["mixed_precision=bf16_mixd"],
             "mixed_precision: no such recipe, got 'bf16_mixd' (command line). "
             "Did you mean 'bf16_mixed', 'fp16_mixed' or 'bf16_with_fp8_mixed'? "
-            "`precision-bridge recipes` lists all 18.",
+            "`precision-bridge recipes` lists all 18; BRIDGE_RECIPES=FILE.py adds yours.",
         ),
         (
             ["model=gpt_tny"],
@@ -127,7 +127,7 @@ def test_a_mistake_is_answered_with_what_to_do(refused, words: list[str], messag
             "[bf16_mixd, _self_]",
             "mixed_precision: no such recipe, got 'bf16_mixd' (mixed_precision/mine.yaml). "
             "Did you mean 'bf16_mixed', 'fp16_mixed' or 'bf16_with_fp8_mixed'? "
-            "`precision-bridge recipes` lists all 18.",
+            "`precision-bridge recipes` lists all 18; BRIDGE_RECIPES=FILE.py adds yours.",
         ),
         ("[/model: gpt_tny]", "model: no such option, got 'gpt_tny' (mixed_precision/mine.yaml). Did you mean"),
         ("[/modl: gpt_tiny]", "modl: no such group, got 'gpt_tiny' (mixed_precision/mine.yaml). Did you mean 'model'?"),
