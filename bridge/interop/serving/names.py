@@ -116,9 +116,9 @@ FAMILIES = (
         plain=(ROUTER, EH_PROJ),
     ),
 )
-"""`plain`: the gate has no quantisation config in the mixtral.py and deepseek_v2.py of vLLM and SGLang, and is no
-linear layer in transformers 5.23.0; eh_proj is torch's own linear layer in vLLM's deepseek_mtp.py and SGLang's
-deepseek_nextn.py. Whether the gates of other families are quantised depends on the release."""
+"""`plain`: the gate has no quantisation config in vLLM's deepseek_v2.py (002d607) and mixtral.py (005df92), and is no
+linear layer in transformers 5.23.0; eh_proj is torch's own linear layer in vLLM's deepseek_mtp.py (03356f8) and in
+SGLang's deepseek_nextn.py (0114f9c). Whether the gates of other families are quantised depends on the release."""
 BY_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 
 

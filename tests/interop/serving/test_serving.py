@@ -148,12 +148,17 @@ def test_transformers_reads_the_configs_and_leaves_the_same_modules_alone() -> N
 
 
 def test_published_configs_are_held_against_a_training() -> None:
+    """Each sample names its source. The NVFP4 one lists the attention's projections except q_a_proj and o_proj."""
+    attention = ["self_attention.linear_kv_down_proj", "self_attention.linear_q_up_proj"]
     cases = {
         ("qwen3_30b_a3b_fp8.json", "qwen3_moe", "blockwise"): [],
         ("deepseek_v3.json", "deepseek_v3", "blockwise"): [],
         ("deepseek_v3.json", "deepseek_v3", "mxfp8"): ["Serving has", "training: MXFP8."],
-        ("llama_3_1_8b_fp8_dynamic.json", "llama", "tensorwise"): ["Serving has", "per channel", "per token"],
-        ("deepseek_r1_fp4_hf_quant_config.json", "deepseek_v3", "nvfp4"): ["self_attention.linear_proj (4 modules"],
+        ("llama_3_1_8b_fp8.json", "llama", "delayed"): [],
+        ("llama_3_1_8b_fp8.json", "llama", "tensorwise"): ["Serving has", "inputs by a stored scale; training:"],
+        ("deepseek_r1_nvfp4_hf_quant_config.json", "deepseek_v3", "nvfp4"): [
+            f"{each} (4 modules" for each in attention
+        ],
     }
     for (sample, model_type, scheme), words in cases.items():
         trained = manifest(model_type, SCHEMES[scheme])
@@ -161,6 +166,18 @@ def test_published_configs_are_held_against_a_training() -> None:
         text = " ".join(row.sentence(found.mode) for row in found.differences)
         assert bool(text) == bool(words), (sample, text)
         assert all(word in text for word in words), (sample, text)
+
+
+def test_scales_per_channel_and_per_token_are_another_scheme() -> None:
+    pytest.importorskip("compressed_tensors", reason="needs the extra [interop]")
+    from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES
+
+    group = {role: args.model_dump() for role, args in PRESET_SCHEMES["FP8_DYNAMIC"].items()}
+    payload = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {**group, "targets": ["Linear"]}}}
+    found = compare(manifest("llama", SCHEMES["tensorwise"]), ServingConfig.of({**payload, "ignore": ["lm_head"]}))
+    assert {row.serving for row in found.differences} == {
+        "8-bit float per channel weights, dynamic 8-bit float per token inputs"
+    }
 
 
 def test_a_list_means_other_modules_in_other_systems() -> None:
