@@ -96,7 +96,7 @@ def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
 
 
 def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespace) -> int:
-    """Print how a serving config differs from the manifest; return 1 where it does."""
+    """Print how a serving config differs from the manifest; return 1 where it does, or where vLLM refuses it."""
     from bridge.interop.serving.comparison import compare
 
     found = compare(manifest, config, chosen.system)
@@ -107,4 +107,4 @@ def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespa
         from bridge.report.table import show  # rich is heavy
 
         show(comparison_table(found, manifest.precision, config.path))
-    return DIFFERENT if found.differences else 0
+    return DIFFERENT if found.differences or found.refused else 0

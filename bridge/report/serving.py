@@ -55,6 +55,7 @@ def comparison_table(found: ServingComparison, precision: str, path: str) -> Ren
     wide = [Column(heading=name, wraps=True) for name in ("training", "serving")]
     columns: list[Column | str] = ["", "module", *wide, Column(heading="modules", number=True), "read by"]
     sentences = [Text(row.sentence(found.mode)) for row in found.differences]
+    sentences += [Text(refused) for refused in found.refused]
     notes = [Text(f"{entry} of the config's lists takes no linear layer of the model.") for entry in found.unmatched]
     if not sentences:
         sentences = [Text("Serving quantises what training quantises, in the same scheme.")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PayloadError
 from bridge.interop.serving.exporter import require_names
 from bridge.interop.serving.formats import title_of
+from bridge.interop.serving.fusion import split
 from bridge.interop.serving.reader import READERS
 from bridge.plan.precision_plan import compact
 from bridge.precision.foreign_names import PROJ
@@ -58,6 +59,8 @@ class ServingComparison:
     rows: tuple[ServedRow, ...]
     unmatched: tuple[str, ...] = ()
     """Entries of the config's lists that take no linear layer of the model."""
+    refused: tuple[str, ...] = ()
+    """Sentences: modules that vLLM fuses, and to which the config gives different schemes."""
 
     @property
     def differences(self) -> tuple[ServedRow, ...]:
@@ -67,7 +70,12 @@ class ServingComparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
         rows = [{**asdict(row), "differs": row.differs} for row in self.rows]
-        return {"same": not self.differences, "rows": rows, "unmatched": list(self.unmatched)}
+        return {
+            "same": not self.differences,
+            "rows": rows,
+            "unmatched": list(self.unmatched),
+            "refused": list(self.refused),
+        }
 
 
 def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
@@ -113,4 +121,10 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         )
         rows = (*rows, cache)
     names = [name for row in manifest.rows for name in row.each()]
-    return ServingComparison(mode=manifest.mode, rows=rows, unmatched=tuple(config.unmatched(names)))
+    by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
+    return ServingComparison(
+        mode=manifest.mode,
+        rows=rows,
+        unmatched=tuple(config.unmatched(names)),
+        refused=tuple(split({name: config.scheme_of(name, "vllm") for name in names})) if by_vllm else (),
+    )

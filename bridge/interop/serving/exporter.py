@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError, listed
 from bridge.interop.contract import ExportReport, Unmapped
 from bridge.interop.serving.formats import COMPRESSED, SERVED
+from bridge.interop.serving.fusion import split
 from bridge.interop.serving.names import BY_TYPE
 from bridge.interop.serving.systems import SYSTEMS
 
@@ -84,6 +85,10 @@ def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) 
     ):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
+    quantised = {row for scheme in written for row in _rows(manifest, scheme)}
+    schemes = {name: row.scheme if row in quantised else None for row in manifest.rows for name in row.each()}
+    for refused in split(schemes) if target is SYSTEMS["vllm"] else ():
+        yield Unmapped("module", "fused", "unsupported", refused.rstrip("."), "Give them one precision in training.")
     for note in manifest.notes:
         yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
 

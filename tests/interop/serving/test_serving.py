@@ -180,6 +180,30 @@ def test_scales_per_channel_and_per_token_are_another_scheme() -> None:
     }
 
 
+def test_modules_that_vllm_fuses_need_one_scheme(tmp_path: Path) -> None:
+    trained = manifest("deepseek_v3", SCHEMES["nvfp4"])
+    sample = SAMPLES / "deepseek_r1_nvfp4_hf_quant_config.json"
+    latent = "fuses q_a_proj and kv_a_proj_with_mqa, whose schemes differ in self_attn of layers 1-4."
+    assert compare(trained, ServingConfig.read(sample)).refused == (f"vLLM refuses the config: it {latent}",)
+    own = served(trained, "vllm").content
+    config = ServingConfig.of({**own, "ignore": [*own["ignore"], "model.layers.2.mlp.shared_experts.up_proj"]})
+    assert (
+        "fuses gate_proj and up_proj, whose schemes differ in mlp.shared_experts of"
+        in compare(trained, config).refused[0]
+    )
+    assert compare(trained, config, "sglang").refused == ()
+    assert compare(trained, ServingConfig.of(own), "vllm").refused == ()
+    rows = [{"select": "*.linear_q_down_proj", "precision": "bf16"}]
+    mixed = manifest("deepseek_v3", SCHEMES["mxfp8"], modules=rows, fp8_param_gather=False)
+    assert [str(entry) for entry in export(mixed, "vllm").unmapped if latent in str(entry)]
+    assert not [entry for entry in export(mixed, "sglang").unmapped if latent in str(entry)]
+    assert compare(mixed, served(mixed, "vllm"), "vllm").differences == ()
+    stored, config_file = tmp_path / "manifest.json", tmp_path / "config.json"
+    stored.write_text(json.dumps(mixed.to_dict()))
+    config_file.write_text(json.dumps(dict(served(mixed, "vllm").content)))
+    assert main(["manifest", "--run", str(stored), "--against", str(config_file)]) == 1
+
+
 def test_a_list_means_other_modules_in_other_systems() -> None:
     """The short name that left 56 SwiGLU projections of a rollout in BF16, in verl pull request 7519."""
     keys = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
