@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
@@ -33,9 +33,7 @@ from bridge.interop.pytorch.torchao import (
 )
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import report_rows, rows
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "Accelerate"
 VERSION = "accelerate 1.15.0"

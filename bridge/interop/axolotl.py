@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
@@ -23,10 +23,8 @@ from bridge.interop.pytorch.torchao import MODULES, ROWWISE, ROWWISE_REMEDY, exp
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, report_rows, rows
 from bridge.pytorch.loop import compute_dtype
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.target import GPUS
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "Axolotl"
 VERSION = "Axolotl 0.19.0"

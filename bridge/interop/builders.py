@@ -12,21 +12,18 @@ other system already, has no effect, or is reported as unmapped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
+from bridge.interop.reading.settings import Settings
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.pytorch.loop import checked
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.fields import DEFAULTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from bridge.interop.reading.settings import Settings
 
 __all__ = ["DELAYED", "WGRAD", "ExportBuilder", "ImportBuilder", "semantics_of"]
 

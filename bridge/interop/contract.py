@@ -17,17 +17,14 @@ evaluation.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.systems import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 REASONS = MappingProxyType(
     {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
@@ -22,9 +22,7 @@ from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_a
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import low_precision_optimizer, report_row, rows
 from bridge.precision.dtypes import TORCH_NAMES
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "DeepSpeed"
 VERSION = "DeepSpeed 0.19.8"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder
@@ -26,9 +26,7 @@ from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Reco
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings, half_or_fp32, shown
 from bridge.interop.unsupported import Row, report_optimizer, report_row, report_rows, rows
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "TrainingArguments"
 VERSION = "transformers 5.23.0"

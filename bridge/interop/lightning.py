@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
@@ -32,9 +32,7 @@ from bridge.interop.pytorch.amp import (
 )
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import report_rows
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "Lightning"
 VERSION = "Lightning 2.6.6"

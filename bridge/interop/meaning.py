@@ -8,18 +8,15 @@ is unread and fills in what is derived; `recipe_named` finds the registered reci
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
 
 from bridge.errors import BridgeWarning
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from bridge.registry.config import MixedPrecisionConfig
 
 
 def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:

@@ -14,8 +14,8 @@ class does not have, tell them apart; all fields are ours there, and none of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
 from bridge.interop.builders import ExportBuilder, ImportBuilder
@@ -25,6 +25,7 @@ from bridge.interop.megatron_lm.flags import report_other
 from bridge.interop.megatron_lm.stage_files import LAYOUT, Layout, shared_file
 from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.pytorch.amp import report_dropped_autocast
+from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
@@ -33,11 +34,6 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
 from bridge.sync.routes import ROUTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bridge.interop.reading.document import Document
 
 TITLE = "Megatron Bridge 0.7"
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"

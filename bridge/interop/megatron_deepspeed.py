@@ -7,19 +7,16 @@ arguments of its own scaler unread.
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from bridge.errors import BridgeError
 from bridge.interop import deepspeed
+from bridge.interop.builders import ImportBuilder
+from bridge.interop.contract import ImportReport
 from bridge.interop.launch.files import settings_of
+from bridge.interop.megatron_lm.arguments import Arguments, Written
 from bridge.interop.megatron_lm.effects import LATE, SAY_IT, shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.rules.inert import SCALER_SCHEDULE
-
-if TYPE_CHECKING:
-    from bridge.interop.builders import ImportBuilder
-    from bridge.interop.contract import ImportReport
-    from bridge.interop.megatron_lm.arguments import Arguments, Written
 
 FILE = "deepspeed_config"
 SCALER = ("loss_scale", *SCALER_SCHEDULE)

@@ -7,20 +7,16 @@ Source: torchtitan 0.3.0 components/quantization/utils.py and mx.py, torchao 0.1
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean
+from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey
 from bridge.precision.foreign_names import DENSE, LATENT, SHARED
-from bridge.precision.module_schemes import ModuleSchemes
+from bridge.precision.module_schemes import Chosen, ModuleSchemes
 from bridge.precision.modules import HIGH
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from bridge.interop.builders import ExportBuilder, ImportBuilder
-    from bridge.precision.module_schemes import Chosen
 
 ANY_LAYER = 9999
 """Stands for a layer that no name of a list mentions."""

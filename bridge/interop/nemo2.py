@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder, ImportBuilder
@@ -18,16 +18,13 @@ from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Reco
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.reading.document import Document
-from bridge.interop.reading.python_calls import program_of
+from bridge.interop.reading.python_calls import Call, program_of
 from bridge.interop.reading.settings import named_dtype
 from bridge.precision.dtypes import TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import SCALER_SCHEDULE
-
-if TYPE_CHECKING:
-    from bridge.interop.reading.python_calls import Call
 
 TITLE = "NeMo 2.6"
 PLUGIN = "MegatronMixedPrecision"

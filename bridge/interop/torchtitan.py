@@ -17,7 +17,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError, listed
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
@@ -31,9 +31,7 @@ from bridge.interop.unsupported import Row, report_optimizer, report_row, rows
 from bridge.precision.foreign_names import TORCHTITAN, TORCHTITAN_0_2
 from bridge.precision.modules import HIGH
 from bridge.pytorch.loop import compute_dtype
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "torchtitan"
 VERSION = "torchtitan 0.3.0"

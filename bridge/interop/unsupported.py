@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
-if TYPE_CHECKING:
-    from bridge.interop.builders import ImportBuilder
-    from bridge.interop.reading.settings import Settings
+from bridge.interop.builders import ImportBuilder
+from bridge.interop.reading.settings import Settings
 
 BY_HAND = "Set it up by hand where you train next."
 OPTIMIZERS = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from megatron.core.fp8_utils import is_first_last_bf16_layer
@@ -22,9 +23,6 @@ from bridge.megatron.te.recipe import te_recipe
 from bridge.megatron.te_cpu.install import installed_te
 from bridge.precision.quant_recipe import quant_recipes
 from bridge.rules.versions import dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 BACKENDS = ("auto", "te", "emulated", "te_cpu")
 

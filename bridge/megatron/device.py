@@ -11,19 +11,17 @@ The shim has to stay installed while training: schedules and optimizer steps cre
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import yaml
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.transformer.moe import token_dispatcher
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _CPU = torch.device("cpu")
 _installed: list[bool] = []

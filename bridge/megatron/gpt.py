@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
@@ -25,9 +26,6 @@ from bridge.megatron.initial_weights import draw_weights, marked_weights
 from bridge.megatron.layer_spec import block_spec, mtp_spec
 from bridge.megatron.process import release_at_end
 from bridge.megatron.without_te import config_checks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "squared_relu": squared_relu}
 """Names that `activation_func` accepts as well as a function."""

@@ -13,17 +13,15 @@ On one kind of device the weights are equal in every layout; a CPU and a GPU dra
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Marks = dict[float, "Callable[[torch.Tensor], Any]"]
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import (
     LNImpl,
@@ -35,9 +36,6 @@ from bridge.megatron.emulation.linear import (
     is_low_layer,
 )
 from bridge.precision.quant_recipe import quant_recipes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class SequenceParallelNorm:

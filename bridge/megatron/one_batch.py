@@ -14,17 +14,15 @@ summed.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bridge.compare.band import Place
 from bridge.megatron.record.telemetry import global_layer_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 SAMPLED = 2**16
 """Elements of one result that are kept."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from megatron.core.optimizer import get_megatron_optimizer
@@ -12,9 +13,6 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.errors import RunConfigError
 from bridge.megatron.emulation.stored_weight import StoredWeight
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped

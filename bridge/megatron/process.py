@@ -15,9 +15,10 @@ import math
 import os
 import random
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
@@ -35,9 +36,6 @@ from bridge.megatron import device, wide_gemm, without_te
 from bridge.megatron.agreement import require_agreement
 from bridge.megatron.peers import Peers
 from bridge.megatron.stop_request import StopRequest, noted_signals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 TIMEOUT_MINUTES = 30.0
 """How long a collective waits for its ranks."""

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -18,12 +19,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.optimizer import inner_optimizers, parts
+from bridge.megatron.process import Process
 from bridge.megatron.record.not_finite import are_finite, first_not_finite
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from bridge.megatron.process import Process
 
 Batch = dict[str, torch.Tensor]
 

@@ -15,14 +15,12 @@ everything above the kernels (autograd, autocast, Megatron's own autograd functi
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _aten = torch.ops.aten
 _installed: list[Any] = []

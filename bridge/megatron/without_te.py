@@ -6,17 +6,14 @@ package that is not there. The modules need none of it: Megatron's own layers mu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from megatron.core.transformer import multi_latent_attention, transformer_config
 from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _FUSED = (
     "fused_permute",

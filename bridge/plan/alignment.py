@@ -7,23 +7,16 @@ wgrad over M. So all three must fit the scheme (`Scheme.alignment`), the number 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.plan.alignment_fields import FIELDS
-from bridge.plan.modules import modules_of
-from bridge.plan.precision_plan import compact
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, SCHEMES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bridge.plan.memory_activations import Workload
-    from bridge.plan.modules import Module
-    from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
-    from bridge.precision.schemes import Scheme
-
+from bridge.plan.memory_activations import Workload
+from bridge.plan.modules import Module, modules_of
+from bridge.plan.precision_plan import PlanLayer, PrecisionPlan, compact
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, SCHEMES, Scheme
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
 """Tokens per expert of a grouped GEMM, 16 elsewhere (Transformer Engine 2.20 pytorch/quantization.py)."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bridge.plan.shape import ModelShape
-
+from bridge.plan.shape import ModelShape
 
 Origin = Callable[["ModelShape", int], tuple[str, int, int]]
 """Shape and the whole dimension -> field, its value, how many times the value the dimension is."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.rules.fields import FIELDS, read_field
-
-if TYPE_CHECKING:
-    from bridge.rules.versions import Version
+from bridge.rules.versions import Version
 
 UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",

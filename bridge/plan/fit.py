@@ -18,18 +18,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.plan.memory_activations import activation_bytes
+from bridge.plan.run import PlannedRun
+from bridge.plan.shape import ModelShape
 from bridge.rules.fields import whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from bridge.plan.run import PlannedRun
-    from bridge.plan.shape import ModelShape
 
 USABLE = 0.9
 """Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""

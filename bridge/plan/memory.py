@@ -9,23 +9,19 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.plan.memory_activations import Workload, activation_bytes
 from bridge.plan.memory_buffers import Buffer, lay_out
 from bridge.plan.memory_copies import FP32_BYTES, element_bytes, has_column_copy, is_per_tensor, scale_bytes
 from bridge.plan.memory_parameters import Parameter, chunk_parameters
 from bridge.plan.modules import modules_of
+from bridge.plan.precision_plan import PrecisionPlan
+from bridge.plan.settings import Settings
 from bridge.rules.fields import read_field
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.plan.settings import Settings
-    from bridge.rules.stages import Place
-
+from bridge.rules.stages import Place
 
 KINDS = (
     "weights",

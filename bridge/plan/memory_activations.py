@@ -15,20 +15,15 @@ Memory that lives only inside one operator is not counted. Mixture-of-experts la
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.plan.memory_copies import element_bytes
-from bridge.plan.precision_plan import LOW
+from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
 from bridge.rules.fields import read_field, whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
-    from bridge.rules.stages import Place
-
+from bridge.rules.stages import Place
 
 Parts = defaultdict[str, float]
 """Bytes of a layer by the part of it that can be recomputed."""

@@ -8,13 +8,10 @@ part of every bucket. Source: megatron-core 0.16.1 distributed/param_and_grad_bu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.plan.memory_parameters import Parameter
+from bridge.plan.memory_parameters import Parameter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

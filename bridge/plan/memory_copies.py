@@ -6,14 +6,8 @@ and column-wise MXFP8 and NVFP4 scales are padded to multiples of 128 and 4, blo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import WHOLE
-
-if TYPE_CHECKING:
-    from bridge.precision.schemes import Scheme
-
+from bridge.precision.schemes import WHOLE, Scheme
 
 FP32_BYTES = 4
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
-from bridge.plan.precision_plan import LOW
-from bridge.precision.schemes import SCHEMES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bridge.plan.modules import Module
-    from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
-    from bridge.precision.schemes import Scheme
-    from bridge.rules.stages import Parallel, Place
+from bridge.plan.modules import Module, embedding_modules, layer_modules, mtp_modules, output_modules
+from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
+from bridge.precision.schemes import SCHEMES, Scheme
+from bridge.rules.stages import Parallel, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

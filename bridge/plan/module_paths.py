@@ -7,17 +7,14 @@ Source: `named_modules()` of GPTModel and MambaModel, megatron-core 0.16.1 and 0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.plan.modules import Module
+from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe
 from bridge.rules.fields import read_field
 from bridge.rules.versions import at_least, installed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.plan.modules import Module
-    from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe
 
 PARENTS = {
     "self_attention": (

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bridge.plan.shape import Experts, Latent, ModelShape, StateSpace
+from bridge.plan.shape import Experts, Latent, ModelShape, StateSpace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

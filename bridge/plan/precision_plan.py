@@ -22,32 +22,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.plan.fields import absent_fields, without
 from bridge.plan.module_paths import ModulePaths, effects_of, recipe_of
-from bridge.plan.modules import modules_of
+from bridge.plan.modules import Module, modules_of
 from bridge.plan.rows import PlanRow, module_rows
-from bridge.plan.selection import module_selection
+from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
 from bridge.plan.shape import ModelShape
+from bridge.precision.config import PrecisionConfig
+from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
-from bridge.rules.stages import Parallel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from bridge.plan.modules import Module
-    from bridge.plan.selection import ModuleSelection
-    from bridge.precision.config import PrecisionConfig
-    from bridge.precision.modules import ModuleRow
-    from bridge.precision.quant_recipe import ModuleEffect
-    from bridge.rules.stages import Place
-    from bridge.rules.versions import Version
-
+from bridge.precision.quant_recipe import ModuleEffect
+from bridge.rules.stages import Parallel, Place
+from bridge.rules.versions import Version
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+from bridge.plan.modules import Module
+from bridge.plan.settings import Settings
 from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE, Operand
-
-if TYPE_CHECKING:
-    from bridge.plan.modules import Module
-    from bridge.plan.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

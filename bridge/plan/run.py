@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge.plan.memory import memory_report
+from bridge.plan.memory import MemoryReport, memory_report
 from bridge.plan.memory_activations import Workload
-from bridge.plan.precision_plan import precision_plan
+from bridge.plan.precision_plan import PrecisionPlan, precision_plan
+from bridge.precision.config import PrecisionConfig
 from bridge.rules.stages import Parallel
 from bridge.rules.target import Target
-
-if TYPE_CHECKING:
-    from bridge.plan.memory import MemoryReport
-    from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.precision.config import PrecisionConfig
 
 GIB = 2**30
 UNCOUNTED = {

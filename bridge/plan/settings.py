@@ -5,28 +5,21 @@ The synchroniser's own plan decides what the precision writes. Without a precisi
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.plan.fields import absent_fields, without
+from bridge.precision.config import PrecisionConfig
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.quant_recipe import QuantRecipe, quant_recipes
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe, quant_recipes
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS, FIELDS, read_field, whole_number
-from bridge.rules.versions import at_least
+from bridge.rules.versions import Version, at_least
 from bridge.sync.owner import MappingOwner
 from bridge.sync.plan import plan
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from bridge.precision.config import PrecisionConfig
-    from bridge.precision.quant_recipe import ModuleEffect
-    from bridge.precision.schemes import Scheme
-    from bridge.rules.versions import Version
-
 
 ROLES = ("model", "optimizer", "ddp")
 ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention")

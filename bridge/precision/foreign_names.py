@@ -9,11 +9,8 @@ Transformer Engine 2.20.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 DENSE = QKV, PROJ, FC1, FC2 = (
     "self_attention.linear_qkv",

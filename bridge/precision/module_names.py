@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from bridge.precision.modules import ModuleRow
+from bridge.precision.modules import ModuleRow
 
 OF_A_LAYER = {
     "self_attention": (

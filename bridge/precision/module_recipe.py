@@ -10,16 +10,12 @@ without either, and where the row names its layers, which `first_last_layers_bf1
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from bridge.precision.modules import HIGH, module_rows
+from bridge.precision.config import PrecisionConfig
+from bridge.precision.modules import HIGH, ModulePrecision, ModuleRow, module_rows
 from bridge.precision.quant_recipe import CONFIG_TYPE, EVALUATION, TRAINING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.precision.config import PrecisionConfig
-    from bridge.precision.modules import ModulePrecision, ModuleRow
 
 _OF_A_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
 

@@ -8,19 +8,15 @@ Systems outside of Megatron that choose modules by a function or a list of names
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import WrongValueError
+from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.modules import module_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from bridge.precision.config import PrecisionConfig
-    from bridge.precision.modules import ModuleRow
+from bridge.precision.modules import ModuleRow, module_rows
 
 
 class Chosen(NamedTuple):

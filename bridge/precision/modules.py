@@ -22,15 +22,12 @@ A list is kept as plain data in one form, so that it can be dumped, compared and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 HIGH = "bf16"
 """The value of `precision` for a module without FP8 and FP4: it computes in the dtype of the run."""

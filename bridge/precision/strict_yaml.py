@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from bridge.errors import BridgeError, PayloadError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MAX_BYTES = 512 * 1024
 """Larger than any configuration, and still read in well under two seconds."""

@@ -11,23 +11,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.audit.early_warnings import WARNINGS
 from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.preflight.auto import Choice
 from bridge.preflight.setup import ROLES, Setup, read_section
 from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.registry.schedule import Phase, planned_phases
 from bridge.rules.context import PRECISION_OWNERS
-from bridge.rules.rule import SEVERITIES, ask, by_gate
+from bridge.rules.rule import SEVERITIES, RuleFinding, ask, by_gate
 from bridge.rules.rulebook import RULES
 from bridge.rules.versions import installed
 from bridge.sync.owner import MappingOwner
-
-if TYPE_CHECKING:
-    from bridge.preflight.auto import Choice
-    from bridge.rules.rule import RuleFinding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.rules.target import CPU, GPUS, PRODUCTS, Gpu, Target, gpu_of_capability
 from bridge.rules.versions import TITLES, VersionRange, installed, parse_version
-
-if TYPE_CHECKING:
-    from packaging.version import Version
 
 __all__ = ["EXAMPLE", "Target", "detect_target", "parse_target"]
 

@@ -10,14 +10,11 @@ Megatron decides at import whether there is Transformer Engine. So the declarati
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.preflight.target import parse_target
 from bridge.rules.versions import dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 BACKEND = "te_cpu"
 """The value of `precision_backend`."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from bridge.numerics.delayed import DelayedScaling
 from bridge.numerics.linear import scaled_linear
-
-if TYPE_CHECKING:
-    from bridge.numerics.spec import GemmPrecision
+from bridge.numerics.spec import GemmPrecision
 
 
 class EmulatedLinear(torch.nn.Linear):

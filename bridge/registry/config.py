@@ -13,24 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeGuard
 
-from bridge.errors import PrecisionConfigError, UnknownFieldError
+from bridge.errors import Finding, PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import ask, by_gate
 from bridge.rules.rulebook import RULES
 from bridge.sync.owner import Owner
+from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import refuse_wrong_objects, run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import TypeGuard
-
-    from bridge.errors import Finding
-    from bridge.sync.report import SyncReport
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 from bridge.errors import (
     BridgeError,
@@ -42,9 +42,7 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, is_peer_config
-
-if TYPE_CHECKING:
-    from bridge.sync.report import SyncReport
+from bridge.sync.report import SyncReport
 
 PLUGINS = "bridge.recipes"
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"

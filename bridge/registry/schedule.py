@@ -12,21 +12,18 @@ Whether it is, is decided before the run: each phase is planned by the synchroni
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.quant_recipe import quant_recipes
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.owner import Owner, same
 from bridge.sync.plan import plan
 from bridge.sync.report import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from bridge.registry.config import MixedPrecisionConfig
 
 SWITCHED = (
     *("fp8", "fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad"),

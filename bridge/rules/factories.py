@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ELSEWHERE = "transformer_engine"
 """The package of factories that are missing on every machine without a GPU."""

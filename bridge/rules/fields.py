@@ -8,18 +8,15 @@ and the settings that two configs hold: pairs that must agree, and switches of s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
 from bridge.rules.versions import Version, VersionRange, parse_version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _MAIN = "0.20"
 """The release that Megatron's main branch becomes."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-
-if TYPE_CHECKING:
-    from bridge.precision.config import PrecisionConfig
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
 PADDING = "moe_router_padding_for_quantization"

@@ -7,21 +7,16 @@ place of the row's. The message and the remedies are format strings over these v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
 from bridge.errors import Finding
-from bridge.rules.versions import VersionRange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from bridge.rules.context import RuleContext
-    from bridge.rules.versions import Version
+from bridge.rules.context import RuleContext
+from bridge.rules.versions import Version, VersionRange
 
 Predicate = Callable[["RuleContext"], Any]
 

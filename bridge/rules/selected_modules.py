@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from bridge.errors import close_matches, listed
 from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
-from bridge.precision.modules import HIGH, module_rows
+from bridge.precision.modules import HIGH, ModuleRow, module_rows
+from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
 from bridge.rules.versions import at_least
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.precision.modules import ModuleRow
-    from bridge.rules.context import RuleContext
 
 PATH = "model.quant_recipe"
 MOST = 6

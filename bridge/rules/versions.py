@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from bridge.errors import RunConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["Version", "VersionRange", "at_least", "dotted", "installed", "parse_version"]
 

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.precision.config import PrecisionConfig
 from bridge.precision.module_recipe import chunk_recipes, needs_layers, stage_recipes
-from bridge.precision.modules import module_rows
+from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.quant_recipe import TRAINING, quant_recipes
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.stages import Parallel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.precision.config import PrecisionConfig
-    from bridge.precision.modules import ModuleRow
-    from bridge.sync.owner import Owner
+from bridge.sync.owner import Owner
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 

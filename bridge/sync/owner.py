@@ -8,18 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from bridge.precision.config import PrecisionConfig
 from bridge.precision.dtypes import torch_dtype
 from bridge.rules.fields import DEFAULTS, FIELDS
-from bridge.rules.versions import parse_version
+from bridge.rules.versions import Version, parse_version
 from bridge.sync.routes import OWNERS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.precision.config import PrecisionConfig
-    from bridge.rules.versions import Version
 
 WRITTEN = "_precision_bridge_written"
 """Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""

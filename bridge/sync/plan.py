@@ -8,9 +8,11 @@ reused under Megatron-FSDP, and a switch that is on in one of optimizer and DDP 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.fields import PAIRS, off_switches
 from bridge.rules.inert import BUFFER
@@ -18,11 +20,6 @@ from bridge.sync.module_recipe import module_recipe
 from bridge.sync.owner import ABSENT, Owner, same
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from bridge.precision.config import PrecisionConfig
 
 __all__ = ["BUFFER", "plan", "scheme_of", "sharding_rows", "under_fsdp"]
 

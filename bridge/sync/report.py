@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from bridge.errors import Finding
 from bridge.precision.config import MODE_SWITCHES
 from bridge.precision.dtypes import dtype_token, is_torch_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
-
-    from bridge.errors import Finding
 
 OVERRIDE = "PB123"
 """Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""

@@ -10,18 +10,19 @@ import copy
 import functools
 import sys
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
-from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.config import FIELD_DEFAULTS, PrecisionConfig
 from bridge.precision.dtypes import dtype_token, is_torch_dtype
 from bridge.precision.quant_recipe import quant_recipes
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import ask, by_gate
+from bridge.rules.rule import RuleFinding, ask, by_gate
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
 from bridge.rules.versions import installed
@@ -29,12 +30,6 @@ from bridge.sync.owner import Owner, same, seen_through
 from bridge.sync.plan import plan, scheme_of
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
 from bridge.sync.routes import OWNERS, ROUTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from bridge.precision.config import PrecisionConfig
-    from bridge.rules.rule import RuleFinding
 
 ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
 """Every name under which an owner may hold a field of a precision."""

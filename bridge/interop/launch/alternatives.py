@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.interop.launch.branches import FIRST, Choice
 from bridge.interop.launch.files import Sources
-from bridge.interop.launch.launches import trainings
+from bridge.interop.launch.launches import Launch, trainings
 from bridge.interop.launch.reader import Reader
 from bridge.interop.launch.variables import Unknowns
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.interop.launch.launches import Launch
 
 MAX_READINGS = 60
 MAX_WORK = 20_000

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.launch.launches import bears
-from bridge.interop.launch.script import parse
+from bridge.interop.launch.script import Script, parse
 from bridge.interop.launch.variables import MARK, Unknowns, is_unknown
 from bridge.interop.reading import strict_json
 from bridge.interop.reading.document import MAX_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.interop.launch.script import Script
 
 CONFIGURATION = re.compile(r"\.(?:json|ya?ml|toml|cfg|ini|conf)$")
 JSON_PIECE = re.compile(rf'"(?:[^"\\]|\\.)*"|{MARK.pattern}')

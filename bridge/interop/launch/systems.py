@@ -7,25 +7,21 @@ says is handed to the system's own `import_`; what it leaves to another file is 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from bridge.interop.contract import Unmapped
-from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, MODES
+from bridge.interop.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, MODES, Launch
 from bridge.interop.launch.variables import is_unknown
 from bridge.interop.megatron_lm.arguments import PROGRAMS
 from bridge.interop.megatron_lm.effects import BRANCH, DEFAULT_TAKEN, LATE, SAY_IT
 from bridge.interop.megatron_lm.flags import bears_on_precision, dest
 from bridge.interop.megatron_lm.importer import ARGUMENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-
-    from bridge.interop.launch.launches import Launch
 
 NEMO = (
     *(f"model.{name}" for name in ("megatron_", "data.", "fp8", "peft.", "optim.", "transformer_engine")),

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from bridge.interop.builders import DELAYED, WGRAD
+from bridge.interop.builders import DELAYED, WGRAD, ImportBuilder
+from bridge.interop.megatron_lm.arguments import Arguments, Written
 from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP8_SCHEMES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from bridge.interop.builders import ImportBuilder
-    from bridge.interop.megatron_lm.arguments import Arguments, Written
 
 DYNAMIC = {"initial_loss_scale": 2**32, "min_loss_scale": 1.0, "loss_scale_window": 1000, "hysteresis": 2}
 _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
-from bridge.interop.contract import as_yaml
+from bridge.interop.contract import ExportReport, as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
 from bridge.interop.megatron_lm.stage_files import FILE, Layout, shared_file
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.inert import SCALER_SCHEDULE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from bridge.interop.contract import ExportReport
-    from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "Megatron-LM 0.20"
 

@@ -6,15 +6,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.errors import PrecisionTypeError
+from bridge.interop.builders import ImportBuilder
 from bridge.interop.unsupported import Row
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.registry.config import MixedPrecisionConfig
-
-if TYPE_CHECKING:
-    from bridge.interop.builders import ImportBuilder
 
 
 @dataclass(frozen=True, kw_only=True)

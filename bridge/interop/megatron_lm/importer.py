@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop import megatron_deepspeed
@@ -34,10 +34,8 @@ from bridge.interop.megatron_lm.flags import (
 )
 from bridge.interop.megatron_lm.printed import EVIDENCE, START, SUFFIX, printed_arguments
 from bridge.interop.megatron_lm.stage_files import LAYOUT
+from bridge.interop.reading.document import Document
 from bridge.precision.config import MEGATRON_FIELDS
-
-if TYPE_CHECKING:
-    from bridge.interop.reading.document import Document
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 

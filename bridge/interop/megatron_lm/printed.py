@@ -18,15 +18,13 @@ import io
 import pickle
 import re
 from argparse import Namespace
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision.dtypes import SPELLINGS
 from bridge.precision.fields import number_of_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 START = re.compile(r"-{8,} (?:\w+ )?arguments -{8,}")
 END = re.compile(r"-{8,} end of (?:\w+ )?arguments -{8,}")

@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import WrongValueError
+from bridge.interop.launch.launches import Launch
 from bridge.interop.launch.variables import is_unknown
 from bridge.interop.megatron_lm.arguments import argument_groups
 from bridge.interop.megatron_lm.flags import BY_NAME, dest
 from bridge.precision.fields import coerce
 from bridge.rules.fields import FIELDS, whole_number
-
-if TYPE_CHECKING:
-    from bridge.interop.launch.launches import Launch
 
 RENAMED = {
     "num_experts": "num_moe_experts",

@@ -7,17 +7,15 @@ Megatron counts layers within a stage, so rows that name layers become other pat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError
+from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ContextKey, as_yaml
 from bridge.interop.module_lists import NUM_LAYERS
 from bridge.precision.module_recipe import chunk_recipes, file_of, needs_layers, stage_recipes
 from bridge.precision.modules import module_rows
 from bridge.rules.stages import Parallel
-
-if TYPE_CHECKING:
-    from bridge.interop.builders import ExportBuilder
 
 FILE = "te_precision.yaml"
 SIZES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")

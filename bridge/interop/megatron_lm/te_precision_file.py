@@ -13,8 +13,9 @@ Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from bridge.errors import PayloadError, WrongValueError, close_matches, did_you_mean
 from bridge.interop.contract import as_yaml
@@ -22,10 +23,6 @@ from bridge.precision import strict_yaml
 from bridge.precision.module_recipe import chunk_recipes
 from bridge.precision.modules import HIGH, module_rows, plain_rows
 from bridge.precision.quant_recipe import CONFIG_TYPE, EVALUATION, PAYLOAD_KEYS, TRAINING, QuantRecipe
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 TYPE_KEY = next(iter(CONFIG_TYPE))
 

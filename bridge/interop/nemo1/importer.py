@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop import lightning
@@ -32,12 +32,10 @@ from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import bears_on_precision, report_other
 from bridge.interop.nemo1.file import File
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
+from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import Settings
 from bridge.precision.fields import LAYER_COUNTS
-
-if TYPE_CHECKING:
-    from bridge.interop.reading.document import Document
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "NeMo 1.x"
 PLAIN = ("fp8_recipe", "fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "first_last_layers_bf16")

@@ -16,13 +16,11 @@ Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.meaning import semantics_of, unread_fields
-
-if TYPE_CHECKING:
-    from bridge.interop.builders import ExportBuilder, ImportBuilder
-    from bridge.interop.reading.settings import Settings
+from bridge.interop.reading.settings import Settings
 
 TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
 """Our field -> what an untouched `torch.amp.GradScaler` amounts to."""

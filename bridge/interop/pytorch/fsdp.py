@@ -8,16 +8,14 @@ that come from FP32 ones at every step. `None` is two different things: as `para
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.pytorch.torchao import plain
 from bridge.interop.reading.settings import Settings
 from bridge.pytorch.loop import compute_dtype, policy_dtypes
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "FSDP"
 VERSION = "PyTorch 2.13.0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
@@ -11,9 +11,7 @@ from bridge.interop.pytorch import torchao
 from bridge.interop.pytorch.amp import amp_fields, export_as_amp
 from bridge.interop.reading.settings import Settings
 from bridge.pytorch.loop import SCALE_FIELDS, scaler_settings
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "PyTorch"
 VERSION = "PyTorch 2.13.0"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MAX_CHARACTERS = 256 * 1024
 MAX_SHOWN = 120

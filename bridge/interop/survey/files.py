@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.reading.document import MAX_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv", "env", "build", "dist", "data"}
 SKIPPED |= {"outputs", "wandb", "checkpoints"}

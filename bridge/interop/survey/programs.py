@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.interop import nemo2
-from bridge.interop.reading.python_calls import program_of
+from bridge.interop.reading.document import Document
+from bridge.interop.reading.python_calls import Call, Program, program_of
 from bridge.interop.survey.source import Source, source_of
 from bridge.interop.systems import system
-
-if TYPE_CHECKING:
-    from bridge.interop.reading.document import Document
-    from bridge.interop.reading.python_calls import Call, Program
 
 BRIDGE = "megatron-bridge"
 PACKAGE = re.compile(r"(?:megatron\.bridge|bridge)\..+")

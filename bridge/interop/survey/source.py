@@ -9,15 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from bridge.errors import BridgeError, PayloadError
 from bridge.interop import accelerate
+from bridge.interop.contract import ImportReport
 from bridge.interop.launch.alternatives import launches
-
-if TYPE_CHECKING:
-    from bridge.interop.contract import ImportReport
-    from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.config import MixedPrecisionConfig
 
 ORDER: Mapping[str, str] = MappingProxyType(
     {

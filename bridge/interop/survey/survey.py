@@ -10,19 +10,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.errors import BridgeError, PayloadError
-from bridge.interop.conversion import runs_of
+from bridge.interop.conversion import Run, runs_of
 from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.reading.document import Document
 from bridge.interop.survey.files import Files, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
 from bridge.interop.survey.source import ORDER, VARIABLES, Source, assigned, exported, of_variables, source_of
 from bridge.interop.systems import candidates
-
-if TYPE_CHECKING:
-    from bridge.interop.conversion import Run
 
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 

@@ -7,8 +7,10 @@ import logging
 import math
 import warnings
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +21,6 @@ from bridge.errors import DataError
 from bridge.megatron.agreement import from_first_rank
 from bridge.megatron.causal_attention import own_part
 from bridge.megatron.data.corpus import END_OF_DOCUMENT, Corpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 log = logging.getLogger(__name__)
 

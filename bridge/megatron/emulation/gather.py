@@ -10,16 +10,14 @@ distributed/param_and_grad_buffer.py:276-300.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from megatron.core.distributed import param_and_grad_buffer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class _Works:

@@ -17,9 +17,11 @@ Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1 t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
@@ -28,17 +30,10 @@ from megatron.core.tensor_parallel.mappings import (
 )
 
 from bridge.errors import BackendUnavailableError
-from bridge.megatron.emulation.delayed import scales_of_this_pass
+from bridge.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
 from bridge.megatron.emulation.per_module import ModuleGemms, per_module_faults
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
-
-    from bridge.megatron.emulation.delayed import DelayedUpdates
 
 
 def scheme_of(config: Any) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
@@ -14,9 +15,6 @@ from bridge.megatron.emulation.delayed import DelayedUpdates
 from bridge.megatron.emulation.linear import emulated_linears, gemm_precision, is_low_layer
 from bridge.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
 from bridge.megatron.optimizer import parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:

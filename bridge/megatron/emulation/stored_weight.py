@@ -15,9 +15,10 @@ fp8_utils.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -25,12 +26,7 @@ from megatron.core import fp4_utils, fp8_utils
 from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
 from megatron.core.optimizer import distrib_optimizer
 
-from bridge.numerics import Quantised, QuantSpec, quantise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from bridge.numerics import DelayedScaling
+from bridge.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 
 
 @dataclass(slots=True, eq=False)

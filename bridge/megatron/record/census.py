@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -14,9 +15,6 @@ from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers
 from bridge.pytorch.record.te import describe, is_quantised, stored_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 class Activations:

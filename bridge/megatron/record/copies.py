@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -24,9 +25,6 @@ from bridge.megatron.optimizer import parts
 from bridge.pytorch.record.health import error_limit
 from bridge.pytorch.record.places import places
 from bridge.pytorch.record.te import describe, is_quantised
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SAMPLE = 4096
 """Elements of a weight that are compared between ranks, in equal distances."""

@@ -6,16 +6,14 @@ A skipped step leaves its gradients where they are, so that a step without a fau
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.record.telemetry import global_layer_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 WIDE = (torch.float32, torch.bfloat16, torch.float16)
 

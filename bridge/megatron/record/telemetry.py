@@ -8,9 +8,10 @@ measured step trains as any other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
@@ -22,9 +23,6 @@ from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.model import global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import GemmOperand, Observer, quantisation_error, stored_operand, what_if_db
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, tuple[int, str]]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.versions import at_least, dotted, installed, parse_version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCHEMES = {**FP4_SCHEMES, **FP8_SCHEMES}
 

@@ -17,19 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from bridge.errors import BackendUnavailableError, Finding, PrecisionConfigError, close_matches, did_you_mean
-from bridge.megatron.te.environment import NVTE_VARIABLES
+from bridge.megatron.te.environment import NVTE_VARIABLES, Environment
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
-
-    from bridge.megatron.te.environment import Environment
 
 _FORMATS = {"e4m3": "E4M3", "hybrid": "HYBRID"}
 _MEGATRON_DEFAULTS = {name: DEFAULTS["model"][name] for name in FP8_SCHEMES["delayed"].te_keywords.values()}

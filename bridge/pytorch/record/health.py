@@ -14,20 +14,16 @@ Shapes: M tokens (all leading axes), K inputs, N outputs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bridge.audit.record import HealthRow
-from bridge.numerics.operand import make_operand, stored_operand
+from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.numerics.quantise import quantise
 from bridge.precision.formats import FORMATS
-from bridge.pytorch.record.te import is_quantised
-
-if TYPE_CHECKING:
-    from bridge.numerics.operand import GemmOperand
-    from bridge.pytorch.record.places import Place
-    from bridge.pytorch.record.te import TeGemm
+from bridge.pytorch.record.places import Place
+from bridge.pytorch.record.te import TeGemm, is_quantised
 
 TOKENS = 256
 

@@ -7,15 +7,13 @@ of Megatron or Transformer Engine, and holds under activation recomputation, whi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
 from torch.utils._pytree import tree_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 KEY = "bridge.module"
 """Entry of a node's metadata: a weak reference, since Python does not collect a cycle through torch's C++ nodes."""

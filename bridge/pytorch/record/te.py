@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,9 +21,6 @@ import torch
 from bridge.audit.record import tile_name
 from bridge.precision.dtypes import SPELLINGS
 from bridge.precision.schemes import SCHEMES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 EXTENSION = "transformer_engine_torch"
 CUSTOM = "transformer_engine.pytorch.cpp_extensions.gemm"

@@ -10,25 +10,22 @@ The first two multiply with operators of torch themselves, or hide them; these a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bridge.audit.record import GemmRow, HealthRow, merged, tile_name
 from bridge.numerics.linear import Observer, observing
+from bridge.numerics.operand import GemmOperand
 from bridge.precision.schemes import GEMMS
 from bridge.pytorch.record import te
 from bridge.pytorch.record.health import of_emulated, of_te
 from bridge.pytorch.record.places import ATTENTION_CORE, places
 from bridge.pytorch.record.running import Running
 from bridge.pytorch.record.te import Described, TeGemm, describe, dtype_name, is_quantised, is_te
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from bridge.numerics.operand import GemmOperand
 
 OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"})
 """Operators below autograd that multiply matrices in a linear layer; others are counted and have no row."""

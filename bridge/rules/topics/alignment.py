@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import target_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bridge.rules.context import RuleContext
 
 _SMALL = 1024
 """Width up to which FP8 GEMMs were measured to be slower than BF16 ones."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, Rule, mcore, sync_rule, target_rule
 from bridge.rules.versions import at_least
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _no_backend(s: RuleContext) -> Any:

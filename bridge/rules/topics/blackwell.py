@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import Rule, mcore, owners_rule, precision_rule, target_rule, te
 from bridge.rules.topics.stored import storing
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _gathers_through_buffer(s: RuleContext) -> bool:

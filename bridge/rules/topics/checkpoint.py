@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import PARSER, Rule, environment_rule, mcore, te
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 FINGERPRINT = (
     *("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_param", "fp4", "fp4_recipe", "fp4_param", "bf16", "fp16"),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import environment_rule
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 _SAME_MODE = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 _CHANGES = {

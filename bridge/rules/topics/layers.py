@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, Rule, precision_rule, sync_rule, te
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _is_on(s: RuleContext) -> bool:

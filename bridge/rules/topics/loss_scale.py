@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.rules.rule import PARSER, Rule, each, owners_rule, precision_rule, sync_rule
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _bad(value: float | None, least: float = 0.0) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, owners_rule, precision_rule, sync_rule
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _several_modes(s: RuleContext) -> Any:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from bridge.precision.module_recipe import stage_recipes
-from bridge.precision.quant_recipe import EVALUATION, TRAINING, quant_recipes
+from bridge.precision.quant_recipe import EVALUATION, TRAINING, ModuleEffect, quant_recipes
 from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
+from bridge.rules.context import RuleContext
 from bridge.rules.factories import why_not_found
 from bridge.rules.rule import Rule, mcore, owners_rule, target_rule
 from bridge.rules.versions import dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bridge.precision.quant_recipe import ModuleEffect
-    from bridge.rules.context import RuleContext
 
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
 PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"

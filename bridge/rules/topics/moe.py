@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.precision.config import MEGATRON_FIELDS
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, sync_rule, te
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _pads(s: RuleContext) -> bool:

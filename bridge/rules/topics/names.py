@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.context import RuleContext
 from bridge.rules.fields import NAMES, PAIRS
 from bridge.rules.rule import Rule, each, owners_rule, precision_rule, sync_rule
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 NAME_TOKENS = {
     "current_scaling": "tensorwise",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.precision.config import CHOICES
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, owners_rule, sync_rule, target_rule, te
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 

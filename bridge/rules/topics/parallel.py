@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, target_rule
 from bridge.rules.topics.alignment import tokens, widths
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _shards_weights(s: RuleContext) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, each, mcore, target_rule, te
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _discards_outputs(s: RuleContext) -> bool:

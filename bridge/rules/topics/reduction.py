@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import PARSER, Rule, mcore, owners_rule, sync_rule
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 
 def _unread_accumulation(s: RuleContext) -> list[dict[str, Any]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.rules.context import RuleContext
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
 from bridge.rules.rule import MODEL_CHECK, Rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
 from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
 from bridge.rules.versions import at_least
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}

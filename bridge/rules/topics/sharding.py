@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.precision.config import MEGATRON_FIELDS
+from bridge.rules.context import RuleContext
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
 from bridge.rules.rule import PARSER, mcore, owners_rule, sync_rule, te
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
 
 CACHE = "keep_fp8_transpose_cache"
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.rules.context import RuleContext
 from bridge.rules.rule import each, environment_rule, target_rule
 from bridge.rules.versions import at_least, dotted
-
-if TYPE_CHECKING:
-    from bridge.rules.context import RuleContext
-
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
 """The oldest Transformer Engine that runs blockwise scaling on Blackwell."""
