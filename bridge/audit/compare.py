@@ -160,9 +160,11 @@ def _cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
         inside = f" inside an autocast ({row.context})" if row.context and row.context != "off" else ""
         kept = " that the plan keeps in high precision" if layer.number is not None else ""
         return f"the layer{kept} ran{inside}" if inside else ""
-    return (
-        f"an autocast of another recipe ({row.context}) was on" if row.scheme != module.scheme and row.context else ""
-    )
+    if row.scheme == module.scheme or not row.context:
+        return ""
+    if row.context == module.scheme:
+        return f"the autocast ({row.context}) was on and the module took quantizers of another scheme"
+    return f"an autocast of another recipe ({row.context}) was on"
 
 
 def folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:

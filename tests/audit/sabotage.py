@@ -52,17 +52,17 @@ def layers_of(run: Any) -> list[Any]:
     return list(run.trainer.model[0].module.module.decoder.layers)
 
 
-def without_autocast(module: Any) -> None:
-    """Run a module of Transformer Engine outside of the autocast that is around it."""
+def inside_autocast(module: Any, recipe: Any) -> None:
+    """Run a module inside an autocast of another recipe, or outside of the one that is around it."""
     import transformer_engine.pytorch as te
 
     forward = module.forward
 
-    def disabled(*args: Any, **kwargs: Any) -> Any:
-        with te.fp8_autocast(enabled=False):
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe):
             return forward(*args, **kwargs)
 
-    module.forward = disabled
+    module.forward = inside
 
 
 def in_bf16(run: Any, layer: int, *names: str) -> None:
@@ -73,7 +73,7 @@ def in_bf16(run: Any, layer: int, *names: str) -> None:
         if hasattr(module, "multiply_in"):
             module.multiply_in(None)
         elif hasattr(module, "fp8_meta") and name.rpartition(".")[2].startswith("linear"):
-            without_autocast(module)
+            inside_autocast(module, None)
 
 
 def swap_fc2(run: Any) -> None:
@@ -107,17 +107,22 @@ def off_after(steps: int) -> Callable[[Any], None]:
 
 def second_autocast(run: Any) -> None:
     """Put an autocast of another recipe around the whole model."""
-    import transformer_engine.pytorch as te
     from transformer_engine.common.recipe import Float8BlockScaling
 
-    decoder = run.trainer.model[0].module.module.decoder
-    forward = decoder.forward
+    inside_autocast(run.trainer.model[0].module.module.decoder, Float8BlockScaling())
 
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with te.fp8_autocast(enabled=True, fp8_recipe=Float8BlockScaling()):
-            return forward(*args, **kwargs)
 
-    decoder.forward = inside
+def blockwise_fc2(run: Any) -> None:
+    """Let a layer's second MLP projection multiply under another scheme."""
+    from bridge.numerics.spec import GemmPrecision
+
+    module = layers_of(run)[2].mlp.linear_fc2
+    if hasattr(module, "multiply_in"):
+        module.multiply_in(GemmPrecision(scheme="blockwise", format="e4m3"))
+    else:
+        from transformer_engine.common.recipe import Float8BlockScaling
+
+        inside_autocast(module, Float8BlockScaling())
 
 
 @contextmanager
@@ -178,6 +183,17 @@ def stay_in_bf16() -> Any:
 
         return stored
 
+    def plain(reset: Any) -> Any:
+        def own(module: Any, *args: Any, **kwargs: Any) -> None:
+            calls.extend([1] * module.primary_weights_in_fp8)
+            if len(calls) == 1:
+                module.primary_weights_in_fp8 = False
+            reset(module, *args, **kwargs)
+
+        return own
+
+    if "transformer_engine_torch" in sys.modules:
+        return patched("transformer_engine.pytorch.module.base:TransformerEngineBaseModule.reset_parameters", plain)
     return patched("bridge.megatron.emulation.model:store_weight", skip)
 
 
@@ -213,6 +229,14 @@ def misses_fc2(role: Any) -> Any:
     known = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc3")
     is_known = role is None or role.name.endswith(known)
     return current_scaling_factory(role) if is_known else te.IdentityQuantizer()
+
+
+def gives_fc2_blocks(role: Any) -> Any:
+    """Return the quantizer of a team's factory that gives linear_fc2 another scheme than the recipe's."""
+    from transformer_engine.pytorch.custom_recipes import quantizer_factories as shipped
+
+    is_fc2 = role is not None and role.name.endswith("linear_fc2")
+    return (shipped.float8_block_scaling_factory if is_fc2 else shipped.current_scaling_factory)(role)
 
 
 def with_names(run: Any) -> None:
@@ -268,7 +292,6 @@ SABOTAGES = {
     "one of two layers": Sabotage(message=f"{RAN_BF16}layer 3, linear_qkv", built=lambda run: in_bf16(run, 3)),
     "weights of one module in BF16": Sabotage(
         message="planned e4m3 as the stored format of the weight, got bf16: layer 2, linear_proj",
-        backends=("emulated",),
         patched=stay_in_bf16,
         arguments={"stored": True, "sharded": True},
     ),
@@ -297,6 +320,16 @@ SABOTAGES = {
         backends=("te_cpu",),
         built=with_names,
         precision={"fp8_recipe": "custom", "fp8_quantizer_factory": "tests.audit.sabotage.misses_fc2"},
+    ),
+    "a factory that gives a module another scheme": Sabotage(
+        message="planned e4m3 x e4m3 (tensorwise), ran e4m3 x e4m3 (blockwise): layers 2-3, linear_fc2, fprop",
+        backends=("te_cpu",),
+        built=with_names,
+        configs=set_model(fp8_recipe="custom", fp8_quantizer_factory="tests.audit.sabotage.gives_fc2_blocks"),
+    ),
+    "another scheme for one module": Sabotage(
+        message="planned e4m3 x e4m3 (tensorwise), ran e4m3 x e4m3 (blockwise): layer 3, linear_fc2, fprop",
+        built=blockwise_fc2,
     ),
     "gathers that return garbage": Sabotage(
         message="planned the masters of the optimizer on every data-parallel rank, gathered other weights: layer",
@@ -350,10 +383,14 @@ def end_of(name: str, backend: str) -> str:
     return ""
 
 
-if __name__ == "__main__":
-    plan = Path(sys.argv[1])
-    asked = json.loads(plan.read_text())
-    if asked["backend"] == "te_cpu":
+def make_runs(path: Path) -> None:
+    """Make the runs of a plan and write their errors next to it."""
+    plan = json.loads(path.read_text())
+    if plan["backend"] == "te_cpu":
         declare("h100")
-    ends = {name: end_of(name, asked["backend"]) for name in asked["names"]}
-    (plan.parent / f"ends-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(ends))
+    ends = {name: end_of(name, plan["backend"]) for name in plan["names"]}
+    (path.parent / f"ends-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    importlib.import_module("tests.audit.sabotage").make_runs(Path(sys.argv[1]))  # classes are those of the package
