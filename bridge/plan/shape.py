@@ -181,7 +181,9 @@ class _Reader:
         if pattern is not None:
             self.wrong += pattern.faults
         kinds = kinds_of_pattern or self._kinds(layers)
-        if heads and groups and heads % groups:
+        if {"hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"} & {row[0] for row in self.wrong}:
+            pass  # a size that is impossible by itself was replaced
+        elif heads and groups and heads % groups:
             self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
         elif heads and hidden % heads and not (has_channels or has_latent or is_hybrid):
             near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))

@@ -202,6 +202,15 @@ def test_a_named_pipe_is_refused_instead_of_read_for_ever(tmp_path):
             "num_attention_heads=0",
             "model.num_attention_heads: must be at least 1, got 0 (command line). Use 1 or more.",
         ),
+        *(
+            (f"{name}={value}", f"model.{name}: must be at least 1, got {value} (command line). Use 1 or more.")
+            for name, value in (
+                ("hidden_size", -4),
+                ("kv_channels", 0),
+                ("num_query_groups", -1),
+                ("ffn_hidden_size", 0),
+            )
+        ),
         (
             "hidden_size=100",
             "model.hidden_size: must be a multiple of the 8 attention heads while model.kv_channels is not set, "
