@@ -7,16 +7,12 @@ modules have no layer, and their whole path as the name.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+import torch
 
-    import torch
-
-    Place = tuple[str, str]
-    """Label of the layer, name of the module."""
-
+Place = tuple[str, str]
+"""Label of the layer, name of the module."""
 PREDICTION = "MultiTokenPredictionLayer"
 LAYERS = frozenset({"TransformerLayer", "MambaLayer", PREDICTION})
 """Megatron's classes of layers with a `layer_number` in the whole model."""
