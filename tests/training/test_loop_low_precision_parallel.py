@@ -25,6 +25,17 @@ INTERLEAVED = {
         "batch_p2p_comm": False,
     },
 }
+LATENT = {
+    "multi_latent_attention": True,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_head_dim": 16,
+    "qk_pos_emb_head_dim": 16,
+    "v_head_dim": 32,
+    "qk_layernorm": True,
+}
+UNCLIPPED = {"clip_grad": 0.0}
+"""No norm over all stages, the one number of a step that is summed in another order than in one process."""
 PLANS = {
     "dp2-tensorwise": {"sharded": True, "low": "tensorwise", "stored": True},
     "dp2-delayed": {"sharded": True, "low": "delayed", "stored": True},
@@ -47,7 +58,14 @@ PLANS = {
     "pp2-tensorwise": {
         "low": "tensorwise",
         "model": {**SIX, "pipeline_model_parallel_size": 2},
+        "optimizer": UNCLIPPED,
         "train": {"train_iters": 2},
+    },
+    "pp2-latent": {
+        "low": "tensorwise",
+        "model": {**LATENT, "pipeline_model_parallel_size": 2},
+        "optimizer": UNCLIPPED,
+        "train": {**SCHEDULE, "train_iters": 4},
     },
     "vpp2-modules": {
         "low": "tensorwise",
@@ -65,7 +83,7 @@ PLANS = {
 }
 
 
-FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise", "vpp2-modules")
+FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise", "pp2-latent", "vpp2-modules")
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +106,13 @@ def test_two_processes_train_as_one_does(name, run_of, tmp_path):
     pretrain(tiny(**alone), run_dir=tmp_path)
     assert losses(run_of(name)) == pytest.approx(losses(tmp_path), rel=3e-3)
     assert losses(run_of(name))[0] == pytest.approx(losses(tmp_path)[0], rel=2e-4)
+
+
+@pytest.mark.parametrize("name", ["pp2-tensorwise", "pp2-latent"])
+def test_stages_without_clipping_train_bit_for_bit_as_one_process_does(name, run_of, tmp_path):
+    model = {key: value for key, value in PLANS[name]["model"].items() if key != "pipeline_model_parallel_size"}
+    pretrain(tiny(**{**PLANS[name], "model": model}), run_dir=tmp_path)
+    assert losses(run_of(name)) == losses(tmp_path)
 
 
 def layers_of(folder, scheme):
