@@ -208,9 +208,17 @@ def _task(
 
 
 def _of_disk(error: Exception, run_dir: Path) -> Exception:
-    """Return the error to show: one sentence where a file of the run could not be written."""
+    """Return the error to show: one sentence where a file of the run could not be written.
+
+    On a full disk the end of a run fails too: the error that ended the run is shown where it is one of ours.
+    """
     if not isinstance(error, OSError) or error.errno not in DISK:
         return error
+    earlier = error.__context__
+    while earlier is not None:
+        if isinstance(earlier, BridgeError):
+            return earlier
+        earlier = earlier.__context__
     rule, place = "the files of the run must be written", str(error.filename or run_dir)
     return TrainingError(
         f"logging.run_dir: {rule}, got {place!r} ({error.strerror}). Make room, or choose another folder."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from bridge.errors import CheckpointError, RunConfigError
+from bridge.errors import CheckpointError, RunConfigError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 SHOWN = 20
 """Settings that the message lists; the others are counted."""
+SHARED = (CheckpointError, TrainingError)
+"""Errors of one rank that every rank raises."""
 
 
 def require_agreement(fingerprint: Mapping[str, str], where: torch.device) -> None:
@@ -67,33 +69,33 @@ def _of_rank(rank: int, fingerprint: Mapping[str, str], where: torch.device) -> 
 
 
 def from_first_rank(compute: Callable[[], T]) -> T:
-    """Return on every rank what `compute` returns on the first one; its `CheckpointError` is raised on every rank."""
+    """Return on every rank what `compute` returns on the first one; an error of `SHARED` is raised on every rank."""
     sent: list[Any] = [None, None]
     if torch.distributed.get_rank() == 0:
         try:
             sent[0] = compute()
-        except CheckpointError as error:
-            sent[1] = str(error)
+        except SHARED as error:
+            sent[1] = error
     if torch.distributed.get_world_size() > 1:
         torch.distributed.broadcast_object_list(sent, src=0)
     if sent[1] is not None:
-        raise CheckpointError(sent[1])
+        raise sent[1]
     result: T = sent[0]
     return result
 
 
 def from_all_ranks(compute: Callable[[], T]) -> list[T]:
-    """Return on every rank what `compute` returns on each; the first `CheckpointError` is raised on every rank."""
+    """Return on every rank what `compute` returns on each; the first error of `SHARED` is raised on every rank."""
     own: list[Any] = [None, None]
     try:
         own[0] = compute()
-    except CheckpointError as error:
-        own[1] = str(error)
+    except SHARED as error:
+        own[1] = error
     ranks = torch.distributed.get_world_size()
     seen: list[Any] = [own] * ranks
     if ranks > 1:
         torch.distributed.all_gather_object(seen, own)
     failed = next((error for _, error in seen if error is not None), None)
     if failed is not None:
-        raise CheckpointError(failed)
+        raise failed
     return [result for result, _ in seen]

@@ -72,8 +72,8 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         BackendUnavailableError: The recipe's matrix multiplications cannot run here; nothing was built.
         RunConfigError: A section is missing or settings contradict each other.
         DataError: The data cannot be used.
-        CheckpointError: The checkpoint cannot be loaded or saved.
-        TrainingError: The loss or a weight is not finite, or gradients are not in ten steps in a row.
+        CheckpointError: The checkpoint cannot be loaded, or its folder cannot be written to.
+        TrainingError: The loss or a weight is not finite, gradients are not in ten steps in a row, or a write failed.
     """
     began = time.perf_counter()
     start_peak_memory()

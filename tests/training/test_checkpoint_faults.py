@@ -26,7 +26,8 @@ from bridge.checkpoint.pickles import pickle_fault, read_listing
 from bridge.errors import CheckpointError, RunConfigError
 from bridge.training.loop import pretrain
 from tests import warm
-from tests.training.loop_tiny import ROOT, losses, tiny
+from tests.training.fault_table import KNOWN, WORDS
+from tests.training.loop_tiny import CACHE, ROOT, losses, tiny
 
 SCHEDULE = {"train_iters": 6, "lr_decay_iters": 6, "eval_iters": 0}
 
@@ -289,31 +290,14 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_model_is_built
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
-    code = """
-        import resource, sys
-        from pathlib import Path
-        from bridge.errors import CheckpointError
-        from bridge.megatron.step import Trainer
-        from bridge.training.loop import pretrain
-        from tests.training.loop_tiny import tiny
-        step = Trainer.step
-        def limited(self, batches, *, stop):
-            if self.scheduler.num_steps == 3 * 8:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-            return step(self, batches, stop=stop)
-        Trainer.step = limited
-        try:
-            config = tiny(train={"train_iters": 4, "eval_iters": 0}, save="saved", save_interval=2)
-            pretrain(config, run_dir=Path("run"))
-        except CheckpointError as error:
-            print(error)
-    """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = warm.run(["python", "-c", textwrap.dedent(code)], cwd=tmp_path, env=environment)
-    assert done.stdout.startswith(
-        "checkpoint.save: the checkpoint must fit into its folder, got 'saved/iter_0000004' ("
+    number = next(number for number, one in enumerate(KNOWN) if one.name == "disk full" and "begin" in one.moment)
+    words = ["-m", "tests.training.fault_table", "--run", str(tmp_path), str(number), *WORDS]
+    done = warm.run(["python", *words, f"data.cache_dir={CACHE}"], cwd=ROOT)
+    assert done.returncode == 1
+    assert (done.stdout + done.stderr).splitlines()[-1] == (
+        "checkpoint.save: the checkpoint must fit into its folder, got 'saved/iter_0000004' (a write failed). The "
+        "newest one stays that of step 2. Make room, or save elsewhere."
     )
-    assert done.stdout.endswith("The newest one stays that of step 2. Make room, or save elsewhere.\n"), done.stderr
     assert (tmp_path / "saved" / "latest_checkpointed_iteration.txt").read_text() == "2\n"
 
 

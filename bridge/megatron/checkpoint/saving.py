@@ -40,7 +40,7 @@ def save_checkpoint(
     """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder; a collective call.
 
     `facts` about the run go into the manifest; `position.extra` must be the same on all ranks. TrainingError where
-    a weight or the optimizer's state is not finite; nothing is written then.
+    a weight or the optimizer's state is not finite, where nothing is written, and where a write fails.
     """
     target = folder_of(folder, position.iteration)
     with trainer.parameters_in_place():
@@ -88,7 +88,7 @@ def _written_by_threads() -> Iterator[None]:
 
 
 def _writable(target: Path, work: Callable[[], T]) -> T:
-    """Return the result of work in the folder of a checkpoint; raise `CheckpointError` where the system refuses it."""
+    """Return the result of work in the folder of a checkpoint; raise `TrainingError` where the system refuses it."""
     try:
         return work()
     except OSError as error:
@@ -114,7 +114,7 @@ def _finish(target: Path, iteration: int, manifest: Manifest) -> None:
     manifest.write(target)
 
 
-def _unwritten(target: Path, error: BaseException) -> CheckpointError:
+def _unwritten(target: Path, error: BaseException) -> TrainingError:
     """Return the error of a checkpoint that could not be written, with the system's reason where there is one."""
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
@@ -124,7 +124,7 @@ def _unwritten(target: Path, error: BaseException) -> CheckpointError:
         if shutil.disk_usage(target.parent).free < SPACE_BYTES:
             reason = "no space left on device"
     rule = "the checkpoint must fit into its folder"
-    return CheckpointError(
+    return TrainingError(
         f"checkpoint.save: {rule}, got {str(target)!r} ({reason}). {_kept(target.parent)}. Make room, or save "
         "elsewhere."
     )
