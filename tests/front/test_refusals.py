@@ -174,6 +174,16 @@ def test_a_list_of_numbers_is_no_option(refused) -> None:
             "parallelism by p2p, got 2 (command line). Set model.cp_comm_type=all_gather.",
         ),
         (
+            "model.num_attention_heads=3",
+            "model.hidden_size: must be a multiple of the 3 attention heads while model.kv_channels is not set, got 64 "
+            "(model/gpt_tiny.yaml). Use 2 heads, or state model.kv_channels.",
+        ),
+        (
+            "model.position_embedding_type=bogus",
+            "PB702 model.position_embedding_type: must be one of rope, learned_absolute, none, got 'bogus' (command "
+            "line). Choose one of them.",
+        ),
+        (
             "optimizer.optimizer=adma",
             "PB702 optimizer.optimizer: must be one of adam, sgd, got 'adma' (command line). Did you mean 'adam'?",
         ),
