@@ -17,7 +17,6 @@ from bridge.rules.versions import Version
 UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",
     "experimental_attention_variant": "layers get another attention",
-    "softmax_type": "the attention core gets an offset",
     "qk_l2_norm": "queries and keys get norms without weights",
     "mla_down_proj_fusion": "one projection takes the place of two",
     "enable_mhc_connections": "the residual stream is mixed by modules of its own",

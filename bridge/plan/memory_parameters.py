@@ -86,7 +86,7 @@ class _Chunk:
         for module in ordered:
             if experts and module is experts[0]:
                 yield from self._experts(label, experts)
-            elif module.kind != "attention" and not module.is_expert:
+            elif not module.is_expert:
                 yield from self._module(label, module, shares_embedding=shares_embedding)
 
     def _experts(self, label: str, experts: list[Module]) -> Iterator[Parameter]:
@@ -118,7 +118,7 @@ class _Chunk:
             yield made(name=name, columns=length // ranks if module.split == "column" else length)
         if outputs and module.kind == "norm":
             yield made(name="weight", columns=outputs)
-        elif outputs:
+        elif outputs and module.kind != "attention":
             shares = shares_embedding and module.name != "position_embeddings"
             yield replace(
                 made(name="weight", columns=inputs),

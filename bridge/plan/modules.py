@@ -34,9 +34,7 @@ class Module:
     @property
     def parameters(self) -> int:
         """Parameters of all copies over all ranks."""
-        if self.kind == "attention":
-            return 0
-        matrix = self.inputs * self.outputs if self.kind != "norm" else self.outputs
+        matrix = {"attention": 0, "norm": self.outputs}.get(self.kind, self.inputs * self.outputs)
         return self.count * (matrix + (self.outputs if self.bias else 0)) + sum(length for _, length in self.vectors)
 
     def on_rank(self, shape: ModelShape, ranks: int) -> tuple[int, int]:
@@ -119,8 +117,9 @@ def _matrix(
     return Module(name=name, kind=kind, inputs=inputs, outputs=outputs, split=split, registered=registered, bias=bias)
 
 
-def _core(inputs: int, outputs: int) -> Module:
-    return _matrix("core_attention", inputs, outputs, "column", 0, kind="attention")
+def _core(shape: ModelShape, inputs: int, outputs: int) -> Module:
+    offsets = (("softmax_offset", shape.num_attention_heads),) if shape.has_softmax_offset else ()
+    return replace(_matrix("core_attention", inputs, outputs, "column", 0, kind="attention"), vectors=offsets)
 
 
 def _attention(shape: ModelShape) -> tuple[Module, ...]:
@@ -133,7 +132,7 @@ def _attention(shape: ModelShape) -> tuple[Module, ...]:
         _norm(shape, "input_layernorm", hidden, 0),
         _matrix("linear_qkv", hidden, projected, "column", 2, bias=bias or shape.add_qkv_bias),
         *(norms if shape.qk_layernorm else ()),
-        _core(query, query),
+        _core(shape, query, query),
         _matrix("linear_proj", query, hidden, "row", 1, bias=bias),
     )
 
@@ -157,7 +156,7 @@ def _latent_attention(shape: ModelShape, latent: Latent) -> tuple[Module, ...]:
         _matrix("linear_kv_down_proj", hidden, down, "", 4),
         *([_norm(shape, "kv_layernorm", latent.kv_lora_rank, 7)] if shape.qk_layernorm else []),
         _matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column", 5),
-        _core(query, heads * latent.v_head_dim),
+        _core(shape, query, heads * latent.v_head_dim),
         _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", 1, bias=shape.add_bias_linear),
     )
 

@@ -39,7 +39,8 @@ def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanR
     if module.kind == "head":
         return _linear(settings, low=settings.output_layer, bias=False, stored=False)
     if module.kind == "attention":
-        return _attention(settings, low=low and settings.attention)
+        offsets = tuple(_weight(settings, low=False, item=name) for name, _ in module.vectors)
+        return _attention(settings, low=low and settings.attention) + offsets
     if module.kind == "router":
         return (*_gemms(settings.autocast or settings.router or settings.mode), _weight(settings, low=False))
     if module.kind == "embedding":

@@ -106,6 +106,8 @@ class ModelShape:
     """LayerNorm has a bias, RMSNorm has none."""
     qk_layernorm: bool = False
     attention_output_gate: bool = False
+    has_softmax_offset: bool = False
+    """Each head learns an offset of its softmax (`softmax_type=learnable`)."""
     position_embedding_type: str = "rope"
     share_embeddings_and_output_weights: bool = False
     mtp_num_layers: int = 0
@@ -214,6 +216,7 @@ class _Reader:
             layer_norm_bias=self.text("normalization", "RMSNorm" if has_latent else "LayerNorm") == "LayerNorm",
             qk_layernorm=self.flag("qk_layernorm"),
             attention_output_gate=self.flag("attention_output_gate"),
+            has_softmax_offset=self.text("softmax_type", "vanilla") == "learnable",
             position_embedding_type=self.text("position_embedding_type", "none" if is_hybrid else "rope"),
             share_embeddings_and_output_weights=self.flag("share_embeddings_and_output_weights"),
             mtp_num_layers=self._depths(pattern),

@@ -110,7 +110,7 @@ def test_a_field_of_the_precision_that_is_read_changes_the_settings(name):
 
 @pytest.mark.parametrize("name", UNPLANNED)
 def test_a_field_that_the_plan_does_not_know_is_refused(name):
-    value = {"softmax_type": "learnable", "experimental_attention_variant": "dsa"}.get(name)
+    value = {"experimental_attention_variant": "dsa"}.get(name)
     kind = FIELDS["model"][name].kind
     value = value or (True if kind == "bool" else 2)
     with pytest.raises(RunConfigError) as raised:

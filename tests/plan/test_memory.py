@@ -137,6 +137,7 @@ EXPERTS = {
 }
 KINDS_OF_MODEL = {
     "plain": {},
+    "softmax-offset": {"softmax_type": "learnable"},
     "gated-rms-no-bias": {"gated_linear_unit": True, "normalization": "RMSNorm", "add_bias_linear": False},
     "qkv-bias": {"add_bias_linear": False, "add_qkv_bias": True},
     "qk-layernorm": {"qk_layernorm": True, "kv_channels": 24},
