@@ -20,7 +20,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -135,8 +135,10 @@ def quantisers(rounds: int, missing: dict[str, str]) -> list[Row]:
     return rows
 
 
-def linears(rounds: int, missing: dict[str, str]) -> list[Row]:
-    """Measure forward and backward of a linear layer under every scheme and library."""
+def linears(
+    rounds: int, schemes: Iterable[str], libraries: Iterable[str] = (), missing: dict[str, str] | None = None
+) -> list[Row]:
+    """Measure forward and backward of a linear layer under some schemes and libraries."""
     rows = []
     for tokens, inputs, outputs in SHAPES:
         torch.manual_seed(0)
@@ -145,13 +147,14 @@ def linears(rounds: int, missing: dict[str, str]) -> list[Row]:
         dy = (torch.randn(tokens, outputs) * 1e-3).bfloat16()
         plain = partial(torch.nn.functional.linear, x, w)
         steps: dict[str, Step] = {"BF16, torch": partial(_both_passes, plain, (x, w), dy)}
-        for scheme, number_format in SCHEMES.items():
-            precision = GemmPrecision(scheme=scheme, format=number_format)
+        for scheme in schemes:
+            precision = GemmPrecision(scheme=scheme, format=SCHEMES[scheme])
             state = DelayedScaling(precision) if scheme == "delayed" else None
             forward = partial(scaled_linear, x, w, precision=precision, state=state)
             steps[f"{scheme}, Precision Bridge"] = partial(_both_passes, forward, (x, w), dy)
-        for library, (rule, make) in LINEARS.items():
-            layer = _imported(f"{library}, linear", missing, partial(make, w))
+        for library in libraries:
+            rule, make = LINEARS[library]
+            layer = _imported(f"{library}, linear", {} if missing is None else missing, partial(make, w))
             if layer is not None:
                 name = f"{rule}, {library} {_version(library)}"
                 steps[name] = partial(_both_passes, partial(layer, x), (x, *layer.parameters()), dy)
@@ -211,8 +214,12 @@ def report(rounds: int) -> str:
     problem = use("native")
     use("torch" if problem else "native")
     missing = dict(NOT_CALLED)
+    fewer = max(3, rounds // 2)
     with fast_gemm() as gemm:
-        made, against, layers = operands(rounds), quantisers(rounds, missing), linears(max(3, rounds // 2), missing)
+        faulting = linears(fewer, ("nvfp4",))
+        keep_freed_memory()
+        made, against = operands(rounds), quantisers(rounds, missing)
+        layers = linears(fewer, SCHEMES, LINEARS, missing)
     kernel = f"plain torch ({problem})" if problem else "the C kernel"
     operand, compared = (f"{rows} x {columns}" for rows, columns in (MATRIX, COMPARED))
     roles = ("input, row", "input, column", "weight, row", "weight, column", "gradient, row", "gradient, column")
@@ -238,6 +245,9 @@ without a scale, are compared with the same rounding.
 CPU milliseconds for tokens x inputs x outputs, and the ratio to BF16.
 
 {_table(("shape", "layer", "ms", "to BF16"), layers)}
+The same where freed memory goes back to the system, so that each tensor pays page faults:
+
+{_table(("shape", "layer", "ms", "to BF16"), faulting)}
 ### Not measured
 
 {_table(("library", "reason"), list(missing.items()))}"""
@@ -250,7 +260,6 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="Markdown file that gets the tables")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    keep_freed_memory()
     logging.disable(logging.WARNING)  # torchao on CUDA extensions that are not for this machine
     warnings.simplefilter("ignore")
     text = report(chosen.rounds)
