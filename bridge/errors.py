@@ -9,6 +9,7 @@ and raises one of the errors above. Errors carry their parts as attributes, so t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Self
+
+MAX_LINE = 600
+"""Characters of a message's line."""
+MAX_LINES = 50
+LONG_WORD = re.compile(r"\S{300,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +45,7 @@ class Finding:
 
     def __str__(self) -> str:
         where = f" ({self.where})" if self.where and self.where != "stated" else ""
-        return f"{self.path}: {self.rule}, got {self.value!r}{where}. {self.remedy}"
+        return bounded(f"{self.path}: {self.rule}, got {self.value!r}{where}. {self.remedy}")
 
 
 class BridgeWarning(UserWarning):
@@ -50,6 +56,9 @@ class BridgeError(Exception):
     """Root of all errors of this package; `exit_code` is what a command ends with."""
 
     exit_code = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(bounded(message))
 
 
 class _FindingsError(BridgeError):
@@ -228,6 +237,22 @@ class AuditError(TrainingError):
 
     def __reduce__(self) -> tuple[type[AuditError], tuple[str, tuple[object, ...]]]:
         return type(self), (self.rule, self.mismatches)
+
+
+def bounded(message: str) -> str:
+    """Return a message as a person can read it: a long word or line without its middle, and at most `MAX_LINES` lines.
+
+    A value comes from a file and may be of any length; the path before it and the remedy behind it are kept.
+    """
+    shorter = LONG_WORD.sub(lambda word: _without_middle(word[0], 200), message)
+    lines = [_without_middle(line) for line in shorter.split("\n")]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1} more"]
+    return "\n".join(lines)
+
+
+def _without_middle(text: str, limit: int = MAX_LINE) -> str:
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[5 - limit // 2 :]}"
 
 
 def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -1,9 +1,17 @@
+import json
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from bridge import errors
-from bridge.errors import Finding, close_matches, did_you_mean
+from bridge.errors import BridgeError, Finding, PayloadError, close_matches, did_you_mean
+from bridge.front.loader import load_run
+from bridge.interop.conversion import runs_of
+from bridge.interop.reading.document import Document
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.training.mixed_precision import get_mixed_precision_config
 
 FINDING = Finding(path="model.fp8", rule="must be a format", value="x", where="command line", remedy="Use 'e4m3'.")
 ERRORS = [
@@ -52,3 +60,37 @@ def test_close_matches_ignores_case_and_hyphens() -> None:
     assert close_matches("zzz", ["bf16_mixed"]) == []
     assert did_you_mean(["a", "b", "c"]) == "Did you mean 'a', 'b' or 'c'?"
     assert did_you_mean([]) == ""
+
+
+@pytest.mark.parametrize("size", [10, 4_000])
+def test_message_is_bounded_whatever_the_input(size: int, tmp_path: Path) -> None:
+    long, many = "k" * size, {f"field_{number}": number for number in range(size)}
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {num_layers: 2}\n")
+    odd = tmp_path / "odd.yaml"
+    odd.write_text(f"{long}: 1\n")
+    refused: list[Callable[[], object]] = [
+        lambda: load_run((), config_file=odd),
+        lambda: load_run((), config_file=file, sections={"mixed_precision": {long: long}}),
+        lambda: load_run((), config_file=file, sections={"mixed_precision": many}),
+        lambda: load_run((), config_file=file, sections={"mixed_precision": {"fp8_margin": [[many]]}}),
+        lambda: load_run([f"mixed_precision={long}"], config_file=file),
+        lambda: load_run([".".join(["model", *(["a"] * min(size, 1_000)), "="])], config_file=file),
+        lambda: get_mixed_precision_config(long),
+        lambda: MixedPrecisionConfig.from_dict({long: 1}),
+        lambda: runs_of(Document.of_bytes(f"#!/bin/bash\n{long} --bf16\n".encode(), "x.sh")),
+        lambda: runs_of(Document.of_bytes(json.dumps({"precision": long, **many}).encode(), f"{long}.json")),
+    ]
+    for refuse in refused:
+        with pytest.raises(BridgeError) as raised:
+            refuse()
+        lines = str(raised.value).split("\n")
+        assert len(lines) <= 50, lines[-1]
+        assert max(map(len, lines)) <= 600
+        assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # noqa: S301  our own
+
+
+def test_long_message_keeps_path_and_remedy() -> None:
+    message = str(PayloadError(f"model.a: must be a number, got {['x'] * 5_000!r}. Give one."))
+    assert message.startswith("model.a: must be a number, got ['x', ")
+    assert message.endswith("'x']. Give one.")

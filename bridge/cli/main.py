@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import warnings
@@ -70,8 +71,8 @@ class _Parser(argparse.ArgumentParser):
         return [name for action in actions for name in action.choices]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code: its own, or 2 for what cannot be answered as asked."""
+@functools.cache
+def _parser() -> _Parser:
     parser = _Parser(
         prog="precision-bridge",
         description="Named mixed-precision recipes for Megatron Core: what they are and what they do.",
@@ -83,6 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
     commands.add_parser(TRAIN, add_help=False, help="train in the precision of a recipe, as scripts/train.py does")
     text = "train with several recipes and seeds, and judge each recipe's loss, as scripts/compare.py does"
     commands.add_parser(COMPARE, add_help=False, help=text)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code: its own, or 2 for what cannot be answered as asked."""
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] in ([TRAIN], [COMPARE]):  # the words behind it are Hydra's
         from bridge.front.compare import main_compare  # Hydra is heavy
@@ -90,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         (main_train if words[0] == TRAIN else main_compare)(words[1:])
         return 0
+    parser = _parser()
     chosen, more = parser.parse_known_args(words)
     if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")

@@ -1,0 +1,65 @@
+"""One area of `tests.fuzz` with libFuzzer: inputs that reach new code are kept and changed further.
+
+`python -m tests.fuzz_guided AREA SECONDS SEED MORE KEEP`; `tests.fuzz --guided` calls it for each area. It needs
+atheris, which must instrument this package before anything imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+READERS = ["bridge", "yaml", "omegaconf"]
+MAX_BYTES = 4096
+
+
+def guide(name: str, seconds: float, seed: str, more: str, keep: str) -> None:
+    """Fuzz an area for some seconds, print its line and its faults, and end the process: 1 where a case failed."""
+    from tests.fuzz import Guard, LateError, working_folder
+    from tests.fuzz_areas import made, warm
+
+    with working_folder() as folder:
+        area = made(name, folder, Path(more) if more else None)
+        corpus = (Path(keep) if keep else folder / "kept") / name
+        corpus.mkdir(parents=True, exist_ok=True)
+        for number, case in enumerate(area.seeds):
+            (corpus / f"seed-{number}").write_bytes(case)
+        words = folder / "words"
+        quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in area.words if len(word) < 64)
+        words.write_text("".join(f'"{word}"\n' for word in quoted))
+        guard, faults = Guard(folder), dict[tuple[str, ...], tuple[bytes, str]]()
+        warm(area)
+        ends = time.monotonic() + seconds
+
+        def one(case: bytes) -> None:
+            try:
+                guard.examine(area, case)
+            except (Exception, LateError) as error:  # noqa: BLE001  the fault that the case found
+                frames = traceback.extract_tb(error.__traceback__)[-1:]
+                fault = (type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in frames))
+                if fault not in faults or len(case) < len(faults[fault][0]):
+                    faults[fault] = case, traceback.format_exc(limit=-12)
+            if time.monotonic() > ends:
+                finish()
+
+        def finish() -> None:
+            print(guard.line(area, len(faults)), flush=True)  # noqa: T201
+            for case, text in faults.values():
+                print(f"{case!r:.3000}\n{text:.6000}", flush=True)  # noqa: T201
+            sys.stdout.flush()
+            os._exit(bool(faults))
+
+        limits = [f"-seed={seed}", f"-max_len={MAX_BYTES}", "-timeout=60", "-rss_limit_mb=0"]
+        limits += [f"-dict={words}"] if area.words else []
+        atheris.Setup([sys.argv[0], *limits, str(corpus)], one)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    with atheris.instrument_imports(include=READERS, enable_loader_override=False):
+        guide(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])
