@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import RunConfigError, close_matches, did_you_mean
+from bridge.errors import MAX_LINES, RunConfigError, close_matches, did_you_mean
 from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class Problems:
     def unknown(self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None) -> None:
         """Add a key that does not exist, with the nearest ones that do; `word` is the wrong part, else the last one."""
         known = list(known)
-        matches = close_matches(word or path.rpartition(".")[2], known)
+        is_shown = len(self._sentences) < MAX_LINES  # of a file of 40,000 fields, say
+        matches = close_matches(word or path.rpartition(".")[2], known) if is_shown else []
         hint = did_you_mean(matches) or (f"There are {', '.join(known)}." if len(known) < 15 else "Remove it.")
         self.add(path, rule, value, hint, matches)
 

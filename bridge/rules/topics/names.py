@@ -89,7 +89,9 @@ def _misspelt(s: RuleContext) -> list[dict[str, Any]]:
 @functools.lru_cache(maxsize=1024)
 def nearest_fields(role: str, name: str) -> tuple[str, ...]:
     """Return the fields that `name` may be a misspelling of: a provider's own field looks like none of them."""
-    return tuple(near for near in close_matches(name, NAMES[role]) if _distance(near, name) <= 2)
+    letters = set(name)  # which one edit changes by two at most; without this, a file of 20,000 fields takes 9 s
+    near = [known for known in NAMES[role] if abs(len(known) - len(name)) <= 2 and len(letters ^ set(known)) <= 4]
+    return tuple(known for known in close_matches(name, near) if _distance(known, name) <= 2)
 
 
 def _distance(one: str, two: str) -> int:
