@@ -51,7 +51,7 @@ test-next:
 	.venv-next/bin/python -m pip install -q --target .venv-next/te transformer-engine==2.20.2 'pydantic>=2' einops
 	.venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
 
-# Hypothesis over everything that is read: how many cases depends on SECONDS and the machine, and is printed.
+# Hypothesis over everything that is read, or libFuzzer with ARGS=--guided; the number of cases is printed.
 SECONDS ?= 600
 fuzz: setup
 	$(RUN) -W ignore -m tests.fuzz --seconds $(SECONDS) $(ARGS)
