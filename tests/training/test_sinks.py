@@ -36,15 +36,17 @@ def test_tensorboard_has_the_losses_and_the_distribution_of_the_errors(tmp_path)
 
 def test_mlflow_has_the_losses(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="needs mlflow-skinny, of the extra `sinks`")
+    pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra `sinks`")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    store = (tmp_path / "mlruns").as_uri()
-    expected = trained(tmp_path / "run", mlflow=store)
-    client = mlflow.MlflowClient(tracking_uri=store)
-    (experiment,) = [one for one in client.search_experiments() if one.name == "precision-bridge"]
-    (run,) = client.search_runs([experiment.experiment_id])
-    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
-    assert [one.value for one in client.get_metric_history(run.info.run_id, "train/loss")] == expected
-    assert "quantisation/input_db_mean" in run.data.metrics
+    for store in (f"sqlite:///{tmp_path / 'mlflow.db'}", (tmp_path / "mlruns").as_uri()):
+        folder = tmp_path / store.partition(":")[0]
+        expected = trained(folder, mlflow=store)
+        client = mlflow.MlflowClient(tracking_uri=store)
+        (experiment,) = [one for one in client.search_experiments() if one.name == "precision-bridge"]
+        (run,) = client.search_runs([experiment.experiment_id])
+        assert (run.info.run_name, run.info.status) == (folder.name, "FINISHED")
+        assert [one.value for one in client.get_metric_history(run.info.run_id, "train/loss")] == expected
+        assert "quantisation/input_db_mean" in run.data.metrics
 
 
 def wandb_records(file):
