@@ -30,6 +30,9 @@ GEMMS_ALONE = ("te-recipe", "torchao")
 """Systems that say in what GEMMs run and nothing else; the trainer around them has the fields of `OF_A_TRAINER`."""
 OF_A_TRAINER = ("fp32", "fp16", "bf16", "params_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
+SHOWN = 2
+"""Launches that the refusal of a script describes; the others are counted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -125,7 +128,8 @@ def _of_script(
             run = Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
             found.append(run)
     if left and not found:
-        said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left)
+        said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left[:SHOWN])
+        said += f"; and {len(left) - SHOWN} more launches" if len(left) > SHOWN else ""
         raise PayloadError(f"{document.path}: {said}. {left[0].remedy}")
     if not found:
         rule = f"{chosen} does not know" if chosen is not None else "no system here knows"

@@ -31,7 +31,7 @@ LISTED = re.compile(r"(?<=\w)(=)\$([A-Za-z_]\w*)(?=,\w)")
 SUBSTRING = re.compile(r"\$\{(\w+):[ \t]*\$[^{}\n]*\}")
 """`${X:$N+1}`, which the grammar does not know and only a run decides."""
 HEREDOC = re.compile(r"(?<!<)<<(-?)[ \t]*(\\?)(['\"]?)([A-Za-z_]\w*)\3")
-STAND_IN = re.compile(r"__heredoc_(\d+)__")
+STAND_IN = re.compile(r"__heredoc_(\d{1,6})__")
 LATE = frozenset({"command_substitution", "process_substitution", "arithmetic_expansion"})
 WORDS = LATE.union(
     ("word", "number", "string", "raw_string", "ansi_c_string", "translated_string", "simple_expansion", "expansion"),
@@ -136,9 +136,9 @@ class Script:
         return self.text(first)
 
     def body(self, node: Node) -> tuple[str, bool] | None:
-        """Return the here-document that a word stands for, and whether it is literal."""
+        """Return the here-document of this script that a word stands for, and whether it is literal."""
         found = STAND_IN.fullmatch(self.text(node))
-        return self.bodies[int(found[1])] if found else None
+        return self.bodies[int(found[1])] if found and int(found[1]) < len(self.bodies) else None
 
     def redirects(self, node: Node) -> list[Node]:
         """Return the redirections behind a command or behind the list that it ends."""

@@ -137,6 +137,20 @@ ELSEWHERE = {
 }
 
 
+def test_a_script_of_many_launches_is_refused_in_one_sentence() -> None:
+    lines = [f"deepspeed train.py --deepspeed --deepspeed_config ds_{number}.json" for number in range(12)]
+    with pytest.raises(PayloadError, match=r"ds_1\.json, which is not read; and 10 more launches\. ") as caught:
+        runs_of(script("\n".join(lines)))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_word_that_looks_like_a_here_document_is_a_word() -> None:
+    for word in ("__heredoc_0__", "__heredoc_7__", f"__heredoc_{'9' * 5000}__"):
+        text = f'cat > x <<< {word}\nbash -c "cat > y <<< {word}"\ntorchrun pretrain_gpt.py --num-layers 2 --bf16'
+        (run,) = runs_of(script(text))
+        assert run.imported.config.mode == "bf16"
+
+
 @pytest.mark.parametrize("text", ELSEWHERE)
 def test_a_precision_that_lies_in_another_file_is_not_guessed(text: str) -> None:
     with pytest.raises(PayloadError, match=r"^run.sh: line \d, .* takes its precision from") as caught:
