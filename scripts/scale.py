@@ -71,8 +71,8 @@ MODELS = {
     "latent attention": (
         "model.num_layers=2",
         "model.multi_latent_attention=true",
-        "model.q_lora_rank=32",
-        "model.kv_lora_rank=32",
+        "model.q_lora_rank=64",
+        "model.kv_lora_rank=64",
         "model.qk_head_dim=16",
         "model.qk_pos_emb_head_dim=16",
         "model.v_head_dim=32",
