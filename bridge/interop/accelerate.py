@@ -9,8 +9,6 @@ default `amax_compute_algo="most_recent"` never reaches Transformer Engine, whos
 Source: accelerate 1.15.0 commands/launch.py, utils/dataclasses.py, utils/transformer_engine.py, utils/ao.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -9,8 +9,6 @@ over a frozen BF16 model; and without any of these there is nothing in FP32 at a
 Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and integrations/kernels/args.py.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any, NamedTuple

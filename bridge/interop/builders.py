@@ -10,8 +10,6 @@ An export finishes only with every stated field accounted for: a field that the 
 other system already, has no effect, or is reported as unmapped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

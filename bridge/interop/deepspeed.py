@@ -9,8 +9,6 @@ Blocks forbid names they do not know, and the top of the file ignores them silen
 Source: DeepSpeed 0.19.8 runtime/config.py, runtime/precision_config.py, runtime/zero/config.py, runtime/engine.py.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -13,8 +13,6 @@ Source: transformers 4.57.6 to 5.23.0 training_args.py and trainer.py, TRL 1.9.2
 0.9.5 hparams, model/adapter.py and train/fp8_utils.py, ms-swift 4.6.0 arguments.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

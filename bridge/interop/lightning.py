@@ -10,8 +10,6 @@ Source: Lightning 2.6.6 fabric/plugins/precision; Lightning 1.2, 1.9 and 2.0 tra
 Transformer Engine 2.20 common/recipe.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

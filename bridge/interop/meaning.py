@@ -5,8 +5,6 @@ settings are unread outside delayed scaling, an unstated dtype is that of the mo
 is unread and fills in what is derived; `recipe_named` finds the registered recipe of that meaning.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection
 from typing import Any

@@ -11,8 +11,6 @@ The YAML of our own recipes and a run's own `config.yaml` are read here too. `mo
 class does not have, tell them apart; all fields are ours there, and none of the peer's defaults decides.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any

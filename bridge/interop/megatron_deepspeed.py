@@ -4,8 +4,6 @@ Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bar
 arguments of its own scaler unread.
 """
 
-from __future__ import annotations
-
 from pathlib import PurePosixPath
 
 from bridge.errors import BridgeError

@@ -4,8 +4,6 @@ A name of such a list takes every module whose full name contains it, so that ``
 Source: torchtitan 0.3.0 components/quantization/utils.py and mx.py, torchao 0.18.0 float8/float8_linear_utils.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

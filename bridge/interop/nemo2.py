@@ -5,8 +5,6 @@ not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is *delayed
 trains in FP32 without a word. Its MXFP8 recipes changed under their name: hybrid up to 2.5, E4M3 since 2.6.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -11,8 +11,6 @@ Source: torchtitan 0.1.0 config_manager.py, 0.2.1 config/job_config.py and confi
 components/optimizer/optimizer.py.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

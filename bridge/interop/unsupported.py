@@ -4,8 +4,6 @@ Source of the optimizers: transformers 5.23.0 training_args.py (`OptimizerNames`
 DeepSpeed 0.9.5 runtime/fp16/onebit, flashoptim 0.1.3.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from importlib.resources import files

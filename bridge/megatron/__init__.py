@@ -5,8 +5,6 @@ CUDA tool chain). The module that would have used a missing package reports it w
 declared for it (`bridge.preflight.te_cpu`), Transformer Engine's Python is imported first, over a stand-in.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 

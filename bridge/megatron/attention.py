@@ -12,8 +12,6 @@ which has no context parallelism. Here keys and values are gathered over its ran
 
 # ruff: noqa: N806 tensors carry their shape in capitals
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

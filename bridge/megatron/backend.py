@@ -1,7 +1,5 @@
 """Backend of a run's GEMMs: Transformer Engine, on a GPU or its Python on a CPU, the emulation, else Megatron."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Source: megatron-core 0.16.1 utils.py, get_batch_on_this_cp_rank; Transformer En
 pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndKVAllGather.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 

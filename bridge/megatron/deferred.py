@@ -3,8 +3,6 @@
 A script states these configs before a recipe completes them, so that what Megatron refuses may be true only in between.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from megatron.core.distributed import DistributedDataParallelConfig as MegatronDistributedDataParallelConfig

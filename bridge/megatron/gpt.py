@@ -1,7 +1,5 @@
 """The model: its config, and Megatron's `GPTModel` built from it, wrapped for mixed precision and data parallelism."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import warnings

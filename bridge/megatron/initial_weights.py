@@ -10,8 +10,6 @@ A parameter that holds a mark afterwards is drawn with the function of that mark
 On one kind of device the weights are equal in every layout; a CPU and a GPU draw other values from the same seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

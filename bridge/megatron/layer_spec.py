@@ -5,8 +5,6 @@ Of a local spec the classes alone are replaced, at every depth: norms that work 
 attention, latent attention and, in layers of low precision, emulated linear layers.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence

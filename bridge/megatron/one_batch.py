@@ -11,8 +11,6 @@ at fixed places, in FP32 on the CPU. Of several micro-batches the first counts, 
 summed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Megatron's optimizer and learning-rate schedule, with additions for exact resuming and for a CPU."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Most memory that a run holds at a time: on its GPU, or else in its process."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

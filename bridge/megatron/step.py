@@ -2,8 +2,6 @@
 
 # ruff: noqa: N803 tensors carry their shape in capitals
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`StopRequest`: the first Ctrl-C or SIGTERM of a run that trains or ends, which never interrupts it half way."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

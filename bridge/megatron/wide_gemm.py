@@ -12,8 +12,6 @@ While installed, the rows of `OPERATORS` replace the CPU kernels of those operat
 everything above the kernels (autograd, autocast, Megatron's own autograd functions) are untouched.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Megatron 0.16.1 names functions of Transformer Engine there that it has not impo
 package that is not there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

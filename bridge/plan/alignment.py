@@ -4,8 +4,6 @@ A linear layer with M tokens, N outputs and K inputs on a rank runs three GEMMs:
 wgrad over M. So all three must fit the scheme (`Scheme.alignment`), the number of tokens too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Config fields behind a GEMM's dimensions, and how many times the field a dimension is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from bridge.plan.shape import ModelShape

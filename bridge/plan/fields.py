@@ -5,8 +5,6 @@ it is refused, so that there is never a plan of another model. A test lists ever
 plan reads it, or it changes no module.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -14,8 +14,6 @@ many layers is planned for its cheapest layouts alone. The caller may refuse an 
 refuses those with which `check` finds an error or warning that it does not find in the run itself.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

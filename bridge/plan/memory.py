@@ -6,8 +6,6 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 (CUDA context, communication buffers, workspaces, fragmentation).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

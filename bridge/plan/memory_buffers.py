@@ -5,8 +5,6 @@ bucket ends at a multiple of lcm(ranks, 128) (and 2^16 with `pad_buckets_for_hig
 part of every bucket. Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

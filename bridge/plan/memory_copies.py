@@ -4,8 +4,6 @@ Shapes of scales are those that Transformer Engine allocates (2.20 pytorch/csrc/
 and column-wise MXFP8 and NVFP4 scales are padded to multiples of 128 and 4, block scales to multiples of 4.
 """
 
-from __future__ import annotations
-
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE, Scheme
 

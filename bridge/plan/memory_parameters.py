@@ -1,7 +1,5 @@
 """Every parameter that one rank holds, with its size there and how it is stored, in the order of Megatron's modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ The names are those of Megatron's modules without the parts that never differ (`
 ``mixer.``); `MTP` layers contain an ordinary layer, whose names are kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

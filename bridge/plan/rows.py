@@ -1,7 +1,5 @@
 """The rows of one module: each GEMM and tensor, and the formats it is computed, scaled, kept and sent in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The sentence below each field of a config class, for `explain` and the reference page."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ Source: `named_modules()` of the models of transformers 5.23.0, torchtitan 0.2.2
 Transformer Engine 2.20.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from types import MappingProxyType

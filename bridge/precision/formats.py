@@ -10,8 +10,6 @@ largest value:
 - E8M0 is a bare exponent, without sign, zero, subnormals or infinity: it can only be a power-of-two scale.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

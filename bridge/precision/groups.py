@@ -1,7 +1,5 @@
 """The fields of a precision by subject: the order in which `show`, `explain` and the reference page list them."""
 
-from __future__ import annotations
-
 import textwrap
 from types import MappingProxyType
 

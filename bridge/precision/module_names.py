@@ -6,8 +6,6 @@ error of spelling there too.
 Source: `named_modules()` of GPTModel and MambaModel, megatron-core 0.16.1 and 0.19.2.
 """
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatchcase
 

@@ -7,8 +7,6 @@ A payload says `override_nonquantized_autocast` where its modules lie in layers 
 without either, and where the row names its layers, which `first_last_layers_bf16` may keep in BF16.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -19,8 +19,6 @@ names none leaves those layers as they are.
 A list is kept as plain data in one form, so that it can be dumped, compared and read back.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

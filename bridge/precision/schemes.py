@@ -12,8 +12,6 @@ whole tensor, or square, both copies hold the same values; a 1x128 row-wise tile
 rounding of the same tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

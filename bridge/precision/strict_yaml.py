@@ -6,8 +6,6 @@ number (YAML 1.2), ``12:30:00`` is not (YAML 1.1 counts in sixties), and a date 
 libyaml composes nodes by recursion, so a first pass over its events bounds depth, and size with aliases written out.
 """
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Callable, Iterator

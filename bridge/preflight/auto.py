@@ -9,8 +9,6 @@ the run will find.
 `support` says which recipe runs on which target, and `matrix` of all of them: for FP8 and FP4 the rules decide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

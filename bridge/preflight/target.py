@@ -6,8 +6,6 @@
 A version that a target does not state is unknown, and a rule that needs it says so instead of guessing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -8,8 +8,6 @@ Megatron decides at import whether there is Transformer Engine. So the declarati
     declare("b200")                 # then everything else
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from bridge.errors import BackendUnavailableError, RunConfigError

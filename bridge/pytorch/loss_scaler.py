@@ -7,8 +7,6 @@ torch's own scaler halves at the first overflow, knows no smallest scale and no 
 Source: Megatron-LM core/optimizer/grad_scaler.py 0.16.1, PyTorch 2.13 torch/amp/grad_scaler.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

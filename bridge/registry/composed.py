@@ -1,7 +1,5 @@
 """`to_config`: the node `mixed_precision` of a composed config, as a `MixedPrecisionConfig`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

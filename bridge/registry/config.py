@@ -9,8 +9,6 @@ Recipes and model providers stay with Megatron Bridge, so its `MixedPrecisionCon
 objects are recognised by their class, and read without importing it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Mapping

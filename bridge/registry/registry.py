@@ -11,8 +11,6 @@ Recipes arrive by import of a module that decorates them, by an installed plugin
 the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in a run's `recipes_from`.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools

@@ -9,8 +9,6 @@ Megatron reads in every forward pass; everything that is fixed once the model is
 Whether it is, is decided before the run: each phase is planned by the synchroniser, and the plans are compared.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

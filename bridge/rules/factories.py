@@ -1,7 +1,5 @@
 """Whether the import path of a quantizer factory leads to a name of a module here, without running the module."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder

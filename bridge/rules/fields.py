@@ -5,8 +5,6 @@ that it names; a default is that of the newest release. Settings of a run that n
 and the settings that two configs hold: pairs that must agree, and switches of sharding that are meant for both.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

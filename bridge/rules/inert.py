@@ -1,7 +1,5 @@
 """Fields without effect: which fields of a precision change nothing in a run, and why."""
 
-from __future__ import annotations
-
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES

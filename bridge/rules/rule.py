@@ -5,8 +5,6 @@ for the message, or several mappings for several findings. `path`, `value`, `whe
 place of the row's. The message and the remedies are format strings over these values and ``s``, the context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Predicates about the modules that rows of `modules`, and matchers of a foreign recipe, take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

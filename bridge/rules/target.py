@@ -3,8 +3,6 @@
 The GPU generations are rows: compute capability, memory, and the formats that their matrix units take.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Versions that a rule depends on, and the answer "unknown" where the version is not known well enough."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable

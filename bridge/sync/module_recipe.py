@@ -6,8 +6,6 @@ asks Megatron for the stage when the model is built, which is after Megatron mad
 cannot tell the chunks of a stage apart, so the trainer asks for the recipe of each chunk that it builds.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 `MappingOwner` is such a config as a dictionary, so that a plan needs neither its class nor torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import typing

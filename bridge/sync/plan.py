@@ -6,8 +6,6 @@ run, not in `setup` (0.6.2, training/config.py, `_validate_and_apply_megatron_fs
 reused under Megatron-FSDP, and a switch that is on in one of optimizer and DDP is on in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 202
 reference page and the completeness test all read these rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 OWNERS = {

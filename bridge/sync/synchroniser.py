@@ -3,8 +3,6 @@
 It takes a config; `bridge.synchronize` takes a recipe's name too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

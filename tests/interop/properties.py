@@ -1,7 +1,5 @@
 """Random recipes and random payloads, and the properties of every import and export."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 

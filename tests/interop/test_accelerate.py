@@ -1,7 +1,5 @@
 """Accelerate: YAML, arguments, environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

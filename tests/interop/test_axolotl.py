@@ -1,7 +1,5 @@
 """Axolotl's YAML: detection for a stated GPU, what its schema refuses, and what no setting says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

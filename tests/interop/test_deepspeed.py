@@ -1,7 +1,5 @@
 """DeepSpeed's JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """For each of these systems: nothing is dropped, what is carried returns, and no payload breaks an import."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

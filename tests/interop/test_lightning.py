@@ -1,7 +1,5 @@
 """Lightning: precision strings, plugins and LightningCLI files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Megatron-LM under DeepSpeed: the engine's file decides, and is read where the script itself writes it."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.errors import PayloadError

@@ -1,7 +1,5 @@
 """Megatron-LM's files beyond the plain launch: argument files, fragments, and programs that train nothing."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

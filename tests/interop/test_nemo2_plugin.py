@@ -1,7 +1,5 @@
 """NeMo 2's own plugin and recipes, from its wheel: what they say is what we read, and what we write they take."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import sys

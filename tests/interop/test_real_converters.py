@@ -1,7 +1,5 @@
 """Round trips against torchao, torchtitan and Axolotl themselves, as those of `test_real_libraries`."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Round trips against DeepSpeed and Lightning themselves, as those of `test_real_libraries`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The libraries are optional (`pip install precision-bridge[interop]`); the version that answered is in each test's name.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

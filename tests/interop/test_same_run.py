@@ -4,8 +4,6 @@ The run is read with the system's own code where that can be installed: Megatron
 accelerate, DeepSpeed, Lightning and torchao. Elsewhere our own importer reads it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Megatron's per-module file: read and written without loss, and refused where Megatron refuses it."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

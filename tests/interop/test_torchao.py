@@ -1,7 +1,5 @@
 """torchao's configs as data; the real classes are in test_real_libraries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """torchtitan, both eras."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ A plan has the backend (te_cpu or emulated), the scaling scheme, the file to wri
 learning rate is 0, so the weights stay as they are, and a step of one backend can be compared with that of another.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 The plan: scheme -> name of the run -> arguments of `tiny`. All schemes must run on one GPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

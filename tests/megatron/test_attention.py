@@ -1,7 +1,5 @@
 """Fused attention against Megatron's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from megatron.core.transformer.dot_product_attention import DotProductAttention

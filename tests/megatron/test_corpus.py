@@ -1,7 +1,5 @@
 """Corpora: CPython's documentation, text files, existing pairs, and everything that can be wrong with them."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

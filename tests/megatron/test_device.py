@@ -1,7 +1,5 @@
 """The CPU device shim: what it replaces, and that it leaves nothing behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

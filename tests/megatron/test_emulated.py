@@ -1,7 +1,5 @@
 """The emulated layers by themselves: what they compute, keep and share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig

@@ -1,7 +1,5 @@
 """The model's config on this machine."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation

@@ -1,7 +1,5 @@
 """`scripts/gpu_proof.py` where there is no GPU: what it says, how it compares, and what its pages look like."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

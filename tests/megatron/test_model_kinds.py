@@ -1,7 +1,5 @@
 """Kinds of models in every scheme: the modules and the GEMMs of a run are those of its plan."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.audit.compare import compare

@@ -1,7 +1,5 @@
 """Kinds of models in two processes: expert, tensor and pipeline parallelism."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every field of Megatron's configs: honoured, refused by name, or listed as without effect."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import warnings

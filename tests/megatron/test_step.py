@@ -1,7 +1,5 @@
 """Megatron's step against the same model in plain PyTorch, from the same weights on the same data."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Transformer Engine recipe of a config, against Transformer Engine's own classes and Megatron's own code."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

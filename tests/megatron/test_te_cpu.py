@@ -1,7 +1,5 @@
 """Transformer Engine's own Python on this CPU, held against the emulation, GEMM by GEMM."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -1,7 +1,5 @@
 """Widened 16-bit GEMMs: the right values, rounded once, and no trace afterwards."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

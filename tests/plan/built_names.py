@@ -3,8 +3,6 @@
 A process group without communication stands for the ranks of a pipeline, so that each stage's model is built here.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

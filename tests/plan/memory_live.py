@@ -1,7 +1,5 @@
 """The bytes of live Megatron objects; as a script, those of every case of a JSON file, on each rank of a torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Alignment of GEMMs: what each scheme can take, and the nearest sizes that fit."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Every field of Megatron's model config: read by the plan, refused by it, or without influence on the modules."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import warnings

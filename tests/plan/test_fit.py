@@ -1,7 +1,5 @@
 """A run against the memory of its GPUs, and the changes with which it fits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

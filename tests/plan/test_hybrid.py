@@ -3,8 +3,6 @@
 Mamba layers need mamba_ssm, which has no CPU build: their modules are compared with counts derived from the source.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

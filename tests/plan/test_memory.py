@@ -1,7 +1,5 @@
 """The memory model against the bytes of live Megatron objects, and against published sizes."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`modules` in the plan: what Megatron's own matcher selects in real models, under every pipeline layout."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

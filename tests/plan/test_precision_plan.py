@@ -1,7 +1,5 @@
 """The precision plan, against the rules of the installed Megatron Core wherever it has them as functions."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Model shapes from config values, against the config classes of the installed Megatron Core."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

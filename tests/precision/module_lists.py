@@ -1,7 +1,5 @@
 """Random lists of `modules`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The format table against torch's and ml_dtypes' own descriptions of the formats."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`modules`: what a row may say, the form it is kept in, and Megatron's recipe that it becomes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

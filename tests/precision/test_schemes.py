@@ -1,7 +1,5 @@
 """The scheme table: complete, consistent with itself and with the format table."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.precision.formats import FORMATS

@@ -1,7 +1,5 @@
 """`auto`: the policy's table, row by row, and what it refuses to decide."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError

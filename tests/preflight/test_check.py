@@ -1,7 +1,5 @@
 """The check as a whole: verdicts, silence, odd input, speed."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The faults verified in the peer, one by one: what it does silently is reported here, or cannot happen."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A whole run checked at once: our container, a saved run, Megatron Bridge's YAML, the showcase."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the check assumes after the sync is what the synchroniser writes into Megatron's own classes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

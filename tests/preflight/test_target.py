@@ -1,7 +1,5 @@
 """Targets: what their words mean, what this machine is, and what a misspelt one is told."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `check_precision` sees of real models and real steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

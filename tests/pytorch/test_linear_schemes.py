@@ -1,7 +1,5 @@
 """Rows of `modules` in real models of transformers: what torchao converts is what the plan says."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recipes in plain PyTorch, run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """`to_config`: what a composed config has under `mixed_precision`, as a config with its sources."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`PrecisionSchedule`: its rows, what a switch may change, and what it writes."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize

@@ -1,7 +1,5 @@
 """What the tests of the check share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.preflight.setup import Setup

@@ -1,7 +1,5 @@
 """Each rule against a run that breaks it, one that does not, and its own negation."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

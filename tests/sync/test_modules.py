@@ -1,7 +1,5 @@
 """`modules` in the sync: the recipe that Megatron's own config holds."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every field has a home in the installed Megatron, or a stated reason why not; every field of a precision is swept."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

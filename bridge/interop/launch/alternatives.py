@@ -1,7 +1,5 @@
 """`launches`: what a script starts on the branch that bash takes with nothing set, and on the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

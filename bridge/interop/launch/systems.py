@@ -4,8 +4,6 @@ A launch script holds programs of several systems, so that each of its launches 
 says is handed to the system's own `import_`; what it leaves to another file is named, never guessed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Arguments of Megatron-LM as settings: a list of words, a namespace, or the argument files its users write."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Effects of Megatron-LM's arguments beyond their values: defaults that decide, settings that nothing reads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A recipe as Megatron-LM's argument list: what acts is written out, even where Megatron-LM's default says the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

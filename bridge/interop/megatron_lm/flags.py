@@ -1,7 +1,5 @@
 """Megatron-LM's command-line flags that bear on precision, as rows."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

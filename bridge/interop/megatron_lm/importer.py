@@ -5,8 +5,6 @@ its defaults differ from a recipe's: FP8 without `--fp8-recipe` is *delayed* sca
 under `--bf16` but not under `--fp16`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -12,8 +12,6 @@ containers and `argparse.Namespace`. Megatron-LM's enums, paths and signals beco
 names anything else is refused.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

@@ -5,8 +5,6 @@ The precision is the importer's. An argument becomes the field of the same name,
 `validate_args`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile

@@ -5,8 +5,6 @@
 Megatron counts layers within a stage, so rows that name layers become other patterns on each stage.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from bridge.errors import RunConfigError

@@ -4,8 +4,6 @@ Megatron's models have settings of their own, and training scripts of their own 
 Face weights and the rest of the toolkit know none of those: Lightning trains them as its Trainer's arguments say.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

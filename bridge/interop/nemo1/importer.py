@@ -17,8 +17,6 @@ the section `trainer` as it stands: 16 is torch's autocast under a torch GradSca
 Source: NeMo 1.20 to 2.0 models/language_modeling (megatron_gpt_model.py, megatron_base_model.py), utils/utils.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -13,8 +13,6 @@ FP16 has torch's `GradScaler` there, with other defaults and fewer settings than
 Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 from typing import Any
 

@@ -5,8 +5,6 @@ that come from FP32 ones at every step. `None` is two different things: as `para
 `reduce_dtype` "as param_dtype", which is BF16 reduction that nothing states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

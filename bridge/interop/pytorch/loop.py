@@ -1,7 +1,5 @@
 """Plain PyTorch: autocast, `GradScaler`, torchao's config and TF32 as one mapping of settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

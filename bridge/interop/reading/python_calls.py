@@ -4,8 +4,6 @@ Names are followed through the file's imports, so that `L.Trainer` is `lightning
 is nobody else's. A call under `if False:` is left out, and a name that is bound twice has no value here.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """JSON as data: no key twice, no depth without end; comments and trailing commas are taken as DeepSpeed takes them."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

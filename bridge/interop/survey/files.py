@@ -1,7 +1,5 @@
 """The files of a project that can hold a precision, and what is said of those that were not looked at."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Where the arguments of a call are written out, the system's importer reads them.
 is listed as decided there.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 An environment variable that bears on precision is a source too.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The order in which sources win, first to last, is the table `ORDER`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Batches: Megatron's `GPTDataset` over a corpus, and this rank's share of it in the order of the samples."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -5,8 +5,6 @@ Megatron splits by document and in order: without the shuffle, validation would 
 alphabetical documentation that is an easier text than its beginning, by 0.25 nats of unigram entropy).
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -8,8 +8,6 @@ Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron
 distributed/param_and_grad_buffer.py:276-300.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar

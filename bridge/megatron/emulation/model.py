@@ -1,7 +1,5 @@
 """Set-up of a model with emulated layers after it is built: stored weights, and updates of delayed scales."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

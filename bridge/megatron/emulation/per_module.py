@@ -3,8 +3,6 @@
 Source: megatron-core 0.16.1 models/gpt/gpt_model.py (`finish_init`), extensions/transformer_engine.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.numerics import GemmPrecision

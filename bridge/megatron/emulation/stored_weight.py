@@ -13,8 +13,6 @@ Source: Transformer Engine 2.20 pytorch/quantization.py:878-938, pytorch/tensor/
 fp8_utils.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

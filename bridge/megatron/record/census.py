@@ -1,7 +1,5 @@
 """Census of a run's tensors: the dtype and size of each kind, read from the live objects and not from any config."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

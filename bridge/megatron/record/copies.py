@@ -5,8 +5,6 @@ error: the loss alone shows it, later. So at the end of a forward pass each rank
 and all ranks compare a sample of the whole weight. Nothing else writes to the weights or the masters in between.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator

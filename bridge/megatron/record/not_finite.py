@@ -3,8 +3,6 @@
 A skipped step leaves its gradients where they are, so that a step without a fault costs nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

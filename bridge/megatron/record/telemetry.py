@@ -6,8 +6,6 @@ would have. A stored weight is compared with its master where this rank holds al
 measured step trains as any other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Requirements of Transformer Engine that a machine lacks: the GPU, the package, its CUDA parts, or their versions."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ Transformer Engine's recipes are pydantic dataclasses: they drop keywords they d
 fields before the object is made, and with its attributes after.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ Of the tokens the first `TOKENS` are compared.
 Shapes: M tokens (all leading axes), K inputs, N outputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

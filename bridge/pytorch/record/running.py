@@ -5,8 +5,6 @@ that a module's forward pass made are marked with the module when that pass ends
 of Megatron or Transformer Engine, and holds under activation recomputation, which runs forward passes again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

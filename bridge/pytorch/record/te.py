@@ -6,8 +6,6 @@ imported here; a process that has not loaded the extension runs none of its GEMM
 Source: Transformer Engine 2.20.2 pytorch/cpp_extensions/gemm.py, 2.9.0 and 2.14.0 likewise.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sizes that low-precision GEMMs take: the tokens of a rank, widths after sharding, and GEMMs too small to gain."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

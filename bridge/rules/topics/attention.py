@@ -1,7 +1,5 @@
 """The attention core in FP8, and settings of it that are overruled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.rules.context import RuleContext

@@ -1,7 +1,5 @@
 """MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and where FP4 does not reach."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

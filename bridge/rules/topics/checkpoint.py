@@ -1,7 +1,5 @@
 """Resuming in another precision, and adapters on low-precision weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.rules.context import RuleContext

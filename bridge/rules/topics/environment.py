@@ -1,7 +1,5 @@
 """Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

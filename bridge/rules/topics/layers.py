@@ -1,7 +1,5 @@
 """First and last layers in BF16: counts that act, counts that Megatron refuses, and layers that do not listen."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FP16's loss scale: numbers the grad scaler can work with, and checks that would end the run at its first overflow."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.rules.context import RuleContext

@@ -1,7 +1,5 @@
 """Precision of single modules: rows and matchers that do not select what they say, and payloads without effect."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Mixture of experts: token counts per expert, the router's dtype, schedules and dispatchers that know less."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

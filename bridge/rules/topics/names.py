@@ -1,7 +1,5 @@
 """Types, misspelt keys, replaced values, and names that promise another scheme."""
 
-from __future__ import annotations
-
 import functools
 from functools import partial
 from typing import Any

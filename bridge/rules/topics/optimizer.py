@@ -1,7 +1,5 @@
 """The optimizer's own dtypes, and what it can be combined with."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

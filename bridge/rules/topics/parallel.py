@@ -1,7 +1,5 @@
 """Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.rules.context import RuleContext

@@ -1,7 +1,5 @@
 """Recomputation, CUDA graphs and torch.compile together with FP8."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from bridge.rules.context import RuleContext

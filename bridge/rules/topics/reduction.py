@@ -1,7 +1,5 @@
 """In which dtype gradients are accumulated, reduced and applied."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

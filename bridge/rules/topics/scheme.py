@@ -1,7 +1,5 @@
 """Which low-precision format under which scaling scheme, settings that it does not read, and delayed scaling itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.errors import close_matches, did_you_mean, listed

@@ -1,7 +1,5 @@
 """FSDP: what its variants turn off, ignore or refuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.precision.config import MEGATRON_FIELDS

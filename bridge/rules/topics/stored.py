@@ -1,7 +1,5 @@
 """Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.rules.context import RuleContext

@@ -1,7 +1,5 @@
 """Formats and schemes that the declared GPUs, CUDA and Transformer Engine can run."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

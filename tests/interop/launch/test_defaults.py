@@ -1,7 +1,5 @@
 """Defaults of a script's variables: those on which the precision depends are named, and no others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The mode of a launch: stated by the script, or the default of a program whose whole command is there, or neither."""
 
-from __future__ import annotations
-
 import os
 import signal
 from argparse import Namespace

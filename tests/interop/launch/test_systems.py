@@ -1,7 +1,5 @@
 """Launch lines of systems other than Megatron-LM: recognised one by one, read as their own system reads them."""
 
-from __future__ import annotations
-
 import pytest
 
 from bridge.errors import BridgeError, PayloadError

@@ -1,7 +1,5 @@
 """Small models of each family: Megatron's fields, and the Hugging Face config that has the same layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge import get_mixed_precision_config

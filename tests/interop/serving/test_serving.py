@@ -1,7 +1,5 @@
 """Hand-over to serving systems: names and configs against the real libraries, and configs that were published."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
