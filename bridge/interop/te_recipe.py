@@ -28,13 +28,7 @@ MODULE = "transformer_engine.common.recipe"
 ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
 CLASSES = MappingProxyType({row.te_class: row for row in SCHEMES if row.te_class != "CustomRecipe"})
 """Name of a class -> its scheme."""
-DEFAULT_FORMATS = {
-    "delayed": "hybrid",
-    "tensorwise": "hybrid",
-    "blockwise": "e4m3",
-    "mxfp8": "e4m3",
-    "nvfp4": "e2m1",
-}
+DEFAULT_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3", "nvfp4": "e2m1"}
 """Scheme -> the format that its class takes by itself."""
 FACTORY = "bridge.megatron.te.layers.module_factory"
 IN_FACTORY = ("fp8", "fp8_recipe", "fp4", "fp4_recipe", "modules", "first_last_layers_bf16", *LAYER_COUNTS, *DELAYED)

@@ -65,11 +65,7 @@ LOW: dict[Any, Any] = {
     RowParallelLinear: EmulatedRowParallelLinear,
     MLASelfAttention: EmulatedLatentAttention,
 }
-KEPT: dict[Any, Any] = {
-    **LOW,
-    ColumnParallelLinear: KeptColumnParallelLinear,
-    RowParallelLinear: KeptRowParallelLinear,
-}
+KEPT: dict[Any, Any] = {**LOW, ColumnParallelLinear: KeptColumnParallelLinear, RowParallelLinear: KeptRowParallelLinear}
 """Class of a local spec -> the class that takes its place, with Megatron's own linear layers or with emulated ones."""
 
 

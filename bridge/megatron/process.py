@@ -162,10 +162,7 @@ def training_process(
             data_parallel_size=data_parallel_size,
             pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
             pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
-            context=(
-                parallel_state.get_context_parallel_rank(),
-                parallel_state.get_context_parallel_world_size(),
-            ),
+            context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
             device=where,
             threads=count,
             notes=tuple(notes),
@@ -316,8 +313,7 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float) 
     stack.callback(parallel_state.destroy_global_memory_buffer)
     stack.callback(parallel_state.destroy_model_parallel)
     parallel_state.initialize_model_parallel(
-        **{name: getattr(model, name) for name in _PARALLEL_SIZES},
-        distributed_timeout_minutes=timeout_minutes,
+        **{name: getattr(model, name) for name in _PARALLEL_SIZES}, distributed_timeout_minutes=timeout_minutes
     )
 
 

@@ -123,12 +123,7 @@ class AlignmentReport:
 
 
 def pad_multiple(
-    scheme: str | None,
-    tp: int = 1,
-    sp: bool = False,
-    cp: int = 1,
-    *,
-    family: str | None = None,
+    scheme: str | None, tp: int = 1, sp: bool = False, cp: int = 1, *, family: str | None = None
 ) -> PadMultiple:
     """Return the multiples that sequences and packed slabs have to be padded to.
 

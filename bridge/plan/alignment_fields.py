@@ -23,8 +23,7 @@ _CHANNELS = _field("kv_channels", lambda shape: shape.kv_channels)
 _EXPERT = _field("moe_ffn_hidden_size", lambda shape: shape.experts.ffn_hidden_size if shape.experts else 0)
 _LATENT = _field("moe_latent_size", lambda shape: (shape.experts.latent_size or 0) if shape.experts else 0)
 _SHARED = _field(
-    "moe_shared_expert_intermediate_size",
-    lambda shape: shape.experts.shared_ffn_hidden_size if shape.experts else 0,
+    "moe_shared_expert_intermediate_size", lambda shape: shape.experts.shared_ffn_hidden_size if shape.experts else 0
 )
 _QUERY_RANK = _field("q_lora_rank", lambda shape: (shape.latent.q_lora_rank or 0) if shape.latent else 0)
 _KEY_RANK = _field("kv_lora_rank", lambda shape: shape.latent.kv_lora_rank if shape.latent else 0)

@@ -45,11 +45,7 @@ RECOMPUTE: tuple[tuple[int, dict[str, Any]], ...] = (
     (SELECTIVE, {"model.recompute_granularity": "selective", "model.recompute_modules": ["core_attn"]}),
     (
         FULL,
-        {
-            "model.recompute_granularity": "full",
-            "model.recompute_method": "uniform",
-            "model.recompute_num_layers": 1,
-        },
+        {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1},
     ),
 )
 SIZES = {

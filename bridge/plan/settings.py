@@ -163,10 +163,7 @@ class Settings:
             optimizer=str(optimizer["optimizer"]),
             amax_history=(whole_number(model["fp8_amax_history_len"]) or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(_no_path(model["quant_recipe"])),
-            notes=(
-                *_absent_notes(absent, mcore),
-                *_notes(precision, own["model"], scheme, reads, start + end),
-            ),
+            notes=(*_absent_notes(absent, mcore), *_notes(precision, own["model"], scheme, reads, start + end)),
         )
 
     def of_hybrid(self, mcore: Version | None) -> Settings:

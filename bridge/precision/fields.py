@@ -96,12 +96,7 @@ class StatedField:
         path, first = f"mixed_precision.{self.name}", error.faults[0]
         lines = [str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy)) for fault in error.faults]
         return PrecisionTypeError(
-            "\n".join(lines),
-            path=path,
-            rule=first.rule,
-            value=first.value,
-            remedy=first.remedy,
-            faults=error.faults,
+            "\n".join(lines), path=path, rule=first.rule, value=first.value, remedy=first.remedy, faults=error.faults
         )
 
 

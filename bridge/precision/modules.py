@@ -30,10 +30,7 @@ from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 HIGH = "bf16"
 """The value of `precision` for a module without FP8 and FP4: it computes in the dtype of the run."""
 
-SCHEMES = {
-    "fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"),
-    "fp4": tuple(FP4_SCHEMES),
-}
+SCHEMES = {"fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"), "fp4": tuple(FP4_SCHEMES)}
 """Family -> its schemes that Transformer Engine takes for a single module."""
 SHORT = (HIGH, *(name for names in SCHEMES.values() for name in names if name != "custom"))
 """Values of `precision` and `evaluation`."""

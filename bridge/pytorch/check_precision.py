@@ -169,9 +169,7 @@ class PrecisionReport:
 
 
 def check_precision(
-    model: torch.nn.Module,
-    optimizer: Any = None,
-    step: Callable[[], object] | None = None,
+    model: torch.nn.Module, optimizer: Any = None, step: Callable[[], object] | None = None
 ) -> PrecisionReport:
     """Return the dtypes of a model, of its optimizer, and of what one step of it computes.
 

@@ -95,12 +95,7 @@ ROUTES: tuple[Route, ...] = (
         source="distributed_data_parallel.py, megatron-core 0.16.1; mcore_fsdp_adapter.py, 0.19.2",
     ),
     _model("fp8", "switch", note="The format; None is off. Megatron checks the value at the first FP8 GEMM only."),
-    _model(
-        "fp8_recipe",
-        "value",
-        family="fp8",
-        note="Megatron's default is delayed, the config's is tensorwise.",
-    ),
+    _model("fp8_recipe", "value", family="fp8", note="Megatron's default is delayed, the config's is tensorwise."),
     _optimizer(
         "fp8_recipe",
         "value",
@@ -206,9 +201,7 @@ ROUTES: tuple[Route, ...] = (
         source="ssm/mamba_mixer.py:227, megatron-core 0.19.2",
     ),
     _model(
-        "attention_softmax_in_fp32",
-        "stated",
-        source="transformer/dot_product_attention.py:106, megatron-core 0.16.1",
+        "attention_softmax_in_fp32", "stated", source="transformer/dot_product_attention.py:106, megatron-core 0.16.1"
     ),
     _model(
         "apply_query_key_layer_scaling",

@@ -101,14 +101,7 @@ def test_every_sample_as_every_system(sample: Path) -> None:
 @given(
     payload=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(KEYS),
-                inner,
-                max_size=5,
-            )
-        ),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
         max_leaves=20,
     ),
     name=st.sampled_from(["megatron-lm", "megatron-bridge", "nemo1", "nemo2", "te-recipe"]),

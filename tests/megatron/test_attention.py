@@ -52,11 +52,7 @@ def test_agrees_with_megatron_in_bf16():
 
 @pytest.mark.parametrize(
     "config",
-    [
-        {"window_size": (4, 0)},
-        {"apply_query_key_layer_scaling": True},
-        {"softmax_type": "off-by-one"},
-    ],
+    [{"window_size": (4, 0)}, {"apply_query_key_layer_scaling": True}, {"softmax_type": "off-by-one"}],
     ids=lambda config: next(iter(config)),
 )
 def test_other_cases_are_megatrons_own(config):

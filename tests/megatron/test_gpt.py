@@ -53,7 +53,7 @@ def test_settings_that_the_cpu_needs_are_one_sentence():
     assert notes == [
         "Changed for this machine: model.gradient_accumulation_fusion=False (its kernel needs "
         "fused_weight_gradient_mlp_cuda, which is not installed here); model.persist_layer_norm=False (its kernel "
-        "needs apex, which is not installed here).",
+        "needs apex, which is not installed here)."
     ]
 
 

@@ -246,12 +246,7 @@ def test_a_prediction_layer_holds_the_layers_of_its_pattern():
 
 
 def test_the_legacy_pattern_of_prediction_layers_is_read_with_their_number():
-    legacy = {
-        **SMALL,
-        "hybrid_override_pattern": "*-E*-E",
-        "mtp_hybrid_override_pattern": "*E-",
-        "mtp_num_layers": 2,
-    }
+    legacy = {**SMALL, "hybrid_override_pattern": "*-E*-E", "mtp_hybrid_override_pattern": "*E-", "mtp_num_layers": 2}
     del legacy["hybrid_layer_pattern"]
     assert ModelShape.of(legacy) == ModelShape.of(PREDICTING)
 

@@ -165,12 +165,7 @@ def test_only_linears_are_low_whatever_the_scheme(scheme):
     assert found.format_of("output", "output_layer") == "bf16"
     assert (
         found.row(4, "experts.linear_fc1", "input").scale
-        == {
-            "tensorwise": "tensor",
-            "delayed": "tensor",
-            "blockwise": "1x128 / 128x1",
-            "mxfp8": "1x32 / 32x1",
-        }[scheme]
+        == {"tensorwise": "tensor", "delayed": "tensor", "blockwise": "1x128 / 128x1", "mxfp8": "1x32 / 32x1"}[scheme]
     )
 
 

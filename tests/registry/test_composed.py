@@ -66,11 +66,7 @@ def test_references_are_resolved() -> None:
         ({"bf17": True}, UnknownFieldError, "mixed_precision.bf17: no such field."),
         ({"bf16": "maybe"}, PrecisionTypeError, "mixed_precision.bf16: "),
         ({"bf16": True, "fp16": True}, PrecisionConfigError, "The mixed-precision config can never be right:"),
-        (
-            DictConfig({"bf16": "${no}"}),
-            PrecisionTypeError,
-            "bf16: cannot be resolved: Interpolation key 'no'",
-        ),
+        (DictConfig({"bf16": "${no}"}), PrecisionTypeError, "bf16: cannot be resolved: Interpolation key 'no'"),
         (DictConfig({"bf16": MISSING}), PrecisionTypeError, "bf16: cannot be resolved: Missing mandatory value: bf16."),
         (
             {},

@@ -81,15 +81,9 @@ def test_the_order_of_sync_and_schedule_does_not_matter():
             [{"until": 20}, {"until": 10, "recipe": "mxfp8"}, {"recipe": "bf16_mixed"}],
             "precision_schedule, phase 2, until: must end after step 20",
         ),
-        (
-            [{}, {"recipe": "bf16_mixed"}],
-            "phase 1, until: needs until, the end of the phase, got None.",
-        ),
+        ([{}, {"recipe": "bf16_mixed"}], "phase 1, until: needs until, the end of the phase, got None."),
         ([{"until": 20}, {"until": 30, "recipe": "bf16_mixed"}], "the last phase lasts to the end of the run, got 30."),
-        (
-            [{"until": 20}, {"recipe": None}],
-            "phase 2, recipe: a later phase needs a recipe, got None.",
-        ),
+        ([{"until": 20}, {"recipe": None}], "phase 2, recipe: a later phase needs a recipe, got None."),
         ([{"until": 20}, {"recipe": "auto"}], "a phase needs the name of a recipe, got 'auto'."),
         ([{"until": 20, "recipe": "mxfp8"}, {"recipe": "bf16_mixed"}], "the run's own mixed_precision"),
     ],

@@ -28,11 +28,7 @@ BROKEN = [
         "fp4: cannot be combined with FP8, which is 'e4m3', got 'e2m1'. Set fp8=None for an FP4 run; or set "
         "fp4=None for an FP8 run.",
     ),
-    (
-        "PB201",
-        {"bf16": True, "fp8": "hibrid"},
-        "fp8: must be 'e4m3' or 'hybrid', got 'hibrid'. Did you mean 'hybrid'?",
-    ),
+    ("PB201", {"bf16": True, "fp8": "hibrid"}, "fp8: must be 'e4m3' or 'hybrid', got 'hibrid'. Did you mean 'hybrid'?"),
     (
         "PB201",
         {"bf16": True, "fp8": "e5m2"},
@@ -56,11 +52,7 @@ BROKEN = [
         {"bf16": True, "fp8_amax_compute_algo": "median"},
         "fp8_amax_compute_algo: must be 'most_recent' or 'max', got 'median'. Use 'most_recent' or 'max'.",
     ),
-    (
-        "PB201",
-        {"bf16": True, "fp4": "e3m0"},
-        "fp4: must be 'e2m1', got 'e3m0'. Use 'e2m1'.",
-    ),
+    ("PB201", {"bf16": True, "fp4": "e3m0"}, "fp4: must be 'e2m1', got 'e3m0'. Use 'e2m1'."),
     (
         "PB202",
         {"bf16": True, "fp4": "e2m1", "fp4_recipe": "mxfp4"},
@@ -112,21 +104,9 @@ BROKEN = [
         {"bf16": True, "num_layers_at_end_in_bf16": -1},
         "num_layers_at_end_in_bf16: must be at least 0, got -1. Use 0 or more.",
     ),
-    (
-        "PB128",
-        {"fp8_amax_history_len": 0},
-        "fp8_amax_history_len: must be at least 1, got 0. Use 1 or more.",
-    ),
-    (
-        "PB128",
-        {"fp8_margin": -1},
-        "fp8_margin: must be at least 0, got -1. Use 0 or more.",
-    ),
-    (
-        "PB128",
-        {"hysteresis": 0},
-        "hysteresis: must be at least 1, got 0. Use 1 or more.",
-    ),
+    ("PB128", {"fp8_amax_history_len": 0}, "fp8_amax_history_len: must be at least 1, got 0. Use 1 or more."),
+    ("PB128", {"fp8_margin": -1}, "fp8_margin: must be at least 0, got -1. Use 0 or more."),
+    ("PB128", {"hysteresis": 0}, "hysteresis: must be at least 1, got 0. Use 1 or more."),
     (
         "PB304",
         {"bf16": True, "fp8": "e4m3", "fp8_param": True, "fp8_param_gather": False},

@@ -2,15 +2,8 @@
 
 import pytest
 
-from bridge import (
-    MixedPrecisionConfig,
-    get_mixed_precision_config,
-    synchronize,
-)
-from bridge.errors import (
-    PrecisionConfigError,
-    SyncCheckError,
-)
+from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
+from bridge.errors import PrecisionConfigError, SyncCheckError
 
 pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
 

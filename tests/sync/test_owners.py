@@ -9,15 +9,8 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from bridge import (
-    MixedPrecisionConfig,
-    get_mixed_precision_config,
-    synchronize,
-)
-from bridge.errors import (
-    PrecisionTypeError,
-    SyncCheckError,
-)
+from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
+from bridge.errors import PrecisionTypeError, SyncCheckError
 
 pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
 

@@ -8,17 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge import (
-    MixedPrecisionConfig,
-    get_mixed_precision_config,
-    synchronize,
-)
-from bridge.errors import (
-    PrecisionConfigError,
-    SyncCheckError,
-    SyncConflictError,
-    UnknownPolicyError,
-)
+from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
+from bridge.errors import PrecisionConfigError, SyncCheckError, SyncConflictError, UnknownPolicyError
 from bridge.registry.registry import REGISTRY
 from bridge.sync.owner import WRITTEN
 from tests.precision.test_config import any_fields
@@ -301,9 +292,6 @@ def test_the_switch_against_bf16_sums_is_set_by_a_sync_that_writes_and_by_no_oth
         assert (
             owners["model"].disable_bf16_reduced_precision_matmul,
             matmul.allow_bf16_reduced_precision_reduction,
-        ) == (
-            True,
-            False,
-        )
+        ) == (True, False)
     finally:
         matmul.allow_bf16_reduced_precision_reduction = before

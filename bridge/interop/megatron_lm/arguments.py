@@ -25,10 +25,7 @@ RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 PARALLELISM = frozenset(
     {"use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "deepspeed"}
 )
-TRUTH = {
-    **dict.fromkeys(("true", "1", "yes", "on"), True),
-    **dict.fromkeys(("false", "0", "no", "off"), False),
-}
+TRUTH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
 ARGUMENT_FILE = (

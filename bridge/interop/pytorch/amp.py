@@ -158,10 +158,7 @@ def export_scaler(builder: ExportBuilder, where: str, setting: str) -> dict[str,
     builder.map("loss_scale_window", f"{setting}.growth_interval")
     report_scaler(builder, where, settable=("initial_loss_scale", "loss_scale_window"))
     config = builder.config
-    return {
-        "init_scale": float(config.initial_loss_scale or 65536.0),
-        "growth_interval": int(config.loss_scale_window),
-    }
+    return {"init_scale": float(config.initial_loss_scale or 65536.0), "growth_interval": int(config.loss_scale_window)}
 
 
 def report_no_scaler(builder: ExportBuilder, detail: str, remedy: str) -> None:

@@ -22,14 +22,7 @@ FIELDS = ("bf16", "fp16", "fp32", "fp8", "fp4")
 LATE = "decided at run time"
 WORDS = re.compile(
     "|".join(
-        (
-            "get_mixed_precision_config",
-            "ConfigContainer",
-            "MixedPrecisionConfig",
-            RECIPES,
-            nemo2.PLUGIN,
-            *nemo2.RECIPES,
-        )
+        ("get_mixed_precision_config", "ConfigContainer", "MixedPrecisionConfig", RECIPES, nemo2.PLUGIN, *nemo2.RECIPES)
     )
 )
 LOOKS = re.compile(r"mixed_precision|ConfigContainer|MixedPrecisionConfig|(?:import|from) nemo|" + nemo2.PLUGIN)

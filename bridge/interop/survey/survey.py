@@ -172,12 +172,7 @@ class _Reader:
 
 def _of_run(run: Run, name: str, kind: str) -> Source:
     return source_of(
-        run.imported,
-        path=name,
-        system=run.system.name,
-        kind=kind,
-        evidence=run.evidence,
-        run=str(run.source["run"]),
+        run.imported, path=name, system=run.system.name, kind=kind, evidence=run.evidence, run=str(run.source["run"])
     )
 
 

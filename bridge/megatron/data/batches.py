@@ -51,13 +51,7 @@ class Splits:
 
 
 def build_splits(
-    corpus: Corpus,
-    *,
-    seq_length: int,
-    split: str,
-    seed: int,
-    train_samples: int,
-    validation_samples: int,
+    corpus: Corpus, *, seq_length: int, split: str, seed: int, train_samples: int, validation_samples: int
 ) -> Splits:
     """Build (or read back from the cache) the sample indices; a collective call.
 

@@ -283,10 +283,7 @@ RULES = (
         heading="PB294: the path of a per-module file",
         predicate=lambda s: isinstance(s.model.quant_recipe, str) and s.model.quant_recipe,
         error="model.quant_recipe: is the content of a file of configs and matchers, not its path",
-        remedies=(
-            "write the content",
-            "show it with `precision-bridge modules --file {s.model.quant_recipe}`",
-        ),
+        remedies=("write the content", "show it with `precision-bridge modules --file {s.model.quant_recipe}`"),
         verified=MATCHING,
     ),
     target_rule(

@@ -151,11 +151,7 @@ RULES = (
             if row.verdict == "override" and row.replaces_own
         ],
         warning="model: the recipe states {new!r} and wins over the owner's own value",
-        remedies=(
-            "{stated}",
-            "drop it to go with the recipe",
-            "{keep}",
-        ),
+        remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
         verified="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the peer does it "
         "silently",
         gate="precision",

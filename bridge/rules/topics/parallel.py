@@ -66,11 +66,7 @@ TWO_STAGES = Rule(
     predicate=lambda s: s.vpp > 1 and s.pp == 2 and not s.model.overlap_p2p_comm,
     error="model.overlap_p2p_comm: two interleaved pipeline stages send activations and gradients between the same "
     "two ranks in one batch, where they are taken for each other: the run goes on, and does not learn",
-    remedies=(
-        "set overlap_p2p_comm=True and batch_p2p_comm=False",
-        "use more than two stages",
-        "do not interleave",
-    ),
+    remedies=("set overlap_p2p_comm=True and batch_p2p_comm=False", "use more than two stages", "do not interleave"),
     verified=f"{PARSER}; a BF16 run on megatron-core 0.16.1 and gloo, whose loss rose",
     gate="has_model",
 )

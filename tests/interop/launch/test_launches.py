@@ -221,11 +221,7 @@ def test_a_script_that_is_broken_somewhere_says_so() -> None:
         ),
         (
             "case $X in a) P=--bf16;; b) P=--fp16;; esac\ntorchrun t.py $P",
-            [
-                ("line 1, case $X is neither a nor b",),
-                ("line 1, if case $X in a)",),
-                ("line 1, if case $X in b)",),
-            ],
+            [("line 1, case $X is neither a nor b",), ("line 1, if case $X in a)",), ("line 1, if case $X in b)",)],
         ),
         (
             'if [ "$1" ]; then torchrun a.py --bf16; else torchrun b.py --fp16; fi',

@@ -19,10 +19,7 @@ CASES = {
         full(NVFP4_ATTENTION, "b200x8,te2.14,cuda12.9,mcore0.16.1"),
         full(NVFP4_ATTENTION, "b200x8,te2.14,cuda12.9,mcore0.17"),
     ),
-    "PB444": (
-        run("bf16_mixed", model=dict(SCALED, attention_softmax_in_fp32=False)),
-        run("bf16_mixed", model=SCALED),
-    ),
+    "PB444": (run("bf16_mixed", model=dict(SCALED, attention_softmax_in_fp32=False)), run("bf16_mixed", model=SCALED)),
     "PB445": (
         run(dict(BF16, attention_softmax_in_fp32=False), H100, model=DENSE),
         run(dict(BF16, attention_softmax_in_fp32=False), H100, model=dict(DENSE, transformer_impl="local")),

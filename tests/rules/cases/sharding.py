@@ -62,10 +62,7 @@ CASES = {
         run("bf16_mixed", model=DENSE, optimizer={"use_distributed_optimizer": True}, ddp={}),
         run("bf16_mixed", model=DENSE, optimizer={}, ddp={}),
     ),
-    "PB331": (
-        full(dict(BF16, megatron_fsdp_grad_comm_dtype="bf16"), H100),
-        full(BF16, H100),
-    ),
+    "PB331": (full(dict(BF16, megatron_fsdp_grad_comm_dtype="bf16"), H100), full(BF16, H100)),
     "PB332": (
         full(dict(BF16_FSDP, megatron_fsdp_use_decoupled_grad=True), H100, ddp=MEGATRON_FSDP),
         full(BF16_FSDP, H100, ddp=MEGATRON_FSDP),
