@@ -350,7 +350,6 @@ def _ms_amp(builder: ImportBuilder, fp8: Settings) -> None:
 
 
 def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
-    """Return the `fp8_config` for the config's FP8, or None where no back end has it."""
     config = builder.config
     block: dict[str, Any] = {"backend": "TE", "fp8_format": str(config.fp8).upper()}
     mapped = {"fp8": "fp8_format", "fp8_recipe": "backend"}

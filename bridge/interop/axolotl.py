@@ -185,7 +185,6 @@ def _semantics(top: Settings, found: Detected, mode: str) -> str:
 
 
 def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, state: dict[str, Any], gpu: object) -> None:
-    """Account for bf16, fp16, bfloat16, float16 and float32."""
     mode = next(iter(state))
     automatic = "bf16" not in top or top["bf16"] == "auto"
     if "bf16" in top and not found.guessed:
@@ -280,7 +279,6 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -
 
 
 def _report_others(builder: ImportBuilder, top: Settings) -> None:
-    """Report whatever else bears on precision, and what looks as if it did and is ignored."""
     report_rows(builder, top, "axolotl")
     report_rows(builder, top, "axolotl_compile")
     plugins = top.values.get("plugins")

@@ -198,7 +198,6 @@ def lost(run: Run, to: str | None, exported: ExportReport | None) -> list[Unmapp
 
 
 def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
-    """Raise PayloadError for a context key that none of these systems knows."""
     known = [key.name for one in systems for key in one.context]
     for name in given:
         if name not in known:
@@ -209,7 +208,6 @@ def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
 
 
 def _for_system(one: System, context: Mapping[str, Any], use: str = "import") -> dict[str, Any]:
-    """Return the part of the context that this system's `import_` or `export` takes."""
     keys = {key.name for key in one.context if use in key.use}
     return {name: value for name, value in context.items() if name in keys}
 

@@ -301,7 +301,6 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
 
 
 def _report_others(builder: ImportBuilder, top: Settings) -> None:
-    """Report everything else that bears on precision, and what looks as if it did and is ignored."""
     for key in top.values:
         looks = LOOKS_LIKE_PRECISION.search(key.lower()) and not key.startswith("seq_")
         if key in IGNORED or (key not in READ and looks):

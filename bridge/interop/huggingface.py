@@ -169,7 +169,6 @@ def _switch(builder: ImportBuilder, top: Settings, name: str) -> bool | None:
 
 
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
-    """Return the compute; the environment decides where neither switch is on."""
     if compute == environment:
         builder.map(ENVIRONMENT)
     elif compute != "fp32":
@@ -346,7 +345,6 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
 
 
 def _report_others(builder: ImportBuilder, top: Settings, on: Mapping[str, bool | None], model: Loaded) -> None:
-    """Report everything else that bears on precision or looks like it."""
     report_rows(builder, top, "huggingface_removed")
     for name, row in rows("huggingface").items():
         value = on.get(name, top.values.get(name))

@@ -183,7 +183,6 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
 
 
 def _cast_by_apex(builder: ImportBuilder, top: Settings) -> ImportReport:
-    """Return the import of precision 16 where Apex casts."""
     name, level = top.name("amp_level"), top.word("amp_level", tuple(APEX)) or "O2"
     semantics, fields = APEX[level]
     builder.map(top.name("precision"), **fields)
@@ -221,7 +220,6 @@ def _sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -> Impo
 
 
 def _plugin(builder: ImportBuilder, made: Settings) -> ImportReport:
-    """Return the import of a precision plugin that an export writes."""
     kind, given = str(made["class_path"]).rpartition(".")[2], made.section("init_args")
     if kind == "TransformerEnginePrecision":
         compute = given.word("weights_dtype", ("torch.bfloat16", "torch.float16"))
@@ -288,7 +286,6 @@ def _export_te(builder: ExportBuilder) -> ExportReport:
 
 
 def _report_others(builder: ImportBuilder, whole: Settings, top: Settings) -> None:
-    """Report what looks like precision and is no argument of the Trainer's."""
     rows = {top.name(key): (value, f"no argument of the Trainer in {VERSION}") for key, value in top.values.items()}
     if whole is not top:
         detail = "nothing of Lightning's reads it, and the program may"

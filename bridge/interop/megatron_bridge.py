@@ -240,7 +240,6 @@ def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> Non
 
 
 def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) -> None:
-    """Map a per-module recipe to rows of `modules` where they mean the same."""
     is_low = bool(builder.fields.get("fp8") or builder.fields.get("fp4"))
     rows = rows_of(value, is_low=is_low, fp8_format=builder.fields.get("fp8"))
     if rows is not None:

@@ -159,7 +159,6 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
 
 
 def _recipe(name: str, release: tuple[int, int] | None) -> ImportReport:
-    """Return what a recipe of that name asks for in a release."""
     builder = ImportBuilder(_title(release))
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
@@ -180,7 +179,6 @@ def _recipe(name: str, release: tuple[int, int] | None) -> ImportReport:
 
 
 def _plugin(arguments: Mapping[Any, Any], release: tuple[int, int] | None) -> ImportReport:
-    """Return what the plugin's arguments ask for in a release."""
     builder = ImportBuilder(_title(release))
     values = {str(name): value for name, value in arguments.items()}
     mode = _mode(values, builder)

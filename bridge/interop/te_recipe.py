@@ -105,7 +105,6 @@ def _is_custom(payload: Mapping[Any, Any]) -> bool:
 
 
 def _import_custom(builder: ImportBuilder, factory: Mapping[Any, Any], mode: str) -> ImportReport:
-    """Return the precision that our own factory was given."""
     _imply_mode(builder, mode)
     for name, value in factory.items():
         if name in IN_FACTORY:
@@ -117,7 +116,6 @@ def _import_custom(builder: ImportBuilder, factory: Mapping[Any, Any], mode: str
 
 
 def _class(payload: Mapping[Any, Any]) -> tuple[Scheme, str]:
-    """Return the class's scheme, and the key that names the class."""
     key = next((key for key in NAMES if isinstance(payload.get(key), str)), None)
     if key is None:
         rule = "must name the recipe's class, got none"

@@ -194,7 +194,6 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
 def _build_chunk(
     config: Any, ddp: Any, where: torch.device, *, seed: int, backend: str, vp_stage: int | None, phases: Sequence[Any]
 ) -> torch.nn.Module:
-    """Build one model chunk, in the dtype it is trained in."""
     with marked_weights(config) as marks, _recipe_of_chunk(config, vp_stage):
         model: torch.nn.Module = GPTModel(
             config=config,

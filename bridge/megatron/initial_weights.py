@@ -97,7 +97,6 @@ def _each(parts: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _shard(part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
-    """Return this rank's part of a tensor that is drawn as a whole."""
     axes = part.prepend_axis_num  # of layer and expert
     whole = torch.empty(part.global_shape[axes:], device=where)
     _filled(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")

@@ -200,7 +200,6 @@ def _hush(stack: ExitStack) -> None:
 
 
 def _data_parallel_size(model: Any, world_size: int) -> int:
-    """Return how many replicas the processes make up."""
     names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     sizes = {name: getattr(model, name) for name in names}
     replica: int = math.prod(sizes.values())

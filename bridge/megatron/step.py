@@ -253,7 +253,6 @@ class Trainer:
         return bool(flag)
 
     def _learning_rate(self) -> float:
-        """Return the rate of the first group that has the general one."""
         groups = self.optimizer.param_groups
         return float(next((group for group in groups if group.get("default_config", True)), groups[0])["lr"])
 

@@ -214,7 +214,6 @@ def _scheme(name: str | None, family: str | None) -> Scheme | None:
 
 
 def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None) -> GemmShape:
-    """Return a linear layer's dimensions on a rank."""
     parallel = plan.parallel
     ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
     outputs, inputs = module.on_rank(plan.shape, ranks)

@@ -193,7 +193,6 @@ def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
 
 
 def _most_doublings(run: PlannedRun, size: str) -> int:
-    """Return how often a parallel size may be doubled."""
     if size == "pipeline":
         return MOST_DOUBLINGS if run.parallel.layout is None else 0
     if size == "expert":
@@ -204,7 +203,6 @@ def _most_doublings(run: PlannedRun, size: str) -> int:
 
 
 def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
-    """Return whether GPUs, layers, heads, widths, experts and tokens divide by the ranks that share them."""
     try:
         parallel = run.parallel
         parallel.places(shape.num_layers)
@@ -266,7 +264,6 @@ def _global_batch_size(run: PlannedRun) -> int:
 
 
 def _needed(run: PlannedRun, micro_batch_size: int) -> int:
-    """Return the bytes of the fullest rank at a micro-batch."""
     changed = run.changed({"train.micro_batch_size": micro_batch_size})
     plan, load = run.plan, changed.workload
     needed = []

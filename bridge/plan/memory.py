@@ -122,7 +122,6 @@ def _rank(
     data_rank: int,
     capability: tuple[int, int] | None,
 ) -> RankMemory:
-    """Return one rank's bytes: its chunks are built one after the other, each with buffers of its own."""
     settings = plan.settings
     bytes_of: defaultdict[str, int] = defaultdict(int, dict.fromkeys(KINDS, 0))
     master, moments = _per_element(settings)
@@ -234,7 +233,6 @@ def _layout(plan: PrecisionPlan) -> str:
 
 
 def _notes(plan: PrecisionPlan, workload: Workload, ddp: Any, capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """Return sentences that qualify the numbers."""
     notes = []
     if any(read_field(ddp, name, default=False) for name in ("use_megatron_fsdp", "use_custom_fsdp")):
         notes.append("Megatron-FSDP shards weights and gradients too; that is not counted here.")

@@ -48,12 +48,10 @@ def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanR
 
 
 def _gemms(dtype: str) -> tuple[PlanRow, ...]:
-    """Return the three GEMMs of a layer in high precision."""
     return tuple(PlanRow(item=gemm, format=dtype, accumulate=_wide(dtype)) for gemm in GEMMS)
 
 
 def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = None) -> tuple[PlanRow, ...]:
-    """Return the three GEMMs, their operands and the weight."""
     low_weight = settings.low_parameters and low if stored is None else stored
     weight = _weight(settings, low=low_weight)
     biases = (_weight(settings, low=False, item="bias"),) if bias else ()
@@ -110,7 +108,6 @@ def _attention_tile(settings: Settings) -> str:
 
 
 def _weight(settings: Settings, *, low: bool, item: str = "weight") -> PlanRow:
-    """Return a parameter's row: its formats between steps."""
     mode = settings.mode
     storage = (OPERAND_FORMATS.get(settings.format or "", (settings.format or "",))[0]) if low else mode
     if low and settings.scheme == "custom":

@@ -192,7 +192,6 @@ def _matching(recipes: Sequence[QuantRecipe], name: str) -> Callable[[Taken], bo
 
 
 def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
-    """Return every module of the model under a layout, in order."""
     places = parallel.places(plan.shape.num_layers)
     at = {index: (chunk, local) for chunk, place in enumerate(places) for local, index in enumerate(place.layers)}
     mtp = next((chunk for chunk, place in enumerate(places) if place.mtp), len(places) - 1)

@@ -92,7 +92,6 @@ class StatedField:
             raise PrecisionTypeError.of(path, error.rule, value, remedy) from None
 
     def _wrong_rows(self, error: WrongRowsError) -> PrecisionTypeError:
-        """Return the error for rows that cannot be read, one line each."""
         path, first = f"mixed_precision.{self.name}", error.faults[0]
         lines = [str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy)) for fault in error.faults]
         return PrecisionTypeError(

@@ -77,7 +77,6 @@ def _within(pattern: str, local: dict[int, int]) -> str | None:
 
 
 def _add(configs: dict[str, Any], row: ModuleRow, *, is_low: bool, fp8_format: str | None) -> str:
-    """Add a row's payload to the configs unless it is there, and return its name."""
     acts_in_high = not is_low or row.names_layers
     payload: dict[str, Any] = {
         **CONFIG_TYPE,

@@ -66,7 +66,6 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         __signature__ = _Signature()
 
         def __init__(self, **given: object) -> None:
-            """Take any fields by name."""
             origin = given.get("_origin")
             named = list(given)
             changed = named if origin is None else named[: named.index("_origin")]
@@ -297,7 +296,6 @@ def _descriptor(owner: type, name: str) -> object:
 
 @functools.cache
 def _stated_fields(owner: Any) -> dict[str, StatedField]:
-    """Return the descriptors of a class by name, in order of declaration."""
     found = {field.name: _descriptor(owner, field.name) for field in dataclasses.fields(owner)}
     return {name: field for name, field in found.items() if isinstance(field, StatedField)}
 

@@ -218,7 +218,6 @@ def check_precision(
 
 
 def _key(row: GemmRow) -> str:
-    """Return the name of a linear layer in the whole model."""
     return f"{row.layer}.{row.module}" if row.layer else row.module
 
 

@@ -120,7 +120,6 @@ def _chunks(model: Model) -> list[torch.nn.Module]:
 
 
 def _plan_of(chunks: Sequence[torch.nn.Module], recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
-    """Return the plan of a recipe for a live model."""
     from bridge.registry.registry import get_mixed_precision_config
     from bridge.rules.versions import installed
 

@@ -149,7 +149,6 @@ class PrecisionSchedule:
 
 
 def _checked(rows: Any) -> list[dict[str, Any]]:
-    """Return the rows with their keys checked."""
     if not isinstance(rows, list | tuple) or len(rows) < 2:
         remedy = "Write [{until: 0.9}, {recipe: bf16_mixed}]."
         raise RunConfigError.of(_WHERE, "must be a list of at least two phases", rows, remedy)
@@ -176,7 +175,6 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
 
 
 def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
-    """Return the last step of a phase."""
     is_share = isinstance(until, float) and 0 < until < 1
     is_step = isinstance(until, int) and not isinstance(until, bool)
     if not is_share and not is_step:

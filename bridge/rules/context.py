@@ -44,7 +44,6 @@ class View:
 
 
 def _owner_of(field: str) -> str | None:
-    """Return the first owner that has a field."""
     return next((role for role in PRECISION_OWNERS if field in DEFAULTS[role]), None)
 
 

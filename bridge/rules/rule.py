@@ -140,7 +140,6 @@ class RuleFinding(Finding):
 
 
 def _range(product: str, *, since: str | None = None, until: str | None = None) -> VersionRange:
-    """Return a range of versions."""
     limits = [f"{operator}{version}" for operator, version in ((">=", since), ("<", until)) if version is not None]
     return VersionRange(product=product, versions=SpecifierSet(",".join(limits)))
 

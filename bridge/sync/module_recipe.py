@@ -58,7 +58,6 @@ def _chunks(model: Any, rows: Sequence[ModuleRow]) -> tuple[list[tuple[int, ...]
 
 
 def _placed(model: Any) -> tuple[list[tuple[int, ...]], int]:
-    """Return the chunks and the stages of a model whose layout is known."""
     num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
     if num_layers < 1:
         raise RunConfigError.of(
@@ -151,7 +150,6 @@ class _ModuleRecipe:
 
 @functools.cache
 def _class_of(kind: Any) -> Any:
-    """Return the class of a staged recipe over Megatron's `RecipeConfig`."""
     return type("ModuleRecipe", (_ModuleRecipe, kind), {"kind": kind})
 
 

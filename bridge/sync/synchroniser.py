@@ -129,7 +129,6 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
 
 
 def _decision(row: SyncRow) -> str:
-    """Return who decided, as a noun."""
     if row.by == "mode":
         return f"the recipe ({row.why})"
     return "the config that states it" if row.by == "stated" else row.by

@@ -86,7 +86,6 @@ def _parser() -> Parser:
 
 
 def _errors(node: Node) -> Iterator[Node]:
-    """Return the nodes that the grammar does not understand, in order."""
     waiting = [node]
     while waiting:
         one = waiting.pop()

@@ -429,7 +429,6 @@ def _accelerate(line: Line, forced: bool) -> CommandLine | None:
 
 
 def _deepspeed_file(line: Line) -> CommandLine | None:
-    """Return the line whose precision lies in the file for DeepSpeed that it names."""
     option = next((name for name in FILES[1::-1] if isinstance(line.words.options.get(name), str)), None)
     if option is None:
         return None

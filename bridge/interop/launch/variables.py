@@ -275,7 +275,6 @@ def _start(script: Script, node: Node) -> int:
 
 
 def _literal(source: bytes, *, quoted: bool) -> list[Piece]:
-    """Return text with its backslashes resolved."""
     text = source.decode().replace("\\\n", "")
     if "\\" in text:
         text = re.sub(r"\\([\"\\$`])" if quoted else r"(?s)\\(.)", r"\1", text)

@@ -215,7 +215,6 @@ def _is_known(name: str) -> bool:
 
 
 def _is_switch(name: str) -> bool:
-    """Return whether Megatron-LM's parser takes no value after a flag."""
     key = dest(name)
     flag = BY_NAME.get(key)
     if flag is not None:

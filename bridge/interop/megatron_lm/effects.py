@@ -103,7 +103,6 @@ def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, states
 
 
 def _dtype(run: Arguments, key: str) -> str | None:
-    """Return a dtype that is written, None for "auto"."""
     written = run.settings.get(key)
     return None if written is None or written.value in (None, "auto") else str(written.value)
 

@@ -258,7 +258,6 @@ def _decoded(flag: Flag, written: Written) -> object:
 
 
 def _value(kind: str, sets: object, written: Written) -> object:
-    """Return the value that a flag gives, or `_UNSET` where it is written as off."""
     value = written.value
     if kind == "value":
         if value is True and not isinstance(sets, str):

@@ -227,7 +227,6 @@ def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
 
 
 def _format(file: File, builder: ImportBuilder) -> None:
-    """Map the two switches that choose the format; E4M3 wins."""
     on = {}
     for key in ("fp8_e4m3", "fp8_hybrid"):
         on[key] = file.switch(key)
@@ -248,7 +247,6 @@ def _format(file: File, builder: ImportBuilder) -> None:
 
 
 def _amax(file: File, builder: ImportBuilder) -> None:
-    """Map the settings of delayed scaling, or state the defaults of the shipped file or of the code."""
     values, why = DELAYED, "absent, and Megatron Core (mcore_gpt) takes this value"
     if file.shipped is not None:
         values, why = file.shipped, ""
@@ -263,7 +261,6 @@ def _amax(file: File, builder: ImportBuilder) -> None:
 
 
 def _loss_scale(file: File, dtype: str, builder: ImportBuilder) -> None:
-    """Map the settings of FP16's loss scale, or state their defaults."""
     is_unread = "mcore_distributed_optim" in str(file.setting("optim") or "")
     for key, (field, default) in SCALER.items():
         if key not in file and dtype == "fp16":
@@ -392,7 +389,6 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _export_mode(builder: ExportBuilder, *, is_o2: bool) -> str:
-    """Map the mode to precision and O1 or O2; return the dtype."""
     mode = builder.config.mode
     dtype = mode if is_o2 else export_as_amp(builder, "trainer.precision", "model.megatron_amp_O2")
     if is_o2:

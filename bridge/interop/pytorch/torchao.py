@@ -175,7 +175,6 @@ def export_layers(builder: ExportBuilder, remedy: str) -> None:
 
 
 def _kind(payload: object) -> tuple[str, Settings]:
-    """Return "float8" or "mxfp8", and its settings."""
     name = type(payload).__name__
     if dataclasses.is_dataclass(payload) and not isinstance(payload, type):
         return ("mxfp8" if name.startswith("MX") else "float8"), Settings(plain(payload), TITLE, name)
@@ -251,7 +250,6 @@ def _import_float8(builder: ImportBuilder, given: Settings) -> None:
 
 
 def _filter(builder: ImportBuilder, given: Settings) -> None:
-    """Turn the names of modules that are left out into rows."""
     listed, run = given.values.get(FILTER), builder.fields.get("fp8_recipe")
     if listed is None or run is None:
         return

@@ -42,7 +42,6 @@ def sources_of_program(document: Document, name: str, unread: dict[str, str]) ->
 
 
 def _called(call: Call, name: str, unread: dict[str, str]) -> list[Source]:
-    """Return the source that a call of Megatron Bridge's is."""
     if PACKAGE.fullmatch(call.path) is None:
         return []
     payload, stated = _payload(call)

@@ -99,7 +99,6 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
-    """Return one row per dtype."""
     sizes: defaultdict[str, int] = defaultdict(int)
     for tensor in tensors:
         if isinstance(tensor, StoredWeight):
@@ -113,7 +112,6 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
 
 
 def _reduction(model: list[Any]) -> list[CensusRow]:
-    """Return the buckets of gradients that data-parallel ranks reduce."""
     buckets = [
         bucket
         for chunk in model
@@ -143,7 +141,6 @@ def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> lis
 
 
 def _optimizer_state(optimizer: Any) -> list[CensusRow]:
-    """Return Adam's moments."""
     states = [state for inner in inner_optimizers(optimizer) for state in inner.state.values()]
     rows = []
     for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):

@@ -98,7 +98,6 @@ def _ranges(part: Any) -> Iterator[tuple[torch.nn.Parameter, slice | None]]:
 
 
 def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | None]) -> Iterator[Copy]:
-    """Yield the copies of one chunk."""
     model = unwrapped(chunk)
     modules = places([model])
     for path, parameter in model.named_parameters():
@@ -118,7 +117,6 @@ def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | Non
 
 
 def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
-    """Return this rank's place in the tensor-parallel group, or in the groups of experts."""
     if getattr(parameter, "allreduce", True):
         return parallel_state.get_tensor_model_parallel_rank(), 0
     return parallel_state.get_expert_tensor_parallel_rank(), 1 + parallel_state.get_expert_model_parallel_rank()

@@ -63,7 +63,6 @@ def first_not_finite(model: list[Any]) -> str | None:
 
 
 def _gradients(model: list[Any]) -> Iterator[_Gradient]:
-    """Yield the gradients of this rank's parameters."""
     for chunk in model:
         layers = global_layer_names([chunk])
         begins: dict[tuple[int, str], int] = {}

@@ -76,7 +76,6 @@ class Telemetry:
     """The measurements of a run."""
 
     def __init__(self, model: Sequence[torch.nn.Module]) -> None:
-        """Find the emulated layers of this rank's model chunks."""
         self.rows: list[QuantisationRow] = []
         self.step: int | None = None
         """The last measured step."""

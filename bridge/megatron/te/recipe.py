@@ -131,7 +131,6 @@ def import_recipes() -> Any:
 
 
 def _resolved(recipes: ModuleType, keyword: str, value: object) -> object:
-    """Return a keyword's value as the class takes it."""
     if keyword.endswith("_format"):
         return getattr(recipes, "Format")[value]  # noqa: B009 mypy knows no attribute of a module
     if keyword != "qfactory" or not isinstance(value, str):
@@ -203,7 +202,6 @@ def te_recipe(config: Any, environment: Environment | None = None) -> TERecipe |
 
 
 def _scheme_of(config: Any, fp8: object, fp4: object) -> Scheme:
-    """Return the row of the config's scheme, or refuse the config."""
     findings: list[Finding] = []
 
     def fault(path: str, rule: str, value: object, remedy: str) -> None:

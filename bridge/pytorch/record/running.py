@@ -73,7 +73,6 @@ class Running:
 
 
 def _nodes(value: Any) -> list[Any]:
-    """Return the nodes that made the tensors of a value."""
     tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
     return [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
 

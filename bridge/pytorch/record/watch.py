@@ -37,7 +37,6 @@ class GemmWatch(Observer):
     """The rows of the GEMMs that ran."""
 
     def __init__(self, model: Iterable[torch.nn.Module]) -> None:
-        """Find the modules of a model, or of its chunks."""
         self.places = places(model)
         self.running = Running(self._entered)
         self.calls: Counter[str] = Counter()

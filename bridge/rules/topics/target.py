@@ -17,7 +17,6 @@ def is_blockwise_on_blackwell(s: RuleContext) -> bool:
 
 
 def _gpu(s: RuleContext) -> dict[str, Any]:
-    """Return the name of the GPU as the value of a finding."""
     return {"value": s.target.gpu.title if s.target.gpu else None}
 
 
