@@ -200,32 +200,19 @@ def _hush(stack: ExitStack) -> None:
 
 
 def _data_parallel_size(model: Any, world_size: int) -> int:
-    names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    sizes = {name: getattr(model, name) for name in names}
-    replica: int = math.prod(sizes.values())
-    if world_size % replica:
-        product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-        raise RunConfigError(
-            f"model: the number of processes must be a multiple of {product} = {replica}, got {world_size} "
-            f"(WORLD_SIZE). Start the run with torchrun --nproc-per-node={replica}, or change the parallel sizes."
-        )
-    _require_whole_experts(model, world_size)
+    dense = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    experts = ("expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size")
+    for path, names in (("model", dense), ("model.expert_model_parallel_size", experts)):
+        sizes = {name: getattr(model, name) or model.tensor_model_parallel_size for name in names}
+        ranks = math.prod(sizes.values())
+        if world_size % ranks:
+            product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            raise RunConfigError(
+                f"{path}: the number of processes must be a multiple of {product} = {ranks}, got {world_size} "
+                f"(WORLD_SIZE). Start the run with torchrun --nproc-per-node={ranks}, or change the parallel sizes."
+            )
+    replica: int = math.prod(getattr(model, name) for name in dense)
     return world_size // replica
-
-
-def _require_whole_experts(model: Any, world_size: int) -> None:
-    """Refuse processes that the parts of the experts cannot be shared among."""
-    names = ("expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size")
-    given = {name: getattr(model, name) for name in names}
-    if given["expert_tensor_parallel_size"] is None:
-        given["expert_tensor_parallel_size"] = model.tensor_model_parallel_size
-    ranks: int = math.prod(given.values())
-    if world_size % ranks:
-        product = " x ".join(f"{name} {size}" for name, size in given.items() if size > 1)
-        raise RunConfigError(
-            f"model.expert_model_parallel_size: the number of processes must be a multiple of {product} = {ranks}, got "
-            f"{world_size} (WORLD_SIZE). Start the run with torchrun --nproc-per-node={ranks}, or change the sizes."
-        )
 
 
 def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str]) -> torch.device:

@@ -289,14 +289,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
-def _descriptor(owner: type, name: str) -> object:
-    """Return the class attribute itself, past any descriptor protocol."""
-    return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), None)
-
-
 @functools.cache
 def _stated_fields(owner: Any) -> dict[str, StatedField]:
-    found = {field.name: _descriptor(owner, field.name) for field in dataclasses.fields(owner)}
+    found = {field.name: inspect.getattr_static(owner, field.name, None) for field in dataclasses.fields(owner)}
     return {name: field for name, field in found.items() if isinstance(field, StatedField)}
 
 

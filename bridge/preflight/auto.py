@@ -10,7 +10,7 @@ the run will find.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
@@ -116,13 +116,7 @@ class Choice:
 
     def to_dict(self) -> dict[str, object]:
         """Return the choice as plain data."""
-        return {
-            "request": self.request,
-            "recipe": self.recipe,
-            "reason": self.reason,
-            "rejected": [{"recipe": name, "why": why} for name, why in self.rejected],
-            "target": self.target,
-        }
+        return {**asdict(self), "rejected": [{"recipe": name, "why": why} for name, why in self.rejected]}
 
     def __str__(self) -> str:
         passed = "".join(f" Not {name}: {why}." for name, why in self.rejected)

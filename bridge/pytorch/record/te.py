@@ -143,6 +143,53 @@ def is_te(module: torch.nn.Module) -> bool:
     return hasattr(module, "fp8_meta")
 
 
+def _of_one(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    del kwargs
+    right, transposed, left, is_wgrad, buffer = args[:5]
+    yield TeGemm(
+        gemm=GEMM_OF_LAYOUT[transposed, is_wgrad],
+        left=left,
+        right=right,
+        out=None if args[9] else result[0],  # behind the GELU
+        bias=args[7] if args[7] is not None and args[7].numel() and not args[11] else None,
+        accumulates=bool(args[14]) and buffer is not None,
+        split_accumulator=bool(args[15]),
+    )
+
+
+def _of_group(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    del kwargs, result
+    rights, transposed, lefts, is_wgrad, outs = args[:5]
+    gemm, splits = GEMM_OF_LAYOUT[transposed, is_wgrad], list(args[6] or ())
+    if args[9] and splits:
+        outs = torch.split(outs[0] if isinstance(outs, (list, tuple)) else outs, splits)
+    flags = {"splits": splits, "accumulates": args[14], "split_accumulator": args[15]}
+    for part, (left, right) in enumerate(zip(lefts, rights, strict=True)):
+        yield TeGemm(gemm=gemm, left=left, right=right, out=outs[part], part=part, **flags)
+
+
+def _of_custom(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    layout = kwargs.get("layout", args[8] if len(args) > 8 else "TN")
+    gemm = GEMM_OF_LAYOUT[layout[0] == "T", layout[1] == "T"]
+    yield TeGemm(gemm=gemm, left=args[1], right=args[0], out=result[0])
+
+
+def _of_fused(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    del kwargs, result
+    right, left, buffer = args
+    yield TeGemm(gemm="wgrad", left=left, right=right, out=buffer, accumulates=True)
+
+
+_CALLS: tuple[tuple[str, str, Callable[[Any, Any, Any], Iterator[TeGemm]]], ...] = (
+    (EXTENSION, "generic_gemm", _of_one),
+    (EXTENSION, "te_general_grouped_gemm", _of_group),
+    (CUSTOM, "custom_gemm", _of_custom),
+    (FUSED, "wgrad_gemm_accum_fp32", _of_fused),
+    (FUSED, "wgrad_gemm_accum_fp16", _of_fused),
+)
+"""Module, function, and the GEMMs of a call by its arguments and its result."""
+
+
 @contextmanager
 def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Iterator[None]:
     """Hand every GEMM of the extension to a watcher, after it has run, for a ``with`` block.
@@ -150,73 +197,21 @@ def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Ite
     `quiet` makes a context for the call itself, in which the operators of torch are part of the GEMM.
     """
 
-    def of_one(original: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(original: Callable[..., Any], gemms: Callable[[Any, Any, Any], Iterator[TeGemm]]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             with quiet():
                 result = original(*args, **kwargs)
-            right, transposed, left, is_wgrad, buffer = args[:5]
-            flags: dict[str, Any] = {
-                "accumulates": bool(args[14]) and buffer is not None,
-                "split_accumulator": bool(args[15]),
-            }
-            bias = args[7] if args[7] is not None and args[7].numel() and not args[11] else None
-            gemm = GEMM_OF_LAYOUT[transposed, is_wgrad]
-            out = None if args[9] else result[0]  # behind the GELU
-            watcher(TeGemm(gemm=gemm, left=left, right=right, out=out, bias=bias, **flags))
+            for gemm in gemms(args, kwargs, result):
+                watcher(gemm)
             return result
 
         return call
 
-    def of_group(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with quiet():
-                result = original(*args, **kwargs)
-            rights, transposed, lefts, is_wgrad, outs = args[:5]
-            gemm, splits = GEMM_OF_LAYOUT[transposed, is_wgrad], list(args[6] or ())
-            if args[9] and splits:
-                outs = torch.split(outs[0] if isinstance(outs, (list, tuple)) else outs, splits)
-            flags = {"splits": splits, "accumulates": args[14], "split_accumulator": args[15]}
-            for part, (left, right) in enumerate(zip(lefts, rights, strict=True)):
-                watcher(TeGemm(gemm=gemm, left=left, right=right, out=outs[part], part=part, **flags))
-            return result
-
-        return call
-
-    def of_custom(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(right: Any, left: Any, *args: Any, **kwargs: Any) -> Any:
-            with quiet():
-                result = original(right, left, *args, **kwargs)
-            layout = kwargs.get("layout", args[6] if len(args) > 6 else "TN")
-            gemm = GEMM_OF_LAYOUT[layout[0] == "T", layout[1] == "T"]
-            watcher(TeGemm(gemm=gemm, left=left, right=right, out=result[0]))
-            return result
-
-        return call
-
-    def of_fused(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(right: Any, left: Any, buffer: Any) -> Any:
-            with quiet():
-                result = original(right, left, buffer)
-            watcher(TeGemm(gemm="wgrad", left=left, right=right, out=buffer, accumulates=True))
-            return result
-
-        return call
-
-    wrappers = (
-        (EXTENSION, "generic_gemm", of_one),
-        (EXTENSION, "te_general_grouped_gemm", of_group),
-        (CUSTOM, "custom_gemm", of_custom),
-        (FUSED, "wgrad_gemm_accum_fp32", of_fused),
-        (FUSED, "wgrad_gemm_accum_fp16", of_fused),
-    )
     with ExitStack() as stack:
-        for name, function, wrapper in wrappers:
+        for name, function, gemms in _CALLS:
             owner = sys.modules.get(name)
             original = getattr(owner, "__dict__", {}).get(function)
             if original is not None:
-                stack.enter_context(patch.object(owner, function, wrapper(original)))
+                stack.enter_context(patch.object(owner, function, watched(original, gemms)))
         yield
