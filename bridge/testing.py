@@ -7,21 +7,17 @@
 Each test runs once per recipe. Megatron Core must be installed; neither a GPU nor Transformer Engine is needed.
 """
 
-from __future__ import annotations
-
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run, shipped_folder
 from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from, synchronize
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SHAPE = MappingProxyType({"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32})
 SHARDED = MappingProxyType({"use_distributed_optimizer": True})

@@ -1,21 +1,15 @@
 """The audit: the rows of a plan compared with the rows of a record, and two records with each other."""
 
-from __future__ import annotations
-
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge.plan.precision_plan import compact
+from bridge.audit.record import GemmRow, Record
+from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, compact
+from bridge.plan.settings import Settings
 from bridge.precision.dtypes import SPELLINGS
 from bridge.precision.schemes import GEMMS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from bridge.audit.record import GemmRow, Record
-    from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan
-    from bridge.plan.settings import Settings
 
 MULTIPLIES = frozenset({"linear", "head", "router"})
 """Kinds of modules whose GEMMs are recorded; attention cores, convolutions and norms are not."""

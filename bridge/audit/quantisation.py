@@ -1,16 +1,12 @@
 """The errors of a run's quantisers as rows: one per operand, layer, module and measured step, kept as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 FILE = "quantisation.csv"
 """Name of the file in a run's folder."""

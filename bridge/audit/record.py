@@ -7,17 +7,13 @@ that the source cannot see the column: a comparison skips it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.schemes import WHOLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from bridge.precision.schemes import Tile
+from bridge.precision.schemes import WHOLE, Tile
 
 FILE = "record.json"
 """Name of the file in a run's folder."""

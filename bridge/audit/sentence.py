@@ -1,16 +1,10 @@
 """The formats of a record's GEMMs in one sentence."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from typing import TYPE_CHECKING
-
+from bridge.audit.record import GemmRow
 from bridge.plan.precision_plan import compact
 from bridge.precision.schemes import GEMMS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.audit.record import GemmRow
 
 HIGH = frozenset({"bf16", "fp16", "fp32", "fp64"})
 """Formats of layers in high precision."""

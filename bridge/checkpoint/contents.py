@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bridge.checkpoint.folder import candidates, is_finished, load_fault
 from bridge.checkpoint.folder import folder_of as folder_of_step
 from bridge.checkpoint.manifest import Manifest, digest, outline
-from bridge.checkpoint.pickles import METADATA, read_listing
+from bridge.checkpoint.pickles import METADATA, Tensor, read_listing
 from bridge.checkpoint.precision_change import DERIVED, Change, precision_changes
 from bridge.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from bridge.checkpoint.pickles import Tensor
 
 STATE = "optimizer.state."
 SCALING = ".fp8_state."

@@ -1,17 +1,12 @@
 """A folder of checkpoints: ``iter_0000100/`` for each step, and Megatron's pointer to the latest."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bridge.checkpoint.manifest import MANIFEST
 from bridge.errors import Finding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LATEST = "latest_checkpointed_iteration.txt"
 """File with the number of the newest complete checkpoint, Megatron's name."""

@@ -5,22 +5,18 @@ process. Where another machine of a shared file system does not see that, the fi
 it every few seconds.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bridge.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LOCK = ".precision-bridge.lock"
 BEAT_SECONDS = 2.0

@@ -7,21 +7,16 @@ and lists the tensors, and the objects between the tensors (random states, the s
 classes on it. A checkpoint that names anything else is refused, whoever wrote its manifest.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Self
 
 from bridge.errors import DamagedCheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-    from typing import Self
 
 METADATA = ".metadata"
 BACKEND = "torch_dist"

@@ -4,16 +4,11 @@ A checkpoint holds weights in the dtype of the mode, FP32 master weights where t
 of the optimizer and the scales of delayed scaling. A change that touches none of them takes effect in the next step.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from bridge.precision.groups import GROUPS
 from bridge.sync.routes import ROUTES, Route
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 REDERIVED = "re-derived"
 ASKED = "needs resume.allow_precision_change=true"

@@ -1,18 +1,14 @@
 """`precision-bridge audit RUN [OTHER]`: the record of a run and its audit, or the difference of two records."""
 
-from __future__ import annotations
-
+import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.audit.compare import differences
 from bridge.audit.record import FILE, Record
 from bridge.audit.sentence import format_gemms
 from bridge.cli.arguments import add_command, print_json
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_parsers(commands: Any) -> None:

@@ -1,18 +1,14 @@
 """`precision-bridge checkpoint inspect|diff|verify|certify`: the files of a checkpoint. No code of them is run."""
 
-from __future__ import annotations
-
+import argparse
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.checkpoint.contents import Contents, Difference, checkpoint_at
 from bridge.checkpoint.manifest import Manifest, digest
 from bridge.checkpoint.pickles import pickle_fault
 from bridge.cli.arguments import add_command, print_json
-
-if TYPE_CHECKING:
-    import argparse
 
 DAMAGED = 1
 DIFFERENT = 1

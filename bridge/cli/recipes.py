@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.cli.arguments import add_command, print_json, text_of
 from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
@@ -17,9 +18,6 @@ from bridge.precision.groups import GROUPS, by_subject
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import inert_fields
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_parsers(commands: Any) -> None:

@@ -1,19 +1,15 @@
 """`precision-bridge watch RUN`: a run in progress, over SSH as well as here; it reads the run's files alone."""
 
-from __future__ import annotations
-
+import argparse
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.audit.run_folder import RunFolder
 from bridge.cli.arguments import add_command, print_json
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_parsers(commands: Any) -> None:

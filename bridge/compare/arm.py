@@ -1,22 +1,17 @@
 """One arm of a comparison: a finished run, read from its folder."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from bridge.audit.quantisation import QuantisationRow
 from bridge.audit.run_folder import RunFolder
 from bridge.compare.curve import Curve
 from bridge.errors import RunConfigError
 from bridge.sync.routes import ROUTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from bridge.audit.quantisation import QuantisationRow
 
 PRECISION = ("mixed_precision", "precision_backend", "precision_schedule")
 """Sections in which the arms of a comparison may differ, apart from the fields that a precision is written to."""

@@ -10,16 +10,11 @@ the whole epsilon of BF16 and compares two layouts in one precision. *Differs*: 
 E5M2 the bound is above 1, which is the error of a gradient that is zero.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bridge.precision.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 GROWTH = 1.03
 """C: the growth of the error from layer to layer."""
@@ -91,12 +86,7 @@ def rounding(formats: Iterable[str]) -> float:
 
 
 def band(
-    errors: Mapping[Place, float],
-    control: Mapping[Place, float],
-    *,
-    num_layers: int,
-    forward: float,
-    backward: float,
+    errors: Mapping[Place, float], control: Mapping[Place, float], *, num_layers: int, forward: float, backward: float
 ) -> Band:
     """Return the errors with their bounds.
 

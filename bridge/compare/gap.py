@@ -14,8 +14,6 @@ The window is the last half of the steps after the warm-up: a gap that opens lat
 otherwise. No verdict is *within* where the baseline itself learned little: a recipe that learns nothing would pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

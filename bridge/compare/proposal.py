@@ -5,18 +5,14 @@ A scale that fits leaves an operand near the signal-to-noise ratio of its format
 the ratio of its format again and the worst one gains a bit, or else the dtype of the run.
 """
 
-from __future__ import annotations
-
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.precision.formats import FORMATS
 from bridge.precision.modules import ModulePrecision
 from bridge.precision.schemes import OPERAND_FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 BIT_DB = 20 * math.log10(2)
 """The gain of one bit."""

@@ -3,19 +3,13 @@
 Configs are data. Nothing in them is instantiated; every key is checked against the real field of the class it is for.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.front.compose import Search, composed
 from bridge.front.loader import container, run_of
 from bridge.front.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.training.config import ConfigContainer
+from bridge.training.config import ConfigContainer
 
 __all__ = ["compose", "container", "main"]
 

@@ -3,17 +3,13 @@
 OmegaConf resolves a reference as often as it is named, so that thirty lines of ``a: ${b}${b}`` would make a gigabyte.
 """
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf.base import Container
 from omegaconf.errors import InterpolationResolutionError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_REFERENCES = 2_000
 """A run's config resolves fewer than a hundred."""

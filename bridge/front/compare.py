@@ -7,33 +7,26 @@ decides the weights and the order of the data, so that every recipe sees the sam
 folder is not run again.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
 import re
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import yaml
 
 from bridge.compare.arm import FAILED
+from bridge.compare.comparison import Comparison
 from bridge.compare.gap import GATE
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
 from bridge.front.sweep import report_sweep
 from bridge.front.train import plain_container, train
-from bridge.training.config import write_precision
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from bridge.compare.comparison import Comparison
-    from bridge.training.config import ConfigContainer
+from bridge.training.config import ConfigContainer, write_precision
 
 SEEDS = 3
 FOLDER = "outputs/comparison"

@@ -61,10 +61,7 @@ SENTENCES = (
         r"Could not override '(?P<key>[^']*)'\. No match in the defaults list",
         "{key}: this group is not part of the primary config. Add it to its defaults list.",
     ),
-    (
-        r"Could not override '(?P<key>[^']*)'\.",
-        "{key}: no such key (command line). {hint}",
-    ),
+    (r"Could not override '(?P<key>[^']*)'\.", "{key}: no such key (command line). {hint}"),
     (
         r"Config group override must be a string or a list",
         "The name of an option must be a string. Quote it: GROUP='NAME'.",

@@ -4,15 +4,10 @@ The exit code is 128 + the number of the signal: 130 after Ctrl-C, 143 after SIG
 signal over: it ends after the running step, with everything written, and the exit code is the same.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
+from types import FrameType
 
 
 def exit_on_signals() -> None:

@@ -1,20 +1,13 @@
 """The end of a sweep: its runs compared, recipe by recipe."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from bridge.compare.arm import read_arm
-from bridge.compare.comparison import compare
+from bridge.compare.comparison import Comparison, compare
 from bridge.compare.gap import GATE
 from bridge.front.main import is_first_process
 from bridge.report.comparison import show_comparisons, write_comparisons
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from bridge.compare.comparison import Comparison
 
 
 def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float = GATE) -> list[Comparison]:

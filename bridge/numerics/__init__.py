@@ -9,8 +9,6 @@ Below them, `tiles` (plain torch) and `kernel.c` (the same bits, faster) do the 
 hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious version that both are compared with.
 """
 
-from __future__ import annotations
-
 from bridge.numerics.delayed import DelayedScaling, update_scaling_factors
 from bridge.numerics.error import WHAT_IF, QuantisationError, quantisation_error, what_if_db
 from bridge.numerics.linear import Observer, WeightCache, scaled_linear

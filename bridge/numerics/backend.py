@@ -1,18 +1,13 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
 """Dispatch of a pass: the C kernel where it takes the tensor, else plain torch. Both give the same bits."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
 from bridge.numerics import native, tiles
 from bridge.numerics.hadamard import hadamard_columns
-
-if TYPE_CHECKING:
-    from bridge.numerics.tiles import TilePass, TileResult
+from bridge.numerics.tiles import TilePass, TileResult
 
 
 def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:

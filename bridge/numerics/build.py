@@ -13,8 +13,6 @@ Threads are those of torch: the kernel's OpenMP symbols resolve against the runt
 second OpenMP runtime would bring a second set of threads, spinning against the first.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging
@@ -25,15 +23,12 @@ import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _log = logging.getLogger(__name__)
 

@@ -19,20 +19,15 @@ The first step quantises with scale 1, without calibration.
 Source: Transformer Engine 2.20 common/recipe/delayed_scaling.cu:162-253 (the fused update, its default).
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
 from bridge.errors import PrecisionTypeError
 from bridge.numerics.scaling import FP32_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from bridge.numerics.spec import GemmPrecision
+from bridge.numerics.spec import GemmPrecision
 
 SLOTS = {"input": 0, "weight": 1, "grad_output": 2}
 """Column of each operand in scale and amax_history."""

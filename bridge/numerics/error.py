@@ -12,23 +12,17 @@ A rounding to m mantissa bits, of numbers spread evenly over a binade's logarith
 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A scale that fits leaves a tensor near it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from bridge.numerics.gemm import operand_factor
-from bridge.numerics.operand import make_operand
+from bridge.numerics.operand import GemmOperand, make_operand
 from bridge.numerics.quantise import tensor_scale
 from bridge.numerics.spec import SCHEMES, GemmPrecision
 from bridge.numerics.tiles import chunk_rows
 from bridge.precision.modules import ModulePrecision
-
-if TYPE_CHECKING:
-    from bridge.numerics.operand import GemmOperand
 
 WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Schemes whose error an operand is asked for, next to its own."""

@@ -15,20 +15,15 @@ FP32 and FP16 tensors pass through BF16.
 Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446, common/recipe/nvfp4.cu:72-79.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
+from bridge.numerics.operand import GemmOperand
 from bridge.numerics.scaling import fp32
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import GEMMS
-
-if TYPE_CHECKING:
-    from bridge.numerics.operand import GemmOperand
 
 _LARGEST = FORMATS["e2m1"].max * FORMATS["e4m3"].max
 """Largest code of NVFP4 times its largest block scale."""

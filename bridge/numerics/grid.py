@@ -20,17 +20,12 @@ Source: PTX ISA 8.8, `cvt` with .satfinite and the e4m3x2, e5m2x2 and e2m1x2 typ
 common/util/ptx.cuh:526-600.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.precision.formats import Format
+from bridge.precision.formats import Format
 
 RANDOM_BITS = 16
 """Resolution of stochastic rounding; few enough for |x| / q + u to leave values on the grid alone in FP32."""

@@ -20,8 +20,6 @@ Shapes: M rows (tokens), K columns, G groups of 16 rows.
 """
 
 # ruff: noqa: N803  (shape suffixes are capitals)
-from __future__ import annotations
-
 import torch
 
 from bridge.numerics.tiles import chunk_rows

@@ -13,26 +13,21 @@ than kept a second time; a `WeightCache` keeps its operands from microbatch to m
 Shapes: M tokens (all leading axes), K inputs, N outputs.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from bridge.errors import PrecisionTypeError
+from bridge.numerics.delayed import DelayedScaling
 from bridge.numerics.gemm import multiply
 from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.numerics.quantise import as_matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from bridge.numerics.delayed import DelayedScaling
-    from bridge.numerics.quantised import Quantised
-    from bridge.numerics.spec import GemmPrecision
+from bridge.numerics.quantised import Quantised
+from bridge.numerics.spec import GemmPrecision
 
 
 class Observer:

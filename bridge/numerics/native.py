@@ -5,8 +5,6 @@
 without it, `torch` never uses it. All give the same bits; only the speed differs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

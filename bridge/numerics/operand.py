@@ -14,22 +14,17 @@ ends, so a tensor with scales out there is multiplied by a power of two (`shift_
 result. A tensor that lives at *both* ends, more than 2^200 apart, keeps its large values and drops the tiny ones.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from bridge.numerics import backend
 from bridge.numerics.quantise import draw_seed, tensor_scale, tile_pass
+from bridge.numerics.quantised import Quantised
 from bridge.numerics.scaling import reciprocal
-
-if TYPE_CHECKING:
-    from bridge.numerics.quantised import Quantised
-    from bridge.numerics.spec import QuantSpec
-    from bridge.precision.formats import Format
+from bridge.numerics.spec import QuantSpec
+from bridge.precision.formats import Format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

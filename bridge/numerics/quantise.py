@@ -17,10 +17,8 @@ the tensor before, or at `Quantised.amax`, which is infinite. NaN survives in al
 Shapes: M rows (all leading axes together), K columns.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,12 +26,8 @@ from bridge.errors import PrecisionTypeError
 from bridge.numerics import backend
 from bridge.numerics.quantised import Quantised, pack_nibbles
 from bridge.numerics.scaling import reciprocal, whole_nvfp4_scale, whole_scale
+from bridge.numerics.spec import QuantSpec
 from bridge.numerics.tiles import TilePass, TileResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bridge.numerics.spec import QuantSpec
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 

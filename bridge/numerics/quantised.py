@@ -15,20 +15,15 @@ Scales are compact here, one per tile; `padded_scales` gives the padded form tha
 and MXFP8 repeat the scale of a square tile for each of its rows, as Transformer Engine does; blockwise does not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from bridge.errors import PrecisionTypeError
 from bridge.numerics.grid import decode
 from bridge.numerics.scaling import e8m0_value
+from bridge.numerics.spec import QuantSpec
 from bridge.precision.formats import FORMATS
-
-if TYPE_CHECKING:
-    from bridge.numerics.spec import QuantSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

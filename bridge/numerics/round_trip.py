@@ -15,19 +15,15 @@ Source: Megatron-LM issue 6666 (52 of 1024 MXFP8 scales on a GB300); DeepSeek-V3
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from bridge.numerics.error import WHAT_IF
 from bridge.numerics.quantise import quantise
+from bridge.numerics.quantised import Quantised
 from bridge.numerics.spec import SCHEMES, GemmPrecision, QuantSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from bridge.numerics.quantised import Quantised
 
 BLOCKS = QuantSpec(scheme="blockwise", format="e4m3", row=(128, 128), column=(128, 128), power_of_two_scale=False)
 FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -30,8 +30,6 @@ rounding of a small tensor. They compute in FP64 and round to FP32, which for a 
 correctly rounded FP32 quotient (53 bits are more than 2 * 24 + 1).
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 

@@ -1,7 +1,5 @@
 """Precision of GEMMs as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

@@ -14,10 +14,8 @@ Shapes: M rows, K columns, B and C numbers of tiles along rows and columns, R an
 """
 
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,9 +30,6 @@ from bridge.numerics.scaling import (
 )
 from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import WHOLE, Tile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHUNK_BYTES = {"cpu": 1 << 20}
 """FP32 bytes worked on at a time, per device type."""

@@ -6,17 +6,13 @@ parsed, from the innermost outwards, and the attributes in a condition around th
 configs are the answer.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from typing import Any
 
 PACKAGES = ("megatron", "transformer_engine")
 

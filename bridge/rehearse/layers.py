@@ -1,20 +1,15 @@
 """The layers of a run that a rehearsal keeps: the first and the last, and one of each kind between them."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.plan.shape import MOE
+from bridge.rehearse.sections import Sections
 from bridge.rehearse.split import FIELDS, Split
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.hybrid import HybridPattern
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from bridge.rehearse.sections import Sections
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.rules.stages import Parallel
+from bridge.rules.stages import Parallel
 
 TWO = 2
 """Ranks of each kind."""

@@ -1,37 +1,30 @@
 """`rehearse`: a shrunk run, launched in a few processes for each part of its layout, and what came of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.audit.compare import MULTIPLIES, compare
 from bridge.audit.record import CensusRow, GemmRow, Record
 from bridge.errors import BackendUnavailableError, Finding
+from bridge.front.loader import RunValues
 from bridge.front.problems import MADE_BY
-from bridge.plan.precision_plan import precision_plan
+from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
 from bridge.preflight import te_cpu
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.layout import Round
 from bridge.rehearse.shrink import STEPS, SmallRun, shrink
 from bridge.rules.fields import DEFAULTS
+from bridge.rules.target import Target
 from bridge.rules.versions import TITLES, installed, parse_version
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.front.loader import RunValues
-    from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.rules.target import Target
-
 
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""
@@ -183,11 +176,7 @@ def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[
     made_by = {MADE_BY: run.precision.recipe} if run.precision is not None and run.precision.recipe else {}
     precision = None if small.precision is None else {**small.precision, **made_by}
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
-    plan = {
-        "sections": {**small.sections, **keys},
-        "rounds": [asdict(one) for one in small.rounds],
-        "steps": STEPS,
-    }
+    plan = {"sections": {**small.sections, **keys}, "rounds": [asdict(one) for one in small.rounds], "steps": STEPS}
     chosen = any(change.field == "model.attention_backend" for change in small.changes)
     variables = {name: value for name, value in environment.items() if not (chosen and name in ATTENTION)}
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:

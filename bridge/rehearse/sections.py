@@ -1,19 +1,15 @@
 """The sections of a run while they are made small, and the changes that are made to them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.plan.precision_plan import PrecisionPlan
+from bridge.plan.shape import ModelShape
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-
-if TYPE_CHECKING:
-    from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.plan.shape import ModelShape
-    from bridge.rehearse.layout import Layout
-    from bridge.rules.stages import Parallel
+from bridge.rehearse.layout import Layout
+from bridge.rules.stages import Parallel
 
 LEAST_ALIGNMENT = 16
 """Multiple of widths where no scheme needs a larger one: tensor cores and Transformer Engine's FP8 GEMMs take it."""

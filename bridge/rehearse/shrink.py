@@ -8,27 +8,21 @@ their ratio, and the width or the tokens of a rank keep the greatest common divi
 So a size that the scheme refuses in the run is refused in the rehearsal too.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import precision_plan
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.layers import shrink_layers
 from bridge.rehearse.layout import Layout, Round
-from bridge.rehearse.sections import Sections
+from bridge.rehearse.sections import Change, Sections
 from bridge.rehearse.widths import shrink_widths
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.hybrid import HybridPattern
 from bridge.rules.stages import Parallel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.registry.config import MixedPrecisionConfig
-    from bridge.rehearse.sections import Change
 
 TOKENS = 64
 """Tokens of a sequence on each context-parallel rank, at least."""

@@ -1,12 +1,9 @@
 """The split of a run's layers over pipeline stages, at two stages: even, uneven at an end, or a layout of the run's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from bridge.rules.stages import Parallel
+from bridge.rules.stages import Parallel
 
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 LAYOUT = "pipeline_model_parallel_layout"

@@ -1,16 +1,10 @@
 """The widths of a model, made small: heads and channels, hidden size, feed-forward and experts."""
 
-from __future__ import annotations
-
 from math import gcd
-from typing import TYPE_CHECKING
 
-from bridge.rehearse.sections import LEAST_ALIGNMENT
+from bridge.plan.shape import Latent
+from bridge.rehearse.sections import LEAST_ALIGNMENT, Sections
 from bridge.rules.fields import read_field
-
-if TYPE_CHECKING:
-    from bridge.plan.shape import Latent
-    from bridge.rehearse.sections import Sections
 
 HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 SHOWN = 10
 """Rows of a table of differences; the others are counted."""
-STORED_AS = {
-    "bf16": "quantised values in BF16",
-    "masters": "weights in BF16",
-    "blocks": "128x128 blocks, FP32 scales",
-}
+STORED_AS = {"bf16": "quantised values in BF16", "masters": "weights in BF16", "blocks": "128x128 blocks, FP32 scales"}
 """Form of a round trip -> words."""
 STORED = (
     "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 master weights again, "

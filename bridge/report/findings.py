@@ -1,21 +1,14 @@
 """Findings of a check: for people, as plain data, and as SARIF 2.1.0, the format that code review takes."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.rules.rule import EVIDENCE
+from bridge.preflight.check import Report
+from bridge.rules.rule import EVIDENCE, Rule, RuleFinding
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.report import plain
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from bridge.preflight.check import Report
-    from bridge.rules.rule import Rule, RuleFinding
 
 _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -85,11 +78,7 @@ _INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 def sarif(report: Report, *, file: str, version: str) -> dict[str, Any]:
     """Return the report as a SARIF log; silenced findings are in it as suppressed, with the reason."""
     findings = (*report.findings, *report.silenced)
-    driver = {
-        "name": "precision-bridge",
-        "semanticVersion": version,
-        "rules": [_rule(rule) for rule in RULES],
-    }
+    driver = {"name": "precision-bridge", "semanticVersion": version, "rules": [_rule(rule) for rule in RULES]}
     return {
         "$schema": SCHEMA,
         "version": "2.1.0",

@@ -1,17 +1,13 @@
 """The one-batch check as a table, a sentence and plain data."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import RenderableType
+
+from bridge.compare.band import Band, BandRow
 from bridge.report.table import Column, table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from bridge.compare.band import Band, BandRow
 
 
 def band_table(band: Band, *, title: str) -> RenderableType:

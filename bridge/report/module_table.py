@@ -1,24 +1,17 @@
 """The modules that each row of `modules`, or each matcher of a foreign recipe, takes, as a table and as plain data."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import compact
+from bridge.plan.selection import Entry, ModuleSelection, Selected, Taken
 from bridge.precision.modules import HIGH
 from bridge.report.table import Column, table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
-
-    from bridge.plan.selection import Entry, ModuleSelection, Selected, Taken
-    from bridge.rules.rule import RuleFinding
+from bridge.rules.rule import RuleFinding
 
 COLUMNS = (
     "",

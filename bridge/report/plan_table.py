@@ -3,30 +3,19 @@
 Equal layers, modules and stages share a line, and columns that are equal everywhere are named below the table.
 """
 
-from __future__ import annotations
-
 import csv
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.plan.alignment import SMALL_SOURCE
-from bridge.plan.memory import KINDS
-from bridge.plan.precision_plan import COLUMNS, LOW, compact
+from bridge.plan.alignment import SMALL_SOURCE, AlignmentReport
+from bridge.plan.fit import FitOption, FitReport
+from bridge.plan.memory import KINDS, MemoryReport, RankMemory
+from bridge.plan.precision_plan import COLUMNS, LOW, PlanDifference, PlanModule, PrecisionPlan, compact
 from bridge.plan.rows import PlanRow
 from bridge.report.table import Column, table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from bridge.plan.alignment import AlignmentReport
-    from bridge.plan.fit import FitOption, FitReport
-    from bridge.plan.memory import MemoryReport, RankMemory
-    from bridge.plan.precision_plan import PlanDifference, PlanModule, PrecisionPlan
 
 HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
 COMMON = HEADINGS[5:]

@@ -1,22 +1,15 @@
 """Quantisation of a run's operands: a table, and a heat map over layers and steps."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
-from bridge.audit.quantisation import OPERANDS
+from rich.console import RenderableType
+
+from bridge.audit.quantisation import OPERANDS, QuantisationRow
 from bridge.precision.formats import FORMATS
 from bridge.report.curves import figure_of
 from bridge.report.table import Column, table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from bridge.audit.quantisation import QuantisationRow
 
 NORMAL_DB = 13.5
 """Signal to quantisation noise of a normal sample in a format without mantissa bits that is scaled to fit."""

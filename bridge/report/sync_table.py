@@ -1,17 +1,10 @@
 """Sync report for people: the fields that changed, those that were kept, and the findings."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.report.table import Column, plain_text, table
 from bridge.sync.report import SyncReport, plain
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 STYLES = {
     "override": "yellow",

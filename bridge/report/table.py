@@ -4,23 +4,16 @@ No heading and no cell is cut. On a terminal that is too narrow for a table, its
 each with the first columns; a file gets one table, as wide as it needs.
 """
 
-from __future__ import annotations
-
 import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from rich.console import ConsoleOptions, RenderableType
 
 UNLIMITED = 10_000
 FILE_WIDTH = 116

@@ -1,16 +1,12 @@
 """Lightning, Accelerate, the Hugging Face Trainer and NeMo 2: the arguments that their own objects take."""
 
-from __future__ import annotations
-
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.interop.accelerate import accelerator_arguments
 from bridge.precision.dtypes import torch_dtype
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.trainers.exported import exported
-
-if TYPE_CHECKING:
-    from bridge.registry.config import MixedPrecisionConfig
 
 
 def lightning_arguments(recipe: str | MixedPrecisionConfig, *, strategy: str | None = None) -> dict[str, Any]:

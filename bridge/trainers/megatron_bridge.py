@@ -1,7 +1,5 @@
 """Megatron Bridge: registered recipes by name in its `ConfigContainer`, its command line and its recipes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bridge.registry.registry import REGISTRY

@@ -7,24 +7,19 @@ Megatron-LM validates them as if they stood on the command line. An argument tha
 recipe.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bridge.errors import BridgeError, RunConfigError
 from bridge.interop.megatron_lm.flags import BY_NAME
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.sync.report import SyncReport, SyncRow
 from bridge.sync.synchroniser import megatron_version
 from bridge.trainers.exported import exported
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from bridge.registry.config import MixedPrecisionConfig
 
 OPTION = "--mixed-precision-recipe"
 COMMAND_LINE = "command line"

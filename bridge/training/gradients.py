@@ -1,11 +1,9 @@
 """The one-batch check: forward and backward pass of the same weights on the same batch, in two precisions."""
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,13 +17,10 @@ from bridge.megatron.process import training_process
 from bridge.megatron.te.environment import read_environment
 from bridge.precision.quant_recipe import TRAINING, quant_recipes
 from bridge.precision.schemes import OPERAND_FORMATS
-from bridge.training.config import runtime_config_update
+from bridge.training.config import ConfigContainer, runtime_config_update
 from bridge.training.quantisation import WARM_UP
 from bridge.training.run import build_run, require_sections
 from bridge.training.values import require_sane_values
-
-if TYPE_CHECKING:
-    from bridge.training.config import ConfigContainer
 
 SHUFFLE_SEED = 1
 SAME_WEIGHTS = 2**-6

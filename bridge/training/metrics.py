@@ -1,25 +1,18 @@
 """Records of a run in progress: ``metrics.jsonl``, ``quantisation.csv`` and the sinks, and the early warnings."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import IO, Any, ClassVar
 
-from bridge.audit.quantisation import FILE, OPERANDS, write_rows
+from bridge.audit.quantisation import FILE, OPERANDS, QuantisationRow, write_rows
 from bridge.audit.run_folder import RunFolder
-from bridge.training.sinks import open_sinks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from bridge.audit.quantisation import QuantisationRow
-    from bridge.training.config import LoggingConfig
-    from bridge.training.sinks import Sink
+from bridge.training.config import LoggingConfig
+from bridge.training.sinks import Sink, open_sinks
 
 METRICS = "metrics.jsonl"
 

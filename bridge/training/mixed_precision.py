@@ -6,19 +6,19 @@ Beyond the peer: what was stated is remembered, nothing is overridden without a 
 imported from here by name, as there.
 """
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import MIXED_PRECISION_RECIPES, REGISTRY, get_mixed_precision_config, register
+from bridge.registry.config import MixedPrecisionConfig, PeerConfig
+from bridge.registry.registry import (
+    MIXED_PRECISION_RECIPES,
+    REGISTRY,
+    RecipeFunction,
+    get_mixed_precision_config,
+    register,
+)
 from bridge.sync.owner import Owner
 from bridge.sync.synchroniser import refuse_wrong_objects, role_of, run
-
-if TYPE_CHECKING:
-    from bridge.registry.config import PeerConfig
-    from bridge.registry.registry import RecipeFunction
 
 __all__ = [
     "MIXED_PRECISION_RECIPES",

@@ -1,21 +1,15 @@
 """Quantisation error of a recipe on a model's operands, measured without a training run."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
+from bridge.audit.quantisation import QuantisationRow
 from bridge.errors import RunConfigError
 from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.process import training_process
-from bridge.training.config import runtime_config_update
+from bridge.training.config import ConfigContainer, runtime_config_update
 from bridge.training.run import build_run, precision_label, require_sections
 from bridge.training.values import require_sane_values
-
-if TYPE_CHECKING:
-    from bridge.audit.quantisation import QuantisationRow
-    from bridge.training.config import ConfigContainer
 
 MEASUREMENTS = 8
 """Steps that are measured, at most; the last one is always among them."""

@@ -1,13 +1,15 @@
 """A run that has been built: data, model, optimizer and schedule from a synchronised `ConfigContainer`."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from bridge.audit.record import GemmRow
 from bridge.errors import RunConfigError
 from bridge.megatron.backend import Backend, choose_backend_of_phases
 from bridge.megatron.checkpoint.loading import newest_sound, require_free
@@ -17,25 +19,18 @@ from bridge.megatron.data.corpus import open_corpus
 from bridge.megatron.emulation.model import switch_precision
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
+from bridge.megatron.process import Process
 from bridge.megatron.record.census import Activations
 from bridge.megatron.record.telemetry import Telemetry
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.rules.own_run.refusals import require_honoured
+from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.resume import resume
 from bridge.training.values import batch_fault
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import torch
-
-    from bridge.audit.record import GemmRow
-    from bridge.megatron.process import Process
-    from bridge.training.config import ConfigContainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,20 +1,15 @@
 """The places that a run's values go to besides its own files: TensorBoard, MLflow and Weights & Biases."""
 
-from __future__ import annotations
-
 import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bridge.errors import RunConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from bridge.training.config import LoggingConfig
+from bridge.training.config import LoggingConfig
 
 PACKAGES = {"mlflow": "mlflow-skinny", "wandb": "wandb"}
 """Field of the logging section, and the module that it needs -> the package."""

@@ -1,12 +1,11 @@
 """Values that no run can begin with: numbers out of range, names that nothing knows, batches that cannot be shared."""
 
-from __future__ import annotations
-
 import math
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.checkpoint.folder import load_fault
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
@@ -14,12 +13,8 @@ from bridge.megatron.data.corpus import path_fault
 from bridge.megatron.te.machine import missing_for_te
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.own_run.refusals import run_faults
+from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.sinks import PACKAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bridge.training.config import ConfigContainer, TrainConfig
 
 LEAST = (
     ("train", "train_iters", 1),

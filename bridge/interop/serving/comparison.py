@@ -1,21 +1,16 @@
 """A serving config held against the training: the scheme of each linear layer in both, per kind of module."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.serving.exporter import require_names
 from bridge.interop.serving.formats import title_of
 from bridge.interop.serving.fusion import split
-from bridge.interop.serving.reader import READERS
+from bridge.interop.serving.manifest import Manifest
+from bridge.interop.serving.reader import READERS, ServingConfig
 from bridge.plan.precision_plan import compact
 from bridge.precision.foreign_names import PROJ
-
-if TYPE_CHECKING:
-    from bridge.interop.serving.manifest import Manifest
-    from bridge.interop.serving.reader import ServingConfig
 
 CACHE = "key-value cache"
 """Role of the keys and values that serving stores, which training has in high precision."""

@@ -12,14 +12,10 @@ utils/quantization_config.py; SGLang 00563d3 layers/quantization/fp8.py (mxfp8);
 model_executor/layers/quantization/modelopt.py (QUANT_ALGOS).
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 COMPRESSED = "compressed-tensors"
 """`quant_method` of that dialect."""

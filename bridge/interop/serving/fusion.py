@@ -8,15 +8,10 @@ layers/quantization/utils/quant_utils.py (is_layer_skipped, for fp8 and ModelOpt
 layers/quantization/compressed_tensors/utils.py (should_ignore_layer).
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from bridge.plan.precision_plan import compact
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
 """Names in one parent module; a group counts where the checkpoint has all of them."""

@@ -9,21 +9,16 @@ It is derived from the plan. The record of a run, where there is one, overrules 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from bridge.audit.record import Record
 from bridge.errors import RunConfigError
-from bridge.interop.serving.names import family_of, place_of
-from bridge.plan.precision_plan import LOW
+from bridge.interop.serving.names import Family, family_of, place_of
+from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
 from bridge.precision import strict_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from bridge.audit.record import Record
-    from bridge.interop.serving.names import Family
-    from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan
 
 KINDS = frozenset({"linear", "router", "gate", "head"})
 """Kinds of modules that a quantisation config could take: they multiply an input by a weight."""

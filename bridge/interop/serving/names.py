@@ -9,19 +9,13 @@ models/deepseek/common.py, models/nemotron/nemotron_bridge.py); transformers 5.2
 conversion_mapping.py for the names in a checkpoint of Mixtral.
 """
 
-from __future__ import annotations
-
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bridge.errors import RunConfigError, close_matches
+from bridge.plan.shape import ModelShape
 from bridge.precision.foreign_names import DEEPSEEK, FC1, FC2, LLAMA, PROJ, Q_PROJ, QKV, SHARED_FC1, SHARED_FC2
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.plan.shape import ModelShape
 
 ROUTER = "mlp.router"
 SHARED_GATE = "mlp.shared_experts.gate"
@@ -88,10 +82,7 @@ class Family:
 
 
 FAMILIES = (
-    Family(
-        model_types=("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
-        names=LLAMA,
-    ),
+    Family(model_types=("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), names=LLAMA),
     Family(model_types=("nemotron",), names={**_ATTENTION, FC1: ("mlp.up_proj",), FC2: ("mlp.down_proj",)}),
     Family(model_types=("qwen3_moe", "olmoe"), names={**LLAMA, **_SWIGLU}),
     Family(

@@ -15,16 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.interop.reading import strict_json
 from bridge.interop.serving.formats import COMPRESSED, scheme_of_algorithm, scheme_of_arguments, scheme_of_fp8, words_of
 from bridge.interop.serving.names import HEAD
 from bridge.precision import strict_yaml
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LARGEST = 64 * 2**20
 """Bytes of the largest file that is read."""

@@ -6,16 +6,11 @@ compressed-tensors 0.20.0 quantization/utils/mxfp_utils.py; transformers 5.23.0 
 (FineGrainedFP8Config, CompressedTensorsConfig).
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from bridge.interop.serving.formats import SERVED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ALL = frozenset(SERVED)
 
@@ -75,9 +70,7 @@ SYSTEMS = MappingProxyType(
             differences={**_CALIBRATED, "tensorwise": PER_TOKEN},
         ),
         "compressed-tensors": ServingSystem(
-            title="compressed-tensors",
-            fp8=frozenset(),
-            differences={**_CALIBRATED, "mxfp8": DOUBLED_SCALES},
+            title="compressed-tensors", fp8=frozenset(), differences={**_CALIBRATED, "mxfp8": DOUBLED_SCALES}
         ),
         "hf": ServingSystem(
             title="transformers",

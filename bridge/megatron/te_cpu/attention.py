@@ -7,18 +7,14 @@ which has no context parallelism. FP8 attention is not modelled.
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bridge.megatron.causal_attention import attended, multiplied_dtype
 from bridge.megatron.te_cpu.enums import ENUMS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _BACKENDS: Any = ENUMS["NVTE_Fused_Attn_Backend"]
 _MASKS = ("NVTE_NO_MASK", "NVTE_CAUSAL_MASK", "NVTE_CAUSAL_BOTTOM_RIGHT_MASK")

@@ -1,14 +1,10 @@
 # ruff: noqa: N815  (the extension's names)
 """Enums of `transformer_engine_torch`, one row each: name -> members in the order of their values."""
 
-from __future__ import annotations
-
 import enum
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 
 class DType(enum.IntEnum):

@@ -4,8 +4,6 @@ A function that is not here is a name that raises when it is called, with its ow
 Transformer Engine imports it or asks for it.
 """
 
-from __future__ import annotations
-
 import types
 from typing import Any, NoReturn
 

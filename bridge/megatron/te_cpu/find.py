@@ -1,7 +1,5 @@
 """Transformer Engine's Python without CUDA: where it lies, and the sentence where it does not."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

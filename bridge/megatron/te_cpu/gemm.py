@@ -13,9 +13,8 @@ it than adding a bias before it is rounded, the product stays in FP32 until then
 Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the epilogue adds the bias in FP32).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,10 +22,6 @@ from bridge.megatron.te_cpu.activations import gelu_gradient, gelu_values
 from bridge.megatron.te_cpu.storage import is_quantized, operand_of, quantize, shape_of, torch_dtype
 from bridge.numerics.gemm import multiply, output_factor
 from bridge.precision.schemes import GEMMS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
 """(transA, transB) -> the GEMM of a linear layer."""

@@ -13,16 +13,14 @@ The order, and the failure of any other:
 5. `megatron.core`, which imports it. Then the patches.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
 import sys
 import types
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,9 +28,6 @@ from bridge.errors import BackendUnavailableError
 from bridge.megatron.te_cpu.extension import NAME, extension, module_of_missing
 from bridge.megatron.te_cpu.find import find_te, release_of
 from bridge.megatron.te_cpu.patches import patches
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ENVIRONMENT = {
     "NVTE_PROJECT_BUILDING": "1",  # no CUDA libraries

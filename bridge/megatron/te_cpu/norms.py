@@ -12,17 +12,13 @@ written out:
 Source: pytorch/csrc/extensions/normalization.cpp; torch 2.13 native/layer_norm.cpp.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bridge.megatron.te_cpu.storage import create_empty_quantized_tensor, kind_of, quantize, torch_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FUSED = {"Float8Quantizer"}
 """Quantizers whose kernel takes the norm's result before it is rounded."""

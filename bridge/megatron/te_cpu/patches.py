@@ -5,24 +5,20 @@ Transformer Engine's questions ("is there CUDA?", "is this tensor on it?") are a
 that asks runs: answered for good, they would lead torch and Megatron to CUDA too.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 
 from bridge.megatron.te_cpu.find import VERSIONS
 from bridge.megatron.te_cpu.storage import dequantize
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,8 @@ Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp; pyt
 calls them.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
@@ -21,9 +20,6 @@ from bridge.numerics.grid import encode, round_to_grid
 from bridge.numerics.quantised import pack_nibbles, unpack_nibbles
 from bridge.numerics.scaling import nvfp4_block_scale, whole_nvfp4_scale
 from bridge.precision.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Tensors = list[torch.Tensor]
 

@@ -12,23 +12,17 @@ here.
 Shapes: M rows (all leading axes together), K columns.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.te_cpu.enums import DType
-from bridge.numerics import Quantised, QuantSpec, padded_scales, quantise, stored_operand
+from bridge.numerics import GemmOperand, Quantised, QuantSpec, padded_scales, quantise, stored_operand
 from bridge.precision.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bridge.numerics import GemmOperand
 
 TORCH_DTYPES = {
     DType.kByte: torch.uint8,

@@ -4,9 +4,8 @@
 Source: pytorch/csrc/extensions/ (recipe.cpp, multi_tensor/, padding.cpp, transpose.cpp).
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -14,9 +13,6 @@ from bridge.megatron.te_cpu.storage import largest
 from bridge.numerics import update_scaling_factors
 from bridge.numerics.scaling import divide, e8m0_from_amax, scale_from_amax
 from bridge.precision.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Tensors = list[list[torch.Tensor]]
 

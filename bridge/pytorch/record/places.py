@@ -4,8 +4,6 @@ Megatron's layers are recognised by the names of their classes, so that a model 
 modules have no layer, and their whole path as the name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,22 +1,18 @@
 """The content of a report as plain data: what the page shows, and what stands as JSON beside it."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.audit.compare import compare
 from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.audit.run_folder import RunFolder
 from bridge.audit.sentence import format_gemms
 from bridge.errors import RunConfigError
+from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.report.quantisation import healthy_db
-
-if TYPE_CHECKING:
-    from bridge.audit.run_folder import RunFolder
-    from bridge.plan.precision_plan import PrecisionPlan
 
 FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""

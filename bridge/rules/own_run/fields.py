@@ -10,8 +10,6 @@ two steps with those of an unchanged run.
 Source: megatron-core 0.16.1, its readers of each field.
 """
 
-from __future__ import annotations
-
 import math
 
 HONOURED = {
@@ -209,7 +207,7 @@ WITHOUT_EFFECT: dict[str, dict[str, str]] = {
         "read only together with a field that is refused": """
             gradient_reduce_div_fusion suggested_communication_unit_size preserve_fp32_weights
             keep_fp8_transpose_cache fsdp_double_buffer disable_symmetric_registration fsdp_manual_registration
-            """,
+            """
     },
 }
 """Section -> reason -> fields that change no number of a run."""

@@ -1,17 +1,12 @@
 """Refusals of a run of this project, `scripts/train.py`; other trainers run what it refuses."""
 
-from __future__ import annotations
+from collections.abc import Callable
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS, FIELDS
 from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE, refusals
 from bridge.rules.rule import Rule, target_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bridge.rules.context import RuleContext
 
 BUILT = ("vocab_size", "seq_length", "make_vocab_size_divisible_by", "position_embedding_type")
 """Fields of the model that the build reads and no class of Megatron Core has."""
