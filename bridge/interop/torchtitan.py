@@ -35,7 +35,6 @@ TITLE = "torchtitan"
 VERSION = "torchtitan 0.3.0"
 REDUCED = ("float32", "bfloat16", "float16")
 SHARDS = "data_parallel_shard_degree"
-TENSORWISE = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
 MXFP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
 EXPERTS = "experts only, and a recipe covers every linear layer, so none was written"
 BLOCKS = ("float8", "mx")
@@ -251,7 +250,7 @@ def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
         elif recipe not in recipes:
             raise block.wrong("recipe_name", f"must be {listed(recipes)}", recipe, "Use tensorwise")
         recipe = recipe or default
-        fields = TENSORWISE if recipe == "tensorwise" else None
+        fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"} if recipe == "tensorwise" else None
     elif "fp8" in fields and recipe is not None and not recipe.startswith("mxfp8"):
         raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
     if fields is None:

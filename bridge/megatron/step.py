@@ -85,17 +85,7 @@ class Trainer:
         micro_batch_size: int,
         global_batch_size: int,
     ) -> None:
-        """Wire the optimizer's loss scale and the gradient reduction into the config that the model was built with.
-
-        Args:
-            config: The model config; its hooks are set here.
-            model: The result of `build_gpt`.
-            optimizer: The result of `build_optimizer`.
-            scheduler: The result of `build_scheduler`.
-            process: The place of this process, of `training_process`.
-            micro_batch_size: Samples per forward pass on one data-parallel rank.
-            global_batch_size: Samples per step over all ranks.
-        """
+        """Wire the optimizer's loss scale and the gradient reduction into the config that the model was built with."""
         self.config = config
         self.model = model
         self.optimizer = optimizer

@@ -31,7 +31,6 @@ USABLE = 0.9
 MOST_OPTIONS = 5
 MOST_DOUBLINGS = 6
 """Of all parallel sizes together."""
-MOST_CONTEXT_DOUBLINGS = 2
 LARGEST_TENSOR = 8
 """GPUs of a node, which tensor parallelism rarely leaves."""
 LARGEST_MICRO_BATCH = 128
@@ -198,7 +197,7 @@ def _most_doublings(run: PlannedRun, size: str) -> int:
     if size == "expert":
         return MOST_DOUBLINGS if run.plan.shape.experts is not None else 0
     if size == "context":
-        return MOST_CONTEXT_DOUBLINGS if run.workload.seq_length else 0
+        return 2 if run.workload.seq_length else 0
     return max(0, int(math.log2(LARGEST_TENSOR / run.parallel.tensor)))
 
 

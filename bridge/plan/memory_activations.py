@@ -170,8 +170,6 @@ class _Counting:
         self.residual = 4.0 if plan.settings.fp32_residual else self.element
         self.stream = self.outside * self.shape.hidden_size * self.residual
 
-    # -- whole layers ------------------------------------------------------------------------------------------------
-
     def layer(self, layer: PlanLayer) -> Mapping[str, float]:
         """Return a layer's parts."""
         names = {module.name: module for module in layer.modules}
@@ -199,8 +197,6 @@ class _Counting:
         head = self.outside * self.shape.hidden_size * self.element
         softmax = self.tokens * (self.shape.padded_vocab_size(self.tensor) // self.tensor * 4 + 9)
         return self._norm() + head + softmax
-
-    # -- parts -------------------------------------------------------------------------------------------------------
 
     def _operand(self, names: Mapping[str, Any], name: str) -> float:
         """Return the bytes per element of a linear's kept input."""

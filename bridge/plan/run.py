@@ -14,7 +14,6 @@ from bridge.precision.config import PrecisionConfig
 from bridge.rules.stages import Parallel
 from bridge.rules.target import Target
 
-GIB = 2**30
 UNCOUNTED = {
     "model": ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash"),
     "optimizer": ("optimizer_cpu_offload",),
@@ -76,7 +75,7 @@ class PlannedRun:
     def memory_bytes(self) -> int | None:
         """Memory of one GPU; None where it is not known, or where more is sharded than is counted."""
         gpu = self.target.gpu
-        return gpu.memory_gib * GIB if gpu is not None and gpu.memory_gib and self.sharded_by is None else None
+        return gpu.memory_gib * (2**30) if gpu is not None and gpu.memory_gib and self.sharded_by is None else None
 
     @property
     def sharded_by(self) -> str | None:

@@ -204,8 +204,6 @@ class PrecisionConfig(Statements):
             return self.fp8_recipe
         return self.fp4_recipe if self.fp4 else None
 
-    # -- as plain data, and back -------------------------------------------------------------------------------------
-
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
         """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads.
 

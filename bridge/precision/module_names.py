@@ -39,7 +39,6 @@ LINEAR_NAMES = (
 """Every name, with 0 for the number of a layer and of an expert."""
 
 _NUMBER = re.compile(r"\b(layers|local_experts)\.\d+")
-_TREES = ("decoder", "mtp")
 
 
 def takes_a_linear_layer(row: ModuleRow) -> bool:
@@ -49,6 +48,6 @@ def takes_a_linear_layer(row: ModuleRow) -> bool:
     """
     pattern = _NUMBER.sub(r"\1.0", row.select) if row.select else f"*.{row.module}"
     root = re.split(r"[.*?\[]", pattern, maxsplit=1)[0]
-    if root and not any(tree.startswith(root) for tree in _TREES):
+    if root and not any(tree.startswith(root) for tree in ("decoder", "mtp")):
         return True
     return any(fnmatchcase(name, pattern) for name in LINEAR_NAMES)

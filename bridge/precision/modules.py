@@ -37,7 +37,6 @@ SHORT = (HIGH, *(name for names in SCHEMES.values() for name in names if name !=
 SWITCHES = ("fp8_param", "fp4_param", "tp_only_amax_red")
 FACTORIES = ("fp8_quantizer_factory", "fp4_quantizer_factory")
 PRECISION_KEYS = ("precision", "fp8", "fp8_recipe", "fp4_recipe", *FACTORIES, *SWITCHES)
-ROW_KEYS = ("select", *PRECISION_KEYS, "evaluation")
 
 _LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 _FROM_THE_END = re.compile(r"layers\.-\d")
@@ -209,7 +208,7 @@ def _plain_row(given: object) -> dict[str, Any]:
     """Return a row with its keys in one order and its values in one form."""
     if not isinstance(given, Mapping):
         raise WrongValueError("must be a mapping", given, 'Write {select: "*.linear_qkv", precision: bf16}.')
-    _refuse_unknown(given, ROW_KEYS, "a row has no such key")
+    _refuse_unknown(given, ("select", *PRECISION_KEYS, "evaluation"), "a row has no such key")
     if "select" not in given:
         raise WrongValueError("has no `select`", dict(given), 'Say which modules: select: "*.linear_qkv".')
     row: dict[str, Any] = {"select": _plain_select(given["select"]), **_plain_precision(given)}

@@ -111,8 +111,6 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         if "__init__" not in vars(cls):
             cls.__init__ = Statements.__init__  # type: ignore[method-assign]
 
-    # -- what was stated ---------------------------------------------------------------------------------------------
-
     @property
     def stated(self) -> frozenset[str]:
         """Names of the fields that were set."""
@@ -173,8 +171,6 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         """Return the names of all precision fields, in order of declaration."""
         own_class: Any = cls
         return tuple(_stated_fields(own_class))
-
-    # -- machinery ---------------------------------------------------------------------------------------------------
 
     def _field(self, name: str) -> StatedField:
         own_class: Any = type(self)

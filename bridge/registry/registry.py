@@ -42,7 +42,6 @@ from bridge.errors import (
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, is_peer_config
 from bridge.sync.report import SyncReport
 
-PLUGINS = "bridge.recipes"
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
 
@@ -152,7 +151,7 @@ class Registry:
                 return
             self._is_loaded = True
             sources: dict[str, Callable[[], object]] = {
-                f"plugin {point.name!r} ({point.value})": point.load for point in entry_points(group=PLUGINS)
+                f"plugin {point.name!r} ({point.value})": point.load for point in entry_points(group="bridge.recipes")
             }
             for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
                 partial = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)

@@ -213,8 +213,6 @@ class RuleContext:
         stated = [name for name in fields if self.stands_out(name)]
         return [{"path": name, "why": self.inert[name]} for name in stated if name in self.inert]
 
-    # -- what findings say -------------------------------------------------------------------------------------------
-
     def path(self, name: str) -> str:
         """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
         section, _, setting = name.rpartition(".")

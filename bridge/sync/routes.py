@@ -315,7 +315,6 @@ ROUTES: tuple[Route, ...] = (
     ),
 )
 
-_CACHE = "a cached copy of the weights: memory, not values"
 _KERNEL = "chooses a kernel; the formats stay as they are"
 _KITCHEN = "another library of quantisers, with recipes of its own"
 _INFERENCE = "read in inference alone"
@@ -324,7 +323,7 @@ _ORDER = "the order of additions, not their format"
 NOT_ROUTED = {
     ("model", "fp8_interval"): "Transformer Engine ignores it since 1.8",
     ("model", "moe_router_padding_for_fp8"): "the old name of moe_router_padding_for_quantization",
-    ("model", "disable_parameter_transpose_cache"): _CACHE,
+    ("model", "disable_parameter_transpose_cache"): "a cached copy of the weights: memory, not values",
     ("model", "use_grouped_gemm_for_dense_mlp"): _KERNEL,
     ("model", "flash_attention_version"): _KERNEL,
     ("model", "use_kitchen"): _KITCHEN,

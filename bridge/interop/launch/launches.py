@@ -142,9 +142,6 @@ class Launch:
         return PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
 
 
-# -- which words bear on precision -----------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=4096)
 def bears(text: str) -> bool:
     """Return whether a piece of a script bears on precision."""
@@ -180,9 +177,6 @@ def _may_hold(word: str, before: str) -> bool:
     if word.startswith("--"):
         return is_unknown(word.partition("=")[0])
     return is_unknown(word) and not _is_value(before) and may_hold_options(word)
-
-
-# -- which commands are launches -------------------------------------------------------------------------------------
 
 
 def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch, ...]:

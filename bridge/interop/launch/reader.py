@@ -130,8 +130,6 @@ class Reader(Branches):
             self.run(statements(node))
         return None
 
-    # -- commands ----------------------------------------------------------------------------------------------------
-
     def command(self, node: Node) -> bool | None:
         """Read a simple command, a declaration or assignments; return whether it succeeds where that is known."""
         self.executed.add(node.id)
@@ -252,8 +250,6 @@ class Reader(Branches):
         except PayloadError:
             return False
         return True
-
-    # -- launches ----------------------------------------------------------------------------------------------------
 
     def launch(self, line: int, end: int, words: list[str], prefix: Mapping[str, str]) -> None:
         """Note what a command starts."""

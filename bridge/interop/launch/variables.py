@@ -134,8 +134,6 @@ class Variables:
         elif not append:
             self.soft.discard(name)
 
-    # -- expansion ---------------------------------------------------------------------------------------------------
-
     def text(self, script: Script, node: Node) -> str:
         """Return a word as one text: as in an assignment, without splitting."""
         return "".join(" ".join(items) for items, _ in self._pieces(script, node))[:MAX_LENGTH]

@@ -19,7 +19,6 @@ TITLE = "Megatron-LM 0.20"
 OPTIONS = {flag.field: flag.option for flag in reversed(FLAGS) if flag.option.startswith("--") and flag.sets is None}
 SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
-IF_STATED = (*LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE)
 SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
 MODULES_OPTION = "--te-precision-config-file"
 BY_HAND = "Set it on the TransformerConfig in the training script."
@@ -52,7 +51,7 @@ def export(
     for field in ("fp8", "fp4"):
         if builder.values[field]:
             say(field, builder.values[field])
-    for field in (*SCHEME, *IF_STATED):
+    for field in (*SCHEME, *(*LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE)):
         if acting.get(field) is not None and (field in SCHEME or config.is_stated(field)):
             say(field, builder.values[field])
     for field in SWITCHES:

@@ -88,9 +88,8 @@ NOTHING = ("null", "auto")
 
 BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
-NEXT_TO_IT = "Set it on Megatron's own config, next to the recipe."
 OTHER_SETTINGS = {
-    dest(option): Row(**{"remedy": NEXT_TO_IT, **row})
+    dest(option): Row(**{"remedy": "Set it on Megatron's own config, next to the recipe.", **row})
     for option, row in json.loads(Path(__file__).with_name("other_settings.json").read_text("utf-8")).items()
 }
 """Source: Megatron-LM 0.20 training/arguments.py, and DeepSpeed's runtime/config.py."""

@@ -71,7 +71,6 @@ OTHERS = frozenset(
     )
 )
 """Keys at the top of other systems' files."""
-SEVERAL = 4
 MANY = 12
 """Where none of them bears on precision: four names of a model's sizes are anybody's."""
 KEYS = (
@@ -332,7 +331,7 @@ def _of_mapping(document: Document) -> tuple[float, str]:
         return 0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments"
     own = [f"`{key}`" for key in keys if key in ARGUMENTS]
     plain = not any(isinstance(value, dict) for value in top.values())
-    wanted = SEVERAL if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
+    wanted = 4 if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
     if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
         return 0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare"
     return 0.0, ""

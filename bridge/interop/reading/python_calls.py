@@ -13,7 +13,6 @@ from typing import Any
 from bridge.errors import PayloadError
 
 MAX_CHARACTERS = 256 * 1024
-MAX_SHOWN = 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +169,6 @@ def _call(names: _Names, node: ast.Call, callee: ast.expr, positional: list[ast.
 
 def _source(node: ast.AST) -> str:
     try:
-        return ast.unparse(node)[:MAX_SHOWN]
+        return ast.unparse(node)[:120]
     except (RecursionError, ValueError):
         return "..."

@@ -20,8 +20,6 @@ from bridge.interop.systems import candidates
 
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 
-SURE = 0.5
-"""Below it a file is not taken for a source: a project is full of YAML that has nothing to do with precision."""
 CLOSE = 0.05
 COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
@@ -147,7 +145,7 @@ class _Reader:
         if per_module is not None:
             self.found.append(per_module)
             return
-        sure = [pair for pair in candidates(document) if pair[1].certainty >= SURE]
+        sure = [pair for pair in candidates(document) if pair[1].certainty >= 0.5]  # a project is full of other YAML
         if len(sure) > 1 and sure[0][1].certainty - sure[1][1].certainty < CLOSE:
             self.unread[name] = f"could be {sure[0][0].name} or {sure[1][0].name}; convert it with --from"
         elif sure:

@@ -32,7 +32,6 @@ SCAN_TOKENS = 2**28
 
 _INDEX = struct.Struct("<9sQBQQ")
 """The head of an ``.idx``: magic, version, code of the dtype, and the numbers of sequences and documents."""
-_MAGIC = b"MMIDIDX\x00\x00"
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +154,7 @@ def pair_fault(prefix: Path) -> str | None:
         head = stream.read(_INDEX.size)
     magic, _, code, sequences, documents = _INDEX.unpack(head.ljust(_INDEX.size, b"\0"))
     size = _INDEX.size + 12 * sequences + 8 * documents
-    if magic != _MAGIC or code not in {dtype.value for dtype in DType} or file.stat().st_size < size:
+    if magic != (b"MMIDIDX\x00\x00") or code not in {dtype.value for dtype in DType} or file.stat().st_size < size:
         return f"{file} is damaged"
     data = np.memmap(file, mode="r")[_INDEX.size :]
     lengths, pointers = data[: 4 * sequences].view(np.int32), data[4 * sequences : 12 * sequences].view(np.int64)

@@ -41,13 +41,7 @@ class DelayedUpdates:
     """Renews the scales of one model chunk."""
 
     def __init__(self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool) -> None:
-        """Hook into the forward passes of a chunk's regions and into their emulated layers.
-
-        Args:
-            regions: Modules that Megatron runs in one FP8 context each.
-            layers: Their emulated layers.
-            tp_only: Reduce over the tensor- and context-parallel ranks alone.
-        """
+        """Hook into the forward passes of a chunk's regions; `tp_only` leaves data-parallel ranks out of reductions."""
         self.states: list[DelayedScaling] = []
         for layer in layers:
             if layer.fp8_state is not None:

@@ -43,9 +43,6 @@ def first_not_finite(model: list[Any]) -> str | None:
 
     The other results of a layer's backward pass are not kept. Where the gradients further back are not finite either,
     the fault came through the dgrad of the layer in front; a single one is a fault of its own GEMM.
-
-    Args:
-        model: This rank's model chunks, with the gradients of the step.
     """
     parts: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(parts, list(_gradients(model)))

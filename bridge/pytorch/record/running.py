@@ -21,11 +21,7 @@ class Running:
     """Modules that run, and the nodes of autograd that they made."""
 
     def __init__(self, entered: Callable[[torch.nn.Module, tuple[Any, ...]], None] | None = None) -> None:
-        """Prepare without hooks.
-
-        Args:
-            entered: Called with a module and its positional arguments before each forward pass.
-        """
+        """Prepare without hooks; `entered` gets a module and its positional arguments before each forward pass."""
         self._entered = entered
         self._stack: list[torch.nn.Module] = []
 

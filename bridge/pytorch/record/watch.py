@@ -29,8 +29,6 @@ from bridge.pytorch.record.te import Described, TeGemm, describe, dtype_name, is
 
 OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"})
 """Operators below autograd that multiply matrices in a linear layer; others are counted and have no row."""
-WITH_SUMMAND = frozenset({"addmm", "baddbmm"})
-"""Operators whose first argument is added to the product."""
 
 
 class GemmWatch(Observer):
@@ -90,8 +88,6 @@ class GemmWatch(Observer):
             yield
         finally:
             self._depth -= 1
-
-    # -- sources ---------------------------------------------------------------------------------------------------
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
         """Remember the weight and the input that were quantised last."""
@@ -162,7 +158,7 @@ class GemmWatch(Observer):
         self.calls[(low or tensors)[-1]] += 1
         if name not in OPERATORS:
             return
-        start = name in WITH_SUMMAND
+        start = name in ("addmm", "baddbmm")  # whose first argument is added to the product
         matrices = [value for value in arguments[start : start + 2] if isinstance(value, torch.Tensor)]
         module = self.running.module
         if len(matrices) < 2 or module is None or is_te(module):
@@ -183,8 +179,6 @@ class GemmWatch(Observer):
         if sizes and {left.shape[-2], right.shape[-1]} not in sizes:
             return "dgrad"
         return "wgrad" if left.stride(-2) == 1 else "dgrad"  # wgrad reads its left operand transposed
-
-    # -- rows ------------------------------------------------------------------------------------------------------
 
     def _note(self, gemm: str, left: Described, right: Described, **columns: str) -> None:
         if left.scheme not in ("none", "scaled"):

@@ -8,9 +8,6 @@ from typing import Any
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import target_rule
 
-_SMALL = 1024
-"""Width up to which FP8 GEMMs were measured to be slower than BF16 ones."""
-
 
 def tokens(s: RuleContext) -> int | None:
     """Return the tokens of a micro-batch on one rank (M of its GEMMs), or None where that is not known.
@@ -104,7 +101,7 @@ def _mamba_width(s: RuleContext) -> Any:
 def _small(s: RuleContext) -> Any:
     if s.is_emulated or not s.has_model:
         return None
-    names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in widths(s) if 0 < size <= _SMALL]
+    names = [f"{path.partition('.')[2]}{how} = {size:g}" for path, how, size in widths(s) if 0 < size <= 1024]
     return bool(names) and {"names": ", ".join(names), "value": s.model.hidden_size}
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import environment_rule
 
-_SAME_MODE = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 _CHANGES = {
     "tensorwise": ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES",),
     "blockwise": ("NVTE_FP8_BLOCK_SCALING_FP32_SCALES",),
@@ -19,11 +18,10 @@ _CHANGES = {
     ),
 }
 """Scheme -> variables that give it other numbers."""
-_OFF = ("", "0", "none")
 
 
 def _is_on(s: RuleContext, name: str) -> bool:
-    return s.environment.get(name, "").lower() not in _OFF
+    return s.environment.get(name, "").lower() not in ("", "0", "none")
 
 
 def _is_refused(s: RuleContext) -> bool:
@@ -33,7 +31,7 @@ def _is_refused(s: RuleContext) -> bool:
 
 def _another_source(s: RuleContext) -> Any:
     stated = s.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
-    theirs = _SAME_MODE.get(stated)
+    theirs = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}.get(stated)
     if not stated or theirs == s.mode or (stated == "fp8" and s.fp8):
         return None
     return {"value": stated}
