@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from bridge.precision.fields import default_of
 from bridge.rules.fields import FIELDS, read_field
 from bridge.rules.versions import Version
 
@@ -42,7 +43,7 @@ def unplanned(model: Any) -> list[tuple[str, str, object]]:
     rows += [
         (field.name, "the field is newer than the releases that the plan knows", getattr(model, field.name, None))
         for field in _fields_of_megatron(model)
-        if field.name not in FIELDS["model"] and _has_own_value(model, field)
+        if field.name not in FIELDS["model"] and getattr(model, field.name, None) != default_of(field)
     ]
     return rows
 
@@ -58,12 +59,6 @@ def _fields_of_megatron(model: Any) -> list[dataclasses.Field[Any]]:
     theirs = [cls for cls in type(model).__mro__ if cls.__module__.startswith("megatron.core.")]
     declared = {name for cls in theirs for name in vars(cls).get("__annotations__", {}) if not name.startswith("_")}
     return [field for field in getattr(model, "__dataclass_fields__", {}).values() if field.name in declared]
-
-
-def _has_own_value(model: Any, field: dataclasses.Field[Any]) -> bool:
-    if field.default_factory is not dataclasses.MISSING:
-        return bool(getattr(model, field.name, None) != field.default_factory())
-    return bool(getattr(model, field.name, None) != field.default)
 
 
 def absent_fields(role: str, config: Any, version: Version | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, Field, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
@@ -97,6 +97,11 @@ class StatedField:
         return PrecisionTypeError(
             "\n".join(lines), path=path, rule=first.rule, value=first.value, remedy=first.remedy, faults=error.faults
         )
+
+
+def default_of(field: Field[Any]) -> Any:
+    """Return the default of a dataclass field, made anew where it has a factory; `MISSING` without one."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def stated(default: Any, *, kind: str, **options: Any) -> Any:

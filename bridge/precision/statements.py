@@ -12,7 +12,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.precision.fields import StatedField
+from bridge.precision.fields import StatedField, default_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -83,10 +83,8 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                     continue
                 if field.name in given:
                     setattr(self, field.name, given[field.name])
-                elif field.default_factory is not dataclasses.MISSING:
-                    setattr(self, field.name, field.default_factory())
-                elif field.default is not dataclasses.MISSING:
-                    setattr(self, field.name, field.default)
+                elif default_of(field) is not dataclasses.MISSING:
+                    setattr(self, field.name, default_of(field))
                 else:
                     raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")
             self._state({name: value for name, value in changes.items() if name in stated})

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeGuard
 
 from bridge.errors import Finding, PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.fields import LAYER_COUNTS, default_of
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import ask, by_gate
 from bridge.rules.rulebook import RULES
@@ -104,7 +104,7 @@ def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
     from what was not given.
     """
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    given = {field.name for field in dataclasses.fields(config) if _differs(values[field.name], field)}
+    given = {field.name for field in dataclasses.fields(config) if values[field.name] != default_of(field)}
     given.update(name for name in MODE_SWITCHES if name in values)
     given.update(scheme for family, scheme in SCHEMES.items() if values.get(family))
     if given.intersection(LAYER_COUNTS):
@@ -115,9 +115,3 @@ def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
         rule = "is a field of Megatron Bridge's config that has no counterpart here"
         raise UnknownFieldError(f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default.")
     return MixedPrecisionConfig().state(SOURCE, **{name: values[name] for name in known if name in given})
-
-
-def _differs(value: Any, field: dataclasses.Field[Any]) -> bool:
-    if field.default_factory is not dataclasses.MISSING:
-        return bool(value != field.default_factory())
-    return bool(value != field.default)

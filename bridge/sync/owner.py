@@ -11,6 +11,7 @@ from typing import Any
 
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.dtypes import torch_dtype
+from bridge.precision.fields import default_of
 from bridge.rules.fields import DEFAULTS, FIELDS
 from bridge.rules.versions import Version, parse_version
 from bridge.sync.routes import OWNERS
@@ -144,13 +145,8 @@ def _annotated(cls: type, attribute: str) -> type | None:
 def _defaults(cls: type) -> dict[str, Any]:
     if not dataclasses.is_dataclass(cls):
         return {}
-    defaults = {}
-    for field in dataclasses.fields(cls):
-        if field.default is not dataclasses.MISSING:
-            defaults[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-    return defaults
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(cls)}
+    return {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
 
 
 class MappingOwner(Owner):

@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
+from bridge.precision.fields import default_of
 from bridge.rules.own_run.fields import (
     ACCEPTED,
     ACCEPTED_WITHOUT_TE,
@@ -212,10 +213,4 @@ def _fault(rule: str, path: str, clause: str, value: object, remedy: str) -> Fin
 
 def class_defaults(config: Any) -> dict[str, Any]:
     """Return the defaults of the fields that a config, or its class, declares."""
-    defaults = {}
-    for field in dataclasses.fields(config):
-        if field.name.startswith("_"):
-            continue
-        factory = field.default_factory
-        defaults[field.name] = field.default if factory is dataclasses.MISSING else factory()
-    return defaults
+    return {field.name: default_of(field) for field in dataclasses.fields(config) if not field.name.startswith("_")}
