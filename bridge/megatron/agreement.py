@@ -4,19 +4,15 @@ Each rank sends a digest of 32 bytes. Only where digests differ are the settings
 of the first rank that differs from it. Every rank then raises the same error, before any group of Megatron exists.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from bridge.errors import CheckpointError, RunConfigError, TrainingError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
 

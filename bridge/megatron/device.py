@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -115,24 +116,12 @@ def _seed_default_generator(_original: object) -> Callable[[int], None]:
     return manual_seed
 
 
-class _Stream:
-    """A stream on a device that does things in order anyway."""
-
-    def wait_event(self, _event: object) -> None:
-        """Nothing to wait for."""
-
-    def wait_stream(self, _stream: object) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self, *_events: object) -> _Stream:
-        """Return an event that has happened."""
-        return self
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
+def _nothing(*_: object) -> None:
+    """Stand for a wait on a device that does things in order anyway."""
 
 
-_STREAM = _Stream()
+_STREAM = SimpleNamespace(wait_event=_nothing, wait_stream=_nothing, synchronize=_nothing)
+_STREAM.record_event = lambda *_: _STREAM
 
 
 def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:

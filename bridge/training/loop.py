@@ -5,15 +5,15 @@ tensors themselves (`bridge.megatron.record`) and reported together with the res
 Ctrl-C or the scheduler's signal ends a run between two steps.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from bridge.audit.early_warnings import Signs, Standing
 from bridge.checkpoint.lock import folder_lock
@@ -25,13 +25,15 @@ from bridge.megatron.checkpoint.saving import save_checkpoint
 from bridge.megatron.peak_memory import peak_memory, start_peak_memory
 from bridge.megatron.process import apply_tf32, return_free_memory, training_process
 from bridge.megatron.record.census import take_census, watch_activations
+from bridge.megatron.step import StepResult
 from bridge.megatron.te.environment import read_environment
 from bridge.registry.schedule import PrecisionSchedule
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation
 from bridge.rules.fields import releases
-from bridge.rules.versions import installed
+from bridge.rules.versions import Version, installed
 from bridge.training.audit import Audit
+from bridge.training.config import ConfigContainer
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
@@ -43,16 +45,6 @@ from bridge.training.run import (
     require_sections,
 )
 from bridge.training.values import require_sane_values
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
-
-    from bridge.megatron.step import StepResult
-    from bridge.rules.versions import Version
-    from bridge.training.config import ConfigContainer
-
 
 log = logging.getLogger("bridge.training")
 
