@@ -17,7 +17,15 @@ from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.pytorch.amp import assume_torch_scaler, report_scaler
-from bridge.interop.pytorch.torchao import MODULES, ROWWISE, ROWWISE_REMEDY, export_gather, export_layers, import_gather
+from bridge.interop.pytorch.torchao import (
+    FLOAT8_RECIPES,
+    MODULES,
+    ROWWISE,
+    ROWWISE_REMEDY,
+    export_gather,
+    export_layers,
+    import_gather,
+)
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, report_rows, rows
 from bridge.pytorch.loop import compute_dtype
@@ -26,7 +34,6 @@ from bridge.rules.target import GPUS
 
 TITLE = "Axolotl"
 VERSION = "Axolotl 0.19.0"
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 GATHER = "fp8_enable_fsdp_float8_all_gather"
 MAPPED = ("bf16", "fp16", "fp8", "fp8_config", GATHER, "bfloat16", "float16", "float32", "tf32")
 AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
@@ -212,7 +219,7 @@ def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, state: dict[
 
 
 def _float8(builder: ImportBuilder, top: Settings) -> None:
-    gather, recipe = top.switch(GATHER), top.section("fp8_config").word("recipe", RECIPES) or "tensorwise"
+    gather, recipe = top.switch(GATHER), top.section("fp8_config").word("recipe", FLOAT8_RECIPES) or "tensorwise"
     if not top.switch("fp8"):
         dead = [name for name in ("fp8_config", GATHER) if top.values.get(name)]
         builder.dead(top, dead, "nothing is FP8 without fp8: true")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
+from bridge.interop.builders import MODES, ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings
@@ -25,13 +25,12 @@ from bridge.registry.config import MixedPrecisionConfig
 TITLE = "DeepSpeed"
 VERSION = "DeepSpeed 0.19.8"
 STATE = "Write it down to be sure."
-DTYPES = ("fp32", "fp16", "bf16")
 DTYPE_NAMES = {
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
     **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
 }
-"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `DTYPES` only, in any case."""
+"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES` only, in any case."""
 SCALE = {
     "initial_scale_power": ("initial_loss_scale", 0, 16),
     "loss_scale_window": ("loss_scale_window", 1, 1000),
@@ -57,7 +56,7 @@ SHARDED = (
 def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     """Return what a DeepSpeed configuration asks for; `auto` fills in "auto" and adds a block that is not there."""
     top = Settings(payload, TITLE, lenient=True)
-    above = Settings({"auto": auto}, TITLE).word("auto", DTYPES)
+    above = Settings({"auto": auto}, TITLE).word("auto", MODES)
     builder = ImportBuilder(TITLE)
     _refuse_apex(builder, top)
     old = not top.given("bf16")
@@ -258,10 +257,10 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
     types = top.section("data_types")
     accumulated = DTYPE_NAMES.get(types.word("grad_accum_dtype", tuple(DTYPE_NAMES)) or "")
     sent = (top.text("communication_data_type") or "").lower()
-    if top.given("communication_data_type") and sent not in DTYPES:
+    if top.given("communication_data_type") and sent not in MODES:
         value = top["communication_data_type"]
         known = DTYPE_NAMES.get(sent, "fp32")
-        raise top.wrong("communication_data_type", f"must be {', '.join(DTYPES)}", value, f"Write '{known}'")
+        raise top.wrong("communication_data_type", f"must be {', '.join(MODES)}", value, f"Write '{known}'")
     names = {types.name("grad_accum_dtype"): accumulated, "communication_data_type": sent or None}
     in_fp32 = {name: (value or mode) == "fp32" for name, value in names.items()}
     if mode is not None:

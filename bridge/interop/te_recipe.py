@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
-from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder
+from bridge.interop.builders import DELAYED, MODES, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.module_lists import NUM_LAYERS, schemes_for
 from bridge.precision.fields import LAYER_COUNTS
@@ -63,7 +63,6 @@ DEAD = {
     "override_linear_precision": "gone since Transformer Engine 2.0, and swallowed without a word",
 }
 NAMES = ("_target_", "recipe", "class", "type", "name")
-MODES = ("fp32", "fp16", "bf16")
 OUTSIDE = ("params_dtype", "pipeline_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
 

@@ -16,25 +16,20 @@ __all__ = [
 ]
 
 
+class _Deferred:
+    def __post_init__(self) -> None:
+        """Check nothing yet."""
+
+    def finalize(self) -> None:
+        """Run Megatron's own checks and compute what it derives; as often as wanted."""
+        super().__post_init__()  # type: ignore[misc]  # Megatron's class, which comes next
+
+
 @dataclass
-class DistributedDataParallelConfig(MegatronDistributedDataParallelConfig):  # type: ignore[misc]  # Megatron is untyped
+class DistributedDataParallelConfig(_Deferred, MegatronDistributedDataParallelConfig):  # type: ignore[misc]
     """Megatron's `DistributedDataParallelConfig`, checked when it is complete."""
 
-    def __post_init__(self) -> None:
-        """Check nothing yet."""
-
-    def finalize(self) -> None:
-        """Run Megatron's own checks and compute what it derives; as often as wanted."""
-        super().__post_init__()
-
 
 @dataclass
-class OptimizerConfig(MegatronOptimizerConfig):  # type: ignore[misc]
+class OptimizerConfig(_Deferred, MegatronOptimizerConfig):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's `OptimizerConfig`, checked when it is complete."""
-
-    def __post_init__(self) -> None:
-        """Check nothing yet."""
-
-    def finalize(self) -> None:
-        """Run Megatron's own checks and compute what it derives; as often as wanted."""
-        super().__post_init__()

@@ -13,7 +13,7 @@ from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import Run, runs_of
 from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.reading.document import Document
-from bridge.interop.survey.files import Files, looks_relevant
+from bridge.interop.survey.files import COMMENTS, Files, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
 from bridge.interop.survey.source import ORDER, VARIABLES, Source, assigned, exported, of_variables, source_of
 from bridge.interop.systems import candidates
@@ -21,7 +21,6 @@ from bridge.interop.systems import candidates
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 
 CLOSE = 0.05
-COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
 """Assignments that are listed as variables in any case."""
 JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")

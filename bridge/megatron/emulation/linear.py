@@ -115,6 +115,10 @@ class EmulatedLinear:
     fp8_state: DelayedScaling | None
     weight: torch.nn.Parameter
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prepare()
+
     def prepare(self) -> None:
         """Give the layer its precision, and its state where the scheme keeps one, once Megatron's part is there."""
         self.weight_cache = WeightCache()
@@ -210,17 +214,9 @@ class EmulatedLinear:
 class EmulatedColumnParallelLinear(EmulatedLinear, ColumnParallelLinear):  # type: ignore[misc]  # Megatron is untyped
     """`ColumnParallelLinear` with low-precision GEMMs: Y_i = X A_i, A split along its outputs."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prepare()
-
 
 class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ignore[misc]  # Megatron is untyped
     """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along its inputs."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prepare()
 
 
 class KeptColumnParallelLinear(EmulatedColumnParallelLinear):

@@ -19,12 +19,10 @@ from typing import Any
 import torch
 
 from bridge.megatron.te_cpu.activations import gelu_gradient, gelu_values
-from bridge.megatron.te_cpu.storage import is_quantized, operand_of, quantize, shape_of, torch_dtype
+from bridge.megatron.te_cpu.storage import operand_of, quantize, shape_of, torch_dtype
 from bridge.numerics.gemm import multiply, output_factor
 from bridge.precision.schemes import GEMMS
-
-GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
-"""(transA, transB) -> the GEMM of a linear layer."""
+from bridge.pytorch.record.te import GEMM_OF_LAYOUT, is_quantised
 
 
 def generic_gemm(
@@ -63,7 +61,7 @@ def generic_gemm(
     out = _product(gemm, B, A, added, alpha=alpha, in_fp32=in_fp32)
     bias_gradient = gelu_input = None
     if has_bias and grad:
-        source = B.dequantize() if is_quantized(B) else B
+        source = B.dequantize() if is_quantised(B) else B
         bias_gradient = source.reshape(-1, source.shape[-1]).float().sum(0).to(dtype)
     if gelu and not grad:
         gelu_input = out.to(dtype)
@@ -98,10 +96,10 @@ def _product(
 ) -> torch.Tensor:
     """Return alpha left right + bias; both operands are quantised, or neither."""
     row, factor = GEMMS[gemm], alpha
-    if is_quantized(left) != is_quantized(right):
+    if is_quantised(left) != is_quantised(right):
         names = f"{type(left).__name__} and {type(right).__name__}"
         raise RuntimeError(f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}")
-    if is_quantized(left):
+    if is_quantised(left):
         first = operand_of(left, row.left, columnwise=row.left_columnwise)
         second = operand_of(right, row.right, columnwise=row.right_columnwise)
         if not in_fp32:

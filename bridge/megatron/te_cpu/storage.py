@@ -23,6 +23,8 @@ from bridge.errors import BackendUnavailableError
 from bridge.megatron.te_cpu.enums import DType
 from bridge.numerics import GemmOperand, Quantised, QuantSpec, padded_scales, quantise, stored_operand
 from bridge.precision.formats import FORMATS
+from bridge.precision.schemes import WHOLE
+from bridge.pytorch.record.te import SCHEME_OF_QUANTIZER
 
 TORCH_DTYPES = {
     DType.kByte: torch.uint8,
@@ -49,11 +51,6 @@ def kind_of(quantizer: Any) -> str:
     return type(quantizer).__name__
 
 
-def is_quantized(tensor: Any) -> bool:
-    """Return whether a tensor is one of the extension's storages."""
-    return hasattr(tensor, "_fp8_dtype") or hasattr(tensor, "_fp4_dtype")
-
-
 def spec_of(quantizer: Any) -> QuantSpec:
     """Return a quantizer's request in the terms of `bridge.numerics`.
 
@@ -65,20 +62,12 @@ def spec_of(quantizer: Any) -> QuantSpec:
     if make is None:
         raise BackendUnavailableError(f"te_cpu: quantises with {', '.join(_SPECS)}, got {kind}. Use another recipe.")
     row, column, details = make(quantizer)
-    scheme = _SCHEMES[kind]
+    scheme = SCHEME_OF_QUANTIZER[kind]
     return QuantSpec(scheme=scheme, format=FORMAT_NAMES[DType(int(quantizer.dtype))], row=row, column=column, **details)
 
 
 _WHOLE_QUANTIZERS = ("Float8Quantizer", "Float8CurrentScalingQuantizer")
 """Classes of quantizers with one scale for a tensor."""
-_SCHEMES = {
-    "Float8Quantizer": "delayed",
-    "Float8CurrentScalingQuantizer": "tensorwise",
-    "Float8BlockQuantizer": "blockwise",
-    "MXFP8Quantizer": "mxfp8",
-    "NVFP4Quantizer": "nvfp4",
-}
-"""Class of a quantizer -> Megatron's name of the scheme."""
 _Tiles = tuple[tuple[int, int], tuple[int, int], dict[str, Any]]
 
 
@@ -107,10 +96,9 @@ def _nvfp4(quantizer: Any) -> _Tiles:
     return (*_tiles(16, is_square=quantizer.with_2d_quantization), details)
 
 
-_WHOLE = (0, 0)
 _SPECS: dict[str, Callable[[Any], _Tiles]] = {
-    "Float8Quantizer": lambda _quantizer: (_WHOLE, _WHOLE, {}),
-    "Float8CurrentScalingQuantizer": lambda quantizer: (_WHOLE, _WHOLE, _scale_rule(quantizer)),
+    "Float8Quantizer": lambda _quantizer: (WHOLE, WHOLE, {}),
+    "Float8CurrentScalingQuantizer": lambda quantizer: (WHOLE, WHOLE, _scale_rule(quantizer)),
     "Float8BlockQuantizer": _blockwise,
     "MXFP8Quantizer": _mxfp8,
     "NVFP4Quantizer": _nvfp4,
