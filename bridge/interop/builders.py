@@ -28,7 +28,6 @@ __all__ = ["DELAYED", "MODES", "WGRAD", "ExportBuilder", "ImportBuilder", "seman
 DELAYED = {name: DEFAULTS["model"][name] for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")}
 """Settings of delayed scaling -> the defaults of Megatron Core's own class."""
 WGRAD = "Transformer Engine 2.0 and later run the weight gradient in FP8 all the same"
-"""The reason why `fp8_wgrad=False` has no effect."""
 
 MODES = ("fp32", "fp16", "bf16")
 OFF_SWITCHES = (

@@ -41,7 +41,6 @@ SCALE = {
 LOW_MEMORY = ("fp16_master_weights_and_grads", "bf16_master_weights_and_grads", "bf16_optimizer_states")
 """Switches that drop the FP32 copies."""
 READ = ("fp16", "bf16", "bfloat16", "torch_autocast", "data_types", "communication_data_type", "amp")
-"""Names at the top that are read, or refused."""
 IGNORED = ("fp8", "fp4", "tf32", "float16", "fp32", "mixed_precision", "fp32_allreduce")
 """Names at the top that people write and nothing reads."""
 LOOKS_LIKE_PRECISION = re.compile(

@@ -67,7 +67,6 @@ APEX: dict[str, tuple[str, dict[str, Any]]] = {
     "O2": ("megatron_o2", HALF),
     "O3": ("true", HALF | {"loss_scale": 1.0}),
 }
-"""Level of Apex -> its semantics and the fields."""
 GONE = "Lightning refuses it from 2.0 on"
 
 

@@ -41,7 +41,6 @@ SAME = (
     *("fp8_wgrad", "fp8_dot_product_attention", "fp8_multi_head_attention", "fp4", "fp4_recipe"),
     *(*LAYER_COUNTS, "reuse_grad_buf_for_mxfp8_param_ag"),
 )
-"""Arguments that are called like our fields."""
 PREFIXED = {f"fp16_{name}": name for name in ("loss_scale", *SCALER_SCHEDULE)}
 GATHER = ("fp8_param_gather", "fp8_params")
 FIELDS = {**{name: name for name in (*DTYPES, *SAME)}, **PREFIXED, **dict.fromkeys(GATHER, "fp8_param_gather")}

@@ -27,12 +27,10 @@ MODULE = "transformer_engine.common.recipe"
 
 ATTENTION = {"fp8_dpa": "fp8_dot_product_attention", "fp8_mha": "fp8_multi_head_attention"}
 CLASSES = MappingProxyType({row.te_class: row for row in SCHEMES if row.te_class != "CustomRecipe"})
-"""Name of a class -> its scheme."""
 DEFAULT_FORMATS = {"delayed": "hybrid", "tensorwise": "hybrid", "blockwise": "e4m3", "mxfp8": "e4m3", "nvfp4": "e2m1"}
 """Scheme -> the format that its class takes by itself."""
 FACTORY = "bridge.megatron.te.layers.module_factory"
 IN_FACTORY = ("fp8", "fp8_recipe", "fp4", "fp4_recipe", "modules", "first_last_layers_bf16", *LAYER_COUNTS, *DELAYED)
-"""Fields that the factory takes."""
 DEFAULTS = {"margin": 0, "amax_history_len": 1024, "amax_compute_algo": "max"}
 """Argument -> the default of the class `DelayedScaling`; Megatron's own differ."""
 QUANTIZERS = {f"fp8_quant_{operand}": None for operand in ("fwd_inp", "fwd_weight", "bwd_grad")}

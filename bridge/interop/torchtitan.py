@@ -49,7 +49,6 @@ LINEAR = ("attention.", "feed_forward.", "shared_experts.")
 QUANTIZE = tuple(f"quantize.{part}.{name}" for part in ("linear", "grouped_mm") for name in BLOCKS)
 """Blocks of torchtitan 0.2; names for `model.converters`, as are those of `BLOCKS` in 0.1."""
 SECTION = re.compile(r"^\[(?:job|training|quantize)\b", re.MULTILINE)
-"""A table of TOML that torchtitan reads."""
 UNKNOWN = (
     "no setting of torchtitan: 0.1 ignores it, 0.2 refuses the file unless job.custom_config_module declares it, "
     "and a fork may read it"

@@ -35,7 +35,6 @@ class Patch:
     owner: Any
     name: str
     replace: Callable[[Any], Any]
-    """Original -> replacement."""
     needed_by: str
     """A place in megatron/core that would not work (0.16.1 line numbers)."""
     without: str

@@ -38,7 +38,6 @@ from bridge.megatron.peers import Peers
 from bridge.megatron.stop_request import StopRequest, noted_signals
 
 TIMEOUT_MINUTES = 30.0
-"""How long a collective waits for its ranks."""
 _runs = itertools.count()
 _PARALLEL_SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
@@ -60,7 +59,6 @@ class Process:
     """The context-parallel rank, and their number."""
     device: torch.device
     threads: int
-    """CPU threads torch computes with in this process."""
     notes: tuple[str, ...]
     """Sentences about what this machine made necessary, for the log."""
     peers: Peers | None

@@ -38,9 +38,7 @@ class StepResult:
     grad_norm: float | None
     """Norm of the gradients before clipping; None for a skipped step or where nothing is clipped."""
     loss_scale: float
-    """The scale this step's loss was multiplied with."""
     learning_rate: float
-    """The rate this step used."""
     stop: int
     """The largest number of the signals that asked any rank to stop; 0 for none."""
 

@@ -62,7 +62,6 @@ class FitOption:
     """Changes with which the run fits."""
 
     changes: tuple[tuple[str, Any], ...]
-    """Setting and new value; empty: the run as it is."""
     price: int
     micro_batch_size: int
     needed_bytes: int

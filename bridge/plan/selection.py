@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from bridge.rules.stages import Parallel
 
 UNREAD = ("embedding", "router", "norm", "head")
-"""Kinds of modules that read no per-module recipe."""
 OTHER_STAGES = (1, 2, 4, 8)
 """Pipeline sizes that a foreign recipe is compared under."""
 
@@ -53,7 +52,6 @@ class Entry:
     """A row or matcher."""
 
     name: str
-    """The row's number, or the matcher's name."""
     pattern: str
     precision: str
     """A scheme, bf16 for no FP8 and FP4, or kitchen for a payload of that library."""
@@ -70,7 +68,6 @@ class Selected:
 
     entry: Entry
     taken: tuple[Taken, ...]
-    """Linear layers that it decides for."""
     shadowed: tuple[Taken, ...]
     """Linear layers that it selects and an earlier one takes."""
     by: tuple[str, ...]

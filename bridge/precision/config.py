@@ -33,7 +33,6 @@ MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one of them has it off."""
 
 ROWS_IN_A_LABEL = 4
-"""Rows of `modules` that a label lists."""
 _MOMENTS = ("fp32", "fp16", "bf16", "uint8")
 _FP8_STATE = (("fp8", "uint8"),)
 """Megatron-LM's word for an optimizer state in bytes -> its dtype."""
@@ -294,6 +293,5 @@ CHOICES = {
 
 _NAMES = tuple(FIELD_DEFAULTS)
 PEER_FIELDS = _NAMES[: _NAMES.index("tf32")]
-"""The fields of Megatron Bridge's class."""
 MEGATRON_FIELDS = _NAMES[_NAMES.index("fp32_residual_connection") : _NAMES.index("fp4_quantizer_factory") + 1]
 """Fields that Megatron's configs have and Megatron Bridge's class does not."""

@@ -106,12 +106,10 @@ LOOKS_LIKE_PRECISION = re.compile(
     r"|grad_reduce_in|quantiz|query_key_layer"
 )
 DECIDES = re.compile(r"use_distributed_optimizer|fsdp|deepspeed|transformer_impl")
-"""Flags on which the meaning of others depends."""
 ANY_SYSTEM = re.compile(
     r"amp|optim|deepspeed|fsdp|shard|strategy|adapter|load_in|quant|scal|transformer_engine|mcore|compile|backend|zero"
     r"|recipe|_target_|plugin|gpu|accelerator|distributed|version|cuda|16|model_type"
 )
-"""Keys that some system's precision depends on."""
 NOT_PRECISION = frozenset(
     {
         "log_loss_scale_to_tensorboard",

@@ -31,7 +31,6 @@ EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
 SUFFIX = ".pt"
 DAMAGED = (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError, TypeError, AttributeError, OSError)
-"""Errors of torch, by the part that is damaged."""
 INERT = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
 
 

@@ -36,9 +36,7 @@ IMPLIED: dict[str, dict[str, Any]] = {
 DEFAULTS = {"position_embedding_type": "learned_absolute", "share_embeddings_and_output_weights": True}
 """Field of the model -> Megatron-LM's default where it is not that of the class."""
 SHARED = ("use_distributed_optimizer", "overlap_param_gather")
-"""Arguments that optimizer and DDP both have."""
 LISTS = ("recompute_modules", "offload_modules", "cuda_graph_modules")
-"""Arguments that take several words."""
 BATCH = ("micro_batch_size", "global_batch_size")
 ROLES = ("model", "optimizer", "ddp")
 

@@ -108,7 +108,6 @@ def _precision(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Fault = tuple[str, str, object, str]
-"""Path, rule, value and remedy."""
 
 
 def _faults(content: Mapping[str, Any]) -> Iterator[Fault]:

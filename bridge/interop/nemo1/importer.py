@@ -55,7 +55,6 @@ PRECISIONS = {
 NAMES = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
 FP8 = ("fp8", "fp8_e4m3", "fp8_hybrid", *DELAYED, "fp8_params", *PLAIN, *LAYER_COUNTS)
-"""Keys of the model section that FP8 reads."""
 READ = {*FP8, *SCALER, "transformer_engine", "megatron_amp_O2", "precision", "fsdp_grad_reduce_dtype"}
 LOCAL_LAYERS = (2, 0)
 """The first release whose GPT on Megatron Core asks `transformer_engine`."""

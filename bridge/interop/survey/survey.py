@@ -174,7 +174,6 @@ def _of_run(run: Run, name: str, kind: str) -> Source:
 
 
 LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag"}
-"""Source of the precision in a launch -> its kind."""
 
 
 def _te_precision_file(document: Document, name: str) -> Source | None:

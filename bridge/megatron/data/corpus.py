@@ -44,7 +44,6 @@ class Corpus:
     """Path without the suffix."""
     vocab_size: int
     name: str
-    """Name for people."""
     index_dir: Path
     """Folder of the sample indices that Megatron builds for it."""
 

@@ -79,7 +79,6 @@ _NOT_EMULATED = (
     ("fp8_multi_head_attention", "the attention core stays in high precision there"),
     ("tp_comm_overlap", "there is nothing to overlap with"),
 )
-"""Field -> why the emulation cannot do it."""
 
 
 def require_emulable(config: Any) -> None:

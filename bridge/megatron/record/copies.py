@@ -37,7 +37,6 @@ class Copy:
     part: tuple[str, int, int]
     """Path of the parameter in its chunk, and this rank's place in the groups that hold different parts of it."""
     digest: int
-    """Checksum of the sample."""
     is_own: bool
     """The rank's own part is that of its master."""
 

@@ -78,7 +78,6 @@ class Telemetry:
     def __init__(self, model: Sequence[torch.nn.Module]) -> None:
         self.rows: list[QuantisationRow] = []
         self.step: int | None = None
-        """The last measured step."""
         self._layers: list[tuple[Any, tuple[int, str]]] = [
             (module, where) for module, where in global_layer_names(model).items() if isinstance(module, EmulatedLinear)
         ]

@@ -101,7 +101,6 @@ class Environment:
     """Variables that were set when the environment was read."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Variables of `NVTE_VARIABLES` that are set, by name."""
     lookalikes: tuple[tuple[str, str], ...] = ()
     """Variables that are not in the table but look like one that is, with that one."""
 

@@ -18,13 +18,10 @@ class Machine:
     """Properties of a machine that decide whether Transformer Engine runs on it."""
 
     device: str | None = None
-    """Name of the CUDA device, None without one."""
     compute_capability: tuple[int, int] | None = None
-    """Generation of the CUDA device."""
     cuda: str | None = None
     """Version of CUDA that torch was built with, None for a CPU build."""
     transformer_engine: str | None = None
-    """Installed version, None without one."""
     load_error: str | None = None
     """Why the installed package cannot be imported; None where it can, or where no CUDA device is there to try it."""
 

@@ -41,7 +41,6 @@ class TERecipe:
     name: str
     """The class in `transformer_engine.common.recipe`."""
     scheme: str
-    """Megatron's name of the scheme."""
     keywords: Mapping[str, object] = field(default_factory=dict)
     """Keyword -> value. Formats are names of members of `Format`; a factory may be a dotted path."""
     notes: tuple[str, ...] = ()
