@@ -101,7 +101,7 @@ def edited(base: Any, numbers: Iterator[int], words: list[str]) -> Any:
             holder, key = known[at % len(known)]
         if next(numbers, 0) > 240 and isinstance(holder, dict):
             holder.pop(key, None)
-        elif isinstance(holder, dict | list):
+        elif isinstance(holder, dict) or isinstance(key, int):
             holder[key] = grown(numbers, words)
     return changed
 
