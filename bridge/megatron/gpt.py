@@ -173,8 +173,23 @@ def build_gpt(
         for index, model in enumerate(models)
     ]
     for chunk in built:
+        _locate_parameters(chunk)
         release_at_end(chunk)
     return built
+
+
+def _locate_parameters(chunk: Any) -> None:
+    """Give each bucket the places of its parameters in the buffer.
+
+    megatron-core 0.16.1 counts them without the gaps by which the distributed optimizer aligns parameters to 64
+    elements (distributed/param_and_grad_buffer.py:106-110). Where weights are stored in MXFP8, every parameter behind
+    one of another size is then copied from a wrong place after each step. Megatron-LM's pull request 3007 corrects it.
+    """
+    for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+        for bucket in buffer.buckets:
+            for parameter in bucket.params:
+                start, end, _ = buffer.param_index_map[parameter]
+                bucket.param_to_index[parameter] = (start - bucket.offset, end - bucket.offset)
 
 
 def _require_te_storage(config: Any, ddp: Any) -> None:

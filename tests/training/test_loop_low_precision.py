@@ -185,3 +185,10 @@ def test_weights_gathered_during_the_forward_pass_are_those_gathered_before_it(s
         traces.append((trace(folder / "run"), summary.validation_loss))
     assert traces[0] == traces[1]
     assert traces[0][0][-1][1] < traces[0][0][0][1]
+
+
+def test_parameters_whose_sizes_leave_gaps_in_the_buffers_are_gathered_from_their_places(tmp_path):
+    latent = {"multi_latent_attention": True, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_layernorm": True}
+    heads = {"qk_head_dim": 16, "qk_pos_emb_head_dim": 16, "v_head_dim": 16}
+    config = tiny(sharded=True, low="mxfp8", stored=True, model={**latent, **heads}, train={"train_iters": 2})
+    pretrain(config, run_dir=tmp_path)  # the audit compares every parameter with its master in step 2
