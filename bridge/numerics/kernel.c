@@ -161,17 +161,66 @@ ALWAYS void halve_narrow(const int16_t *restrict in, int16_t *restrict out, int 
     for (int i = 0; i < n / 2; i++) out[i] = in[2 * i] > in[2 * i + 1] ? in[2 * i] : in[2 * i + 1];
 }
 
+#ifdef __AVX512BW__
+#define COUNT 32
+#elif defined(__AVX2__)
+#define COUNT 16
+#else
+#define COUNT 8
+#endif
+/* COUNT magnitudes in a register; every other number of two of them, from the o-th on. */
+typedef int16_t shorts __attribute__((vector_size(2 * COUNT)));
+#define OTHER_8(o) (o), (o) + 2, (o) + 4, (o) + 6, (o) + 8, (o) + 10, (o) + 12, (o) + 14
+#define OTHER_16(o) OTHER_8(o), OTHER_8((o) + 16)
+#define OTHER_32(o) OTHER_16(o), OTHER_16((o) + 32)
+#define OTHER_OF(n, o) OTHER_##n(o)
+#define OTHER(n, o) OTHER_OF(n, o)
+#if defined(__clang__) || __GNUC__ >= 12
+#define EVERY_OTHER(a, b, o) __builtin_shufflevector(a, b, OTHER(COUNT, o))
+#else
+#define EVERY_OTHER(a, b, o) __builtin_shuffle(a, b, (shorts){OTHER(COUNT, o)})
+#endif
+
+/* The larger one of each pair of neighbours in the numbers of a and b. */
+ALWAYS shorts larger(shorts a, shorts b) {
+    const shorts even = EVERY_OTHER(a, b, 0), odd = EVERY_OTHER(a, b, 1), more = even > odd;
+    return (even & more) | (odd & ~more);
+}
+
+/* Largest magnitude of each 16 numbers of a row, lifted; n is a multiple of 16 * COUNT. */
+ALWAYS void row_amax(const uint16_t *x, int n, int16_t *restrict narrow, const int dtype) {
+    for (int i = 0; i < n; i += 16 * COUNT) {
+        shorts v[16];
+#pragma GCC unroll 16
+        for (int k = 0; k < 16; k++) {
+            memcpy(&v[k], x + i + k * COUNT, sizeof v[k]);
+            v[k] = (v[k] & 0x7FFF) + (int16_t)lift(dtype);
+        }
+#pragma GCC unroll 4
+        for (int pairs = 8; pairs > 0; pairs /= 2)
+#pragma GCC unroll 8
+            for (int k = 0; k < pairs; k++) v[k] = larger(v[2 * k], v[2 * k + 1]);
+        memcpy(narrow + i / 16, &v[0], sizeof v[0]);
+    }
+}
+
 /* Largest magnitude of each tile of a panel; `size`, the width of a tile, is a power of two. */
 ALWAYS void tile_amax(const void *x, int64_t at, int64_t stride, int rows, int n, int size, float *restrict amax,
                       const int dtype) {
     int32_t wide[2][PANEL];
     int16_t narrow[2][PANEL];
     int left = (n + size - 1) / size * size, now = 0;
-    for (int c = 0; c < left; c++) {
-        if (dtype == FP32) wide[0][c] = lift(dtype);
-        else narrow[0][c] = (int16_t)lift(dtype);
+    if (dtype != FP32 && rows == 1 && size >= 16 && left == n && n % (16 * COUNT) == 0) {
+        row_amax((const uint16_t *)x + at, n, narrow[0], dtype);
+        size /= 16;
+        left /= 16;
+    } else {
+        for (int c = 0; c < left; c++) {
+            if (dtype == FP32) wide[0][c] = lift(dtype);
+            else narrow[0][c] = (int16_t)lift(dtype);
+        }
+        column_amax(x, at, stride, rows, n, wide[0], narrow[0], dtype);
     }
-    column_amax(x, at, stride, rows, n, wide[0], narrow[0], dtype);
     for (; size > 1; size /= 2, left /= 2, now = !now) {
         if (dtype == FP32) halve_wide(wide[now], wide[!now], left);
         else halve_narrow(narrow[now], narrow[!now], left);
@@ -259,8 +308,10 @@ static __attribute__((noinline)) void mix(float x[GROUP][STRIP], int column) {
     for (int r = 0; r < GROUP; r++) memcpy(&x[r][column], &v[r], sizeof v[r]);
 }
 
-/* The transform of n <= PANEL columns of one group of rows, in BF16. */
-ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, const int dtype) {
+/* The transform of n <= PANEL columns of one group of rows, in BF16 into `out`. Without `out` its largest magnitude goes
+ * into `most`, lifted, times 4 and not rounded yet: rounding does not change which one is the largest. */
+ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_t *restrict out, int32_t *restrict most,
+                      const int dtype) {
     float x[GROUP][STRIP];
     const int64_t next = to_next(p, column, n, GROUP);
     for (int start = 0; start < n; start += STRIP) {
@@ -273,7 +324,12 @@ ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_
             else for (int c = 0; c < strip; c++) x[r][c] = 0 * sign; /* a zero with the sign's sign, as in torch */
         }
         for (int c = 0; c < strip; c += LANES) mix(x, c);
-        for (int r = 0; r < GROUP; r++)
+        for (int r = 0; !out && r < GROUP; r++)
+            for (int c = 0; c < strip; c++) {
+                const int32_t one = (int32_t)((as_bits(x[r][c]) & 0x7FFFFFFF) + (uint32_t)lift(FP32));
+                most[c] = one > most[c] ? one : most[c];
+            }
+        for (int r = 0; out && r < GROUP; r++)
             for (int c = 0; c < strip; c++) {
                 const float y = x[r][c] * 0.25f;
                 out[r * PANEL + start + c] = dtype == BF16 ? bf16_of_number(y) : bf16(y);
@@ -282,9 +338,20 @@ ALWAYS void transform(const pass *p, int64_t row, int64_t column, int n, uint16_
 }
 
 static __attribute__((noinline)) void transformed(const pass *p, int64_t row, int64_t column, int n, uint16_t *out) {
-    if (p->dtype == FP32) transform(p, row, column, n, out, FP32);
-    else if (p->dtype == BF16) transform(p, row, column, n, out, BF16);
-    else transform(p, row, column, n, out, FP16);
+    if (p->dtype == FP32) transform(p, row, column, n, out, NULL, FP32);
+    else if (p->dtype == BF16) transform(p, row, column, n, out, NULL, BF16);
+    else transform(p, row, column, n, out, NULL, FP16);
+}
+
+/* Largest magnitude of the transform of one group of rows, in BF16. */
+static __attribute__((noinline)) float transformed_amax(const pass *p, int64_t row, int64_t column, int n) {
+    int32_t most[STRIP], all = lift(FP32);
+    for (int c = 0; c < STRIP; c++) most[c] = all;
+    if (p->dtype == FP32) transform(p, row, column, n, NULL, most, FP32);
+    else if (p->dtype == BF16) transform(p, row, column, n, NULL, most, BF16);
+    else transform(p, row, column, n, NULL, most, FP16);
+    for (int c = 0; c < STRIP; c++) all = most[c] > all ? most[c] : all;
+    return as_float((uint32_t)bf16(as_float((uint32_t)(all - lift(FP32))) * 0.25f) << 16);
 }
 
 /* `to` gets each of `from` as often as a tile is wide, times a factor. */
@@ -398,11 +465,9 @@ float bridge_amax(const pass *p) {
     for (int64_t i = 0; i < parts; i++) {
         float most[PANEL], last[PANEL] = {0};
         if (p->signs) {
-            uint16_t block[GROUP * PANEL];
             const int64_t column = i % across * PANEL;
             const int n = (int)(p->columns - column < PANEL ? p->columns - column : PANEL);
-            transformed(p, i / across * GROUP, column, n, block);
-            amax_BF16(block, 0, PANEL, GROUP, n, PANEL, most);
+            most[0] = transformed_amax(p, i / across * GROUP, column, n);
         } else {
             const int64_t start = i * chunk, size = count - start < chunk ? count - start : chunk;
             const int rows = (int)(size / PANEL), rest = (int)(size % PANEL);
