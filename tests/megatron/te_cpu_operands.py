@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ STEPS = 3
 
 
 def main(plan: dict) -> None:
-    """Train a few steps and save the operands."""
+    """Train a few steps and save the operands, and the quantisation errors of another step."""
     if plan["backend"] == "te_cpu":
         if plan.get("to_nearest"):
             os.environ["NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING"] = "1"
@@ -59,8 +60,11 @@ def main(plan: dict) -> None:
         for step in range(STEPS):
             with watched(plan["backend"], run.trainer.model, step, operands):
                 losses.append(run.trainer.step(source).loss)
+        with run.telemetry.measuring(STEPS):
+            run.trainer.step(source)
+        measured = [asdict(row) for row in run.telemetry.of_all_stages()]
     rank = os.environ.get("RANK", "0")
-    torch.save({"operands": operands, "losses": losses}, f"{plan['out']}-{rank}.pt")
+    torch.save({"operands": operands, "losses": losses, "measured": measured}, f"{plan['out']}-{rank}.pt")
 
 
 @contextmanager

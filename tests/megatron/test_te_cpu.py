@@ -143,6 +143,9 @@ def test_every_gemm_reads_the_bits_of_the_emulation(scheme, tmp_path):
     for kind, ((ours, emulated),) in operands(tmp_path, runs).items():
         assert_equal_operands(ours, emulated, modules_of(kind), kind)
         assert ours["losses"] == emulated["losses"]
+        if kind == "dense":
+            assert len(ours["measured"]) == 2 * len(DENSE) * 3
+            assert ours["measured"] == emulated["measured"]
 
 
 EXPERTS = {

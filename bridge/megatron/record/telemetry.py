@@ -1,9 +1,9 @@
 """Errors of the quantisers of a run, every so many steps.
 
-Of each emulated layer the row-wise copies of input, weight and grad_output are compared with their sources, in the
-first micro-batch; the numbers are of this rank's shard. A sample of the same sources shows the error that other schemes
-would have. A stored weight is compared with its master where this rank holds all of it. Nothing is drawn or changed: a
-measured step trains as any other.
+Of each emulated layer, and of Transformer Engine's on its CPU, the row-wise copies of input, weight and grad_output are
+compared with their sources, in the first micro-batch. The numbers are of this rank's shard. A sample of the sources
+shows the error that other schemes would have. A stored weight is compared with its master where this rank holds all of
+it. Nothing is drawn or changed: a measured step trains as any other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,19 @@ from bridge.audit.quantisation import OPERANDS, QuantisationRow
 from bridge.megatron.emulation.linear import EmulatedLinear
 from bridge.megatron.emulation.model import global_layer_number
 from bridge.megatron.emulation.stored_weight import StoredWeight
-from bridge.numerics import GemmOperand, Observer, quantisation_error, stored_operand, what_if_db
+from bridge.megatron.te_cpu.storage import WATCHERS
+from bridge.numerics import (
+    GemmOperand,
+    Observer,
+    Quantised,
+    make_operand,
+    quantisation_error,
+    stored_operand,
+    what_if_db,
+)
+
+TE_ROLES = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
+"""Transformer Engine's lists of quantizers -> operand of the first one."""
 
 
 def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, tuple[int, str]]:
@@ -55,6 +67,49 @@ class _ErrorObserver(Observer):
         self.rows.append(_row(self.step, self.where, source, operand, self.fp8_format))
 
 
+class _TeWatcher:
+    """Measures the operands that Transformer Engine quantises on its CPU, each once, by their quantizers."""
+
+    def __init__(self, step: int, layers: Sequence[tuple[Any, tuple[int, str]]], rows: list[QuantisationRow]) -> None:
+        self.step = step
+        self.layers = layers
+        self.rows = rows
+        self.seen: set[tuple[tuple[int, str], str, str | None]] = set()
+
+    def __call__(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
+        """Measure an operand, if it is row-wise and the first of its role."""
+        place = next((one for one in self._places(source, quantizer) if found.codes is not None), None)
+        if place is None or place in self.seen:
+            return
+        self.seen.add(place)
+        where, role, fp8 = place
+        matrix, spec = source.reshape(-1, source.shape[-1]), found.spec
+        if not spec.whole_tensor:
+            self.rows.append(_held_row(self.step, where, matrix, found, role=role, fp8=fp8))
+            return
+        scale = quantizer.scale.item() if spec.scheme == "delayed" else None
+        self.rows.append(_row(self.step, where, matrix, make_operand(matrix, spec, role, scale=scale), fp8))
+
+    def _places(self, source: torch.Tensor, quantizer: Any) -> Iterator[tuple[tuple[int, str], str, str | None]]:
+        """Yield layer, role and FP8 format; a cached weight has a copy of its quantizer."""
+        for layer, where in self.layers:
+            fp8 = layer.config.fp8
+            if getattr(layer, "weight", None) is not None and source.data_ptr() == layer.weight.data_ptr():
+                yield where, "weight", fp8
+            for key, role in TE_ROLES.items():
+                if any(own is quantizer for own in layer.quantizers[key][:1]):
+                    yield where, role, fp8
+
+
+def _held_row(
+    step: int, where: tuple[int, str], source: torch.Tensor, held: Quantised, *, role: str, fp8: str | None
+) -> QuantisationRow:
+    """Return the row of codes and scales that are held already."""
+    scale = 1 / held.scale_inv.item() if held.spec.whole_tensor and held.scale_inv is not None else None
+    row = _row(step, where, source, stored_operand(held, role), fp8)
+    return replace(row, amax=held.amax.item(), scale=scale)
+
+
 def _row(
     step: int, where: tuple[int, str], source: torch.Tensor, operand: GemmOperand, fp8_format: str | None
 ) -> QuantisationRow:
@@ -78,9 +133,11 @@ class Telemetry:
     def __init__(self, model: Sequence[torch.nn.Module]) -> None:
         self.rows: list[QuantisationRow] = []
         self.step: int | None = None
+        names = global_layer_names(model)
         self._layers: list[tuple[Any, tuple[int, str]]] = [
-            (module, where) for module, where in global_layer_names(model).items() if isinstance(module, EmulatedLinear)
+            (module, where) for module, where in names.items() if isinstance(module, EmulatedLinear)
         ]
+        self._of_te = [(module, where) for module, where in names.items() if hasattr(module, "quantizers")]
 
     @contextmanager
     def measuring(self, step: int) -> Iterator[None]:
@@ -90,9 +147,12 @@ class Telemetry:
             layer.observer = _ErrorObserver(step, layer, where, self.rows)
             if isinstance(layer.weight, StoredWeight):
                 self._measure_stored(step, where, layer.weight, layer.config.fp8)
+        watcher = _TeWatcher(step, self._of_te, self.rows)
+        WATCHERS.append(watcher)
         try:
             yield
         finally:
+            WATCHERS.remove(watcher)
             for layer, _ in self._layers:
                 layer.observer = None
 
@@ -101,11 +161,7 @@ class Telemetry:
         if master is None or master.numel() != weight.numel():
             return
         source = master.detach().view(weight.shape).to(weight.gathered_dtype)
-        held = stored_operand(weight.stored, "weight")
-        row = _row(step, where, source, held, fp8)
-        scale_inv = weight.stored.scale_inv
-        scale = 1 / scale_inv.item() if weight.stored.spec.whole_tensor and scale_inv is not None else None
-        self.rows.append(replace(row, amax=weight.stored.amax.item(), scale=scale))
+        self.rows.append(_held_row(step, where, source, weight.stored, role="weight", fp8=fp8))
 
     def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order, those of one step or all; a collective call."""

@@ -33,6 +33,8 @@ TORCH_DTYPES = {
     DType.kFloat16: torch.float16,
     DType.kBFloat16: torch.bfloat16,
 }
+WATCHERS: list[Callable[[torch.Tensor, Any, Quantised], None]] = []
+"""Called with each tensor, its quantizer and the result, for telemetry."""
 FORMAT_NAMES = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2", DType.kFloat4E2M1: "e2m1"}
 
 
@@ -217,9 +219,13 @@ def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None
         found = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=reduce_amax)
         if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
             quantizer.amax.copy_(torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape)))
+        for watch in WATCHERS:
+            watch(x, quantizer, found)
         scale_inv = found.scale_inv if row else found.scale_inv_t
         return {"_data": found.codes, "_transpose": found.codes_t, "_scale_inv": scale_inv}
     found = quantise(x, spec, row=row, col=col, reduce_amax=reduce_amax)
+    for watch in WATCHERS:
+        watch(x, quantizer, found)
     return {
         "_rowwise_data": found.codes,
         "_rowwise_scale_inv": padded_scales(found) if row else None,
