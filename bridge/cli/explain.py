@@ -1,6 +1,6 @@
 """`precision-bridge explain FIELD [NAME]`: a field's meaning, place and conditions; `explain PB101`: a rule in full.
 
-With ``--run RUN`` a field's value in a run: who set it, what it replaced, in which config, and what ran.
+With ``--run RUN`` the value of a field, or of any key of the config, in a run: who set it, what it replaced, what ran.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import yaml
 
 from bridge.audit.effect import effect_in
 from bridge.audit.run_folder import RunFolder
+from bridge.audit.setting import Setting
 from bridge.cli.arguments import add_command, print_json
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
@@ -73,10 +74,11 @@ def _explain(chosen: argparse.Namespace) -> None:
     elif re.fullmatch(r"[Pp][Bb]\d+", chosen.field):
         found = rule_dict(_rule(chosen.field))
         text = _rule_text(found)
+    elif chosen.run_folder is not None:
+        found = in_run(chosen.field, Path(chosen.run_folder), chosen.name, config_dir=chosen.config_dir)
+        text = _field_text(found)
     else:
         found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
-        if chosen.run_folder is not None:
-            found["in_run"] = in_run(found["field"], Path(chosen.run_folder))
         text = _field_text(found)
     if chosen.json:
         print_json(found)
@@ -108,18 +110,32 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
     return found
 
 
-def in_run(field: str, folder: Path) -> dict[str, Any]:
-    """Return what a field was in a run, as plain data.
+def in_run(word: str, folder: Path, recipe: str | None = None, *, config_dir: str | None = None) -> dict[str, Any]:
+    """Return what a field was in a run, as plain data: any key of its config, or a field of the precision.
 
-    That is `rows` of the sync, `findings` of the check and the sync about it, and `ran`, one sentence on its trace in
-    the records, empty where there is none.
+    A precision's field has its `explanation`, and under `in_run` the `rows` of the sync, `findings` of the check and
+    the sync about it, and `ran`, one sentence on its trace in the records, empty where there is none. Another field has
+    its `Setting` under `setting`, with the rows of the sync and the findings too.
     """
     run = RunFolder.of(folder)
-    rows = [row for row in run.sync.get("rows", ()) if row["field"] == field]
+    section, _, name = word.rpartition(".")
+    is_precision = name in FIELD_DEFAULTS or any(name == route.attribute for route in ROUTES)
+    is_precision_alone = is_precision and section in {"", "mixed_precision"}
+    setting = None if is_precision_alone else Setting.of(run, word)
+    if setting is not None and not is_precision:
+        return {"field": setting.key, "setting": setting.to_dict(), "in_run": _traces(run, setting.key)}
+    found = explanation(word, recipe, config_dir=config_dir)
+    found["in_run"] = _traces(run, found["field"])
+    return found if setting is None else {**found, "setting": setting.to_dict()}
+
+
+def _traces(run: RunFolder, field: str) -> dict[str, Any]:
+    rows = [row for row in run.sync.get("rows", ()) if field in {row["field"], f"{row['owner']}.{row['attribute']}"}]
     paths = {field, f"mixed_precision.{field}", *(f"{row['owner']}.{row['attribute']}" for row in rows)}
     findings = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
     about = [f"{one['severity']}: {one['rule']}" for one in findings if paths & set(re.findall(r"[\w.]+", one["path"]))]
-    return {"run": str(folder), "rows": rows, "findings": about, "ran": effect_in(run, field)}
+    ran = effect_in(run, field) if field in FIELD_DEFAULTS else ""
+    return {"run": str(run.path), "rows": rows, "findings": about, "ran": ran}
 
 
 def _field_name(field: str) -> str:
@@ -152,10 +168,12 @@ def _home(route: Route, default: object) -> dict[str, Any]:
 
 
 def _field_text(found: dict[str, Any]) -> str:
-    lines = [f"{found['field']}: {found['type']} = {found['default']!r}", f"  {found['meaning']}"]
-    if found["read_by_schemes"]:
+    lines = []
+    if "meaning" in found:
+        lines = [f"{found['field']}: {found['type']} = {found['default']!r}", f"  {found['meaning']}"]
+    if found.get("read_by_schemes"):
         lines.append(f"  Read under: {', '.join(found['read_by_schemes'])}.")
-    for home in found["homes"]:
+    for home in found.get("homes", ()):
         if home["attribute"] is None:
             lines.append(f"  No field of {home['class']}. {home['note']}")
             continue
@@ -170,9 +188,20 @@ def _field_text(found: dict[str, Any]) -> str:
         row = found["in_recipe"]
         how = f"stated by {row['by']}" if row["stated"] else "not stated"
         lines.append(f"  In {row['recipe']}: {row['value']!r}, {how}.")
-    if "in_run" in found:
+    if "setting" in found:
+        lines += _setting_lines(found["setting"], found["in_run"]["run"])
+    if "in_run" in found and ("meaning" in found or found["in_run"]["rows"] or found["in_run"]["findings"]):
         lines += _run_lines(found["in_run"])
     return "\n".join(lines)
+
+
+def _setting_lines(setting: dict[str, Any], run: str) -> list[str]:
+    lines = [f"  {setting['key']} is {setting['value']!r} in the run {run}: {setting['by']}."]
+    before = ("the default", setting["default"])
+    for origin, value in setting["set_by"].items():
+        lines.append(f"    Set by {origin}: {value!r}; {before[0]} was {before[1]!r}.")
+        before = (f"the value of {origin}", value)
+    return [*lines, *([f"    {setting['ran']}."] if setting["ran"] else [])]
 
 
 def _run_lines(run: dict[str, Any]) -> list[str]:

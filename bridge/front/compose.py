@@ -331,6 +331,7 @@ def _origins(layers: Iterable[Layer], hydra: DictConfig) -> Origins:
     """Return who set the keys: the layers, and the command line on top."""
     origins = Origins.of_layers(layers)
     by_key = dict(origins.by_key)
+    values = {key: dict(own) for key, own in origins.values.items()}
     words: Any = OmegaConf.to_container(hydra.overrides, resolve=False)
     groups = set(hydra.runtime.choices)
     for override in OverridesParser.create().parse_overrides(words["task"]):
@@ -339,8 +340,11 @@ def _origins(layers: Iterable[Layer], hydra: DictConfig) -> Origins:
         if override.is_delete():
             by_key.pop(override.key_or_group, None)
         else:
-            by_key.update(dict.fromkeys(leaves(override.value(), override.key_or_group), COMMAND_LINE))
-    return dataclasses.replace(origins, by_key=by_key)
+            given = leaves(override.value(), override.key_or_group)
+            by_key.update(dict.fromkeys(given, COMMAND_LINE))
+            for key, value in given.items():
+                values.setdefault(key, {})[COMMAND_LINE] = value
+    return dataclasses.replace(origins, by_key=by_key, values=values)
 
 
 def _layers(defaults: Iterable[ResultDefault], repository: IConfigRepository) -> Iterator[Layer]:
@@ -366,6 +370,6 @@ def _layers(defaults: Iterable[ResultDefault], repository: IConfigRepository) ->
             values.pop("defaults", None)
         yield Layer(
             origin=f"recipe {recipe}" if recipe else f"{path}.yaml",
-            keys=tuple(leaves(values, default.package or "")),
+            values=leaves(values, default.package or ""),
             is_recipe=path.startswith(f"{PRECISION}/"),
         )

@@ -189,6 +189,7 @@ def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
         **run.run_keys,
         mixed_precision=run.precision,
         precision_choice=run.choice.to_dict() if run.choice is not None else None,
+        set_by={key: dict(own) for key, own in run.problems.origins.values.items()},
     )
     for fault in early_faults(made, run.origin_of):
         run.problems.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
@@ -278,7 +279,7 @@ def _run(
     if is_name or made is not None:
         recipe = REGISTRY.get(str(choice))
         fields = {PRECISION: recipe.to_dict()}
-        layer = Layer(origin=f"recipe {recipe.recipe}", keys=tuple(leaves(fields, "")), is_recipe=True)
+        layer = Layer(origin=f"recipe {recipe.recipe}", values=leaves(fields, ""), is_recipe=True)
         origins = origins.over(layer, instead_of=PRECISION)
         stated = {**fields[PRECISION], **(stated or {})}
     problems = Problems(origins)

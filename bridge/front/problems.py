@@ -37,7 +37,8 @@ class Layer:
 
     origin: str
     """Its name in messages: "recipe bf16_mixed", "model/gpt_5m.yaml"."""
-    keys: tuple[str, ...]
+    values: Mapping[str, Any]
+    """Dotted key -> the value that it sets."""
     is_recipe: bool = False
     """Whether it is part of the chosen recipe."""
 
@@ -51,6 +52,8 @@ class Origins:
     """Origins in the order of composition; a later one overrides an earlier one."""
     of_recipe: frozenset[str] = frozenset()
     """Origins that are part of the chosen recipe."""
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Key -> each origin that set it, in the order of composition -> the value."""
 
     @classmethod
     def of_layers(cls, layers: Iterable[Layer]) -> Origins:
@@ -58,12 +61,15 @@ class Origins:
         by_key: dict[str, str] = {}
         order: list[str] = []
         recipe: set[str] = set()
+        values: dict[str, dict[str, Any]] = {}
         for layer in layers:
-            by_key.update(dict.fromkeys(layer.keys, layer.origin))
+            by_key.update(dict.fromkeys(layer.values, layer.origin))
             order.append(layer.origin)
+            for key, value in layer.values.items():
+                values.setdefault(key, {})[layer.origin] = value
             if layer.is_recipe:
                 recipe.add(layer.origin)
-        return cls(by_key=by_key, order=tuple(dict.fromkeys(order)), of_recipe=frozenset(recipe))
+        return cls(by_key=by_key, order=tuple(dict.fromkeys(order)), of_recipe=frozenset(recipe), values=values)
 
     def of(self, key: str) -> str:
         """Return who set `key`, or what is around it or in it; "configuration" where that is not known."""
@@ -82,9 +88,10 @@ class Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""
         kept = {key: origin for key, origin in self.by_key.items() if key != instead_of}
         return Origins(
-            by_key={**dict.fromkeys(layer.keys, layer.origin), **kept},
+            by_key={**dict.fromkeys(layer.values, layer.origin), **kept},
             order=(layer.origin, *self.order),
             of_recipe=self.of_recipe | {layer.origin},
+            values=self.values,
         )
 
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bridge.audit.setting import FILE as ORIGINS
 from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
-from bridge.front.problems import MADE_BY
+from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
 from bridge.front.signals import exit_on_signals
 from bridge.precision.dtypes import dtype_token
+from bridge.precision.fields import default_of
 from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
@@ -90,7 +92,7 @@ def require_checked(config: ConfigContainer, run_dir: Path) -> set[tuple[str, st
 
 
 def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) -> None:
-    """Write ``config.yaml`` and, where there is a report, ``sync.txt`` and ``sync.json`` into the run's folder.
+    """Write ``config.yaml``, ``origins.json`` and, after a sync, ``sync.txt`` and ``sync.json`` into the run's folder.
 
     Only the first process of a launch writes.
     """
@@ -100,6 +102,7 @@ def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) ->
     text = "# The run as it was: every field, after the precision was written into it.\n"
     text += yaml.safe_dump(plain_container(config), sort_keys=False)
     (run_dir / "config.yaml").write_text(text)
+    (run_dir / ORIGINS).write_text(json.dumps(plain_origins(config), indent=2) + "\n")
     if report is not None:
         (run_dir / "sync.txt").write_text(render_sync(report))
         (run_dir / "sync.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")
@@ -111,11 +114,26 @@ def plain_container(config: ConfigContainer) -> dict[str, Any]:
     precision = sections.pop("mixed_precision")
     schedule = sections["precision_schedule"]
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
-    sections.pop("precision_choice")  # how it was chosen is in findings.json; this file says what to run
+    for name in ("precision_choice", "set_by"):  # findings.json and origins.json have them; this file says what to run
+        sections.pop(name)
     stated = precision
     if isinstance(precision, MixedPrecisionConfig):
         stated = ({MADE_BY: precision.recipe} if precision.recipe else {}) | precision.to_dict()
     return {"mixed_precision": stated, **{name: plain_value(section) for name, section in sections.items()}}
+
+
+def plain_origins(config: ConfigContainer) -> dict[str, Any]:
+    """Return who set each key as plain data, and the default of each field that has another value now or was set."""
+    defaults = {}
+    for name in (*OWNERS, *SECTIONS):
+        section = getattr(config, name)
+        for field in dataclasses.fields(section):
+            made = default_of(field)
+            default = plain_value(None if made is dataclasses.MISSING else made)
+            key = f"{name}.{field.name}"
+            if key in config.set_by or default != plain_value(getattr(section, field.name)):
+                defaults[key] = default
+    return {"defaults": defaults, "set_by": plain_value(config.set_by)}
 
 
 def plain_value(value: Any) -> Any:

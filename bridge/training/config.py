@@ -162,6 +162,8 @@ class ConfigContainer:
     """Id of a rule of the check -> why it may be broken."""
     precision_choice: dict[str, Any] | None = None
     """The recipe that ``mixed_precision=auto`` was resolved to, why, and the rejected ones; None without ``auto``."""
+    set_by: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Dotted key -> each file, and the command line, that set it, the last one in effect -> its value."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:

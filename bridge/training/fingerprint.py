@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OF_ONE_MACHINE = (
     *("data.num_workers", "logging.mlflow", "logging.progress", "logging.run_dir", "logging.tensorboard"),
-    *("logging.wandb", "precision_choice", "silence"),
+    *("logging.wandb", "precision_choice", "set_by", "silence"),
 )
 """Keys that may differ: what one machine shows and how it reads, and texts that no computation reads."""
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")

@@ -15,6 +15,7 @@ import yaml
 from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.run_folder import RunFolder
 from bridge.cli.explain import in_run
+from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.report.table import plain_text
 from bridge.report.watch import watch_view
@@ -72,16 +73,38 @@ def test_a_yaml_recipe_keeps_its_name_in_the_run_folder(run_dir: Path) -> None:
     assert label in (run_dir / "sync.txt").read_text().splitlines()[0]
 
 
-def test_explain_says_who_set_a_field_in_a_run(run_dir: Path) -> None:
-    rows = in_run("grad_reduce_in_fp32", run_dir)["rows"]
-    assert [(row["new"], row["by"]) for row in rows] == [(False, "mixed_precision/mine.yaml")]
-    assert in_run("fp8", run_dir)["ran"] == "GEMMs of step 2: layers 1-3, output: bf16"
-    assert in_run("grad_reduce_in_fp32", run_dir)["ran"].endswith("gradient reduction bfloat16")
-    assert (
-        in_run("hysteresis", run_dir)["ran"] == "Loss scale: 1 in the first record and 1 in the last, 0 steps skipped"
-    )
+def test_explain_says_who_set_a_field_in_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = in_run("grad_reduce_in_fp32", run_dir)["in_run"]
+    assert [(row["new"], row["by"]) for row in found["rows"]] == [(False, "mixed_precision/mine.yaml")]
+    assert found["ran"].endswith("gradient reduction bfloat16")
+    assert in_run("fp8", run_dir)["in_run"]["ran"] == "GEMMs of step 2: layers 1-3, output: bf16"
+    scale = "Loss scale: 1 in the first record and 1 in the last, 0 steps skipped"
+    assert in_run("hysteresis", run_dir)["in_run"]["ran"] == scale
     with pytest.raises(RunConfigError, match="must be the folder of a run"):
         in_run("bf16", run_dir.parent)
+    for word in ("optimizer.lr", "lr"):
+        setting = in_run(word, run_dir)["setting"]
+        assert (setting["key"], setting["value"], setting["default"], setting["by"]) == (
+            *("optimizer.lr", 0.001, None),
+            "command line",
+        )
+        assert list(setting["set_by"]) == ["optimizer/adam.yaml", "command line"]
+        assert setting["ran"].startswith("Learning rate: ")
+    by = {
+        key: in_run(key, run_dir)["setting"]["by"]
+        for key in ("model.num_layers", "model.layernorm_zero_centered_gamma")
+    }
+    assert by == {"model.num_layers": "model/gpt_tiny.yaml", "model.layernorm_zero_centered_gamma": "default"}
+    derived = in_run("model.kv_channels", run_dir)["setting"]
+    assert (derived["default"], derived["by"][:7]) == (None, "derived"), derived
+    mirrored = in_run("model.bf16", run_dir)
+    assert (mirrored["setting"]["default"], mirrored["setting"]["by"]) == (False, "the sync")
+    assert (mirrored["in_run"]["rows"][0]["new"], mirrored["in_run"]["rows"][0]["by"]) == (True, "recipe bf16_mixed")
+    assert main(["explain", "data.seed", "--run", str(run_dir)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("    Set by command line: '${train.seed}'; the ")
+    for word, said in (("optimizer.lrr", "Did you mean 'optimizer.lr'"), ("seed", "must name one section")):
+        with pytest.raises(RunConfigError, match=said):
+            in_run(word, run_dir)
 
 
 def test_watch_shows_the_state_of_a_run_and_warns_by_its_records(run_dir: Path, tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""`Setting`: a key of a run's config: its default, each value that replaced it and by whom, and its trace in the run.
+
+The sync's report has the fields that the precision wrote, with what it replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError, close_matches, did_you_mean
+
+if TYPE_CHECKING:
+    from bridge.audit.run_folder import RunFolder
+
+FILE = "origins.json"
+"""The file of a run with the defaults of its fields, and who set them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """A key of a run's config."""
+
+    key: str
+    """``optimizer.lr``."""
+    value: Any
+    """The value of the run, after the sync and Megatron's own checks."""
+    default: Any
+    """That of the section's class."""
+    set_by: dict[str, Any]
+    """Each file, and the command line, that set it, in the order of composition -> the value."""
+    by: str
+    """Who decided the value: the last that set it, the sync, the default, or Megatron Core's own derivation."""
+    ran: str
+    """One sentence on the trace in the run's records; empty where there is none."""
+
+    @classmethod
+    def of(cls, run: RunFolder, key: str) -> Setting | None:
+        """Return the setting with a key, or with the name of a field; None: the run's config has no such section.
+
+        Raises:
+            RunConfigError: The section has no such field, or several sections have the name.
+        """
+        section, _, field = key.partition(".")
+        fields = run.config.get(section)
+        if not field:
+            sections = [name for name, held in run.config.items() if isinstance(held, dict) and key in held]
+            if len(sections) > 1:
+                matches = [f"{name}.{key}" for name in sections]
+                raise RunConfigError.of("FIELD", "must name one section", key, did_you_mean(matches), matches)
+            return cls.of(run, f"{sections[0]}.{key}") if sections else None
+        if not isinstance(fields, dict):
+            return None
+        if field not in fields:
+            matches = [f"{section}.{name}" for name in close_matches(field, fields)]
+            hint = did_you_mean(matches) or f"`{run.path}/config.yaml` lists them."
+            raise RunConfigError.of("FIELD", f"must be a field of {section} in the run", key, hint, matches)
+        origins = run.json_of(FILE)
+        value = fields[field]
+        default = origins.get("defaults", {}).get(key, value)
+        set_by = origins.get("set_by", {}).get(key, {})
+        written = {f"{row['owner']}.{row['attribute']}" for row in run.sync.get("rows", ())}
+        by = "default" if value == default else "derived by Megatron Core when its config was built"
+        return cls(
+            key=key,
+            value=value,
+            default=default,
+            set_by=set_by,
+            by="the sync" if key in written else next(reversed(set_by), by),
+            ran=_trace(run, key),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the setting as plain data."""
+        return asdict(self)
+
+
+def _trace(run: RunFolder, key: str) -> str:
+    train = run.metrics("train")
+    if not train:
+        return ""
+    if key in {"optimizer.lr", "optimizer.min_lr"}:
+        rates = [one["learning_rate"] for one in train]
+        course = f"{rates[0]:g} in the first record, {max(rates):g} at most, {rates[-1]:g} in the last"
+        return f"Learning rate: {course}"
+    return f"Steps: the last record is of step {train[-1]['step']}" if key == "train.train_iters" else ""
