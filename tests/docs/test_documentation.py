@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from torch.distributed.run import parse_args
 
 from tests import warm
 
@@ -83,6 +85,40 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     if not code:
         return
     done = warm.run(["python", "-W", "ignore", "-c", code], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_launch_files_for_slurm_and_kubernetes_start_one_run_that_composes() -> None:
+    page = ROOT / "docs" / "howto" / "train.md"
+    script = next(block for block in blocks(page, "text") if block.startswith("#!/bin/bash"))
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    asked = dict(re.findall(r"--(\S+?)=(\S+)", script.partition("#SBATCH")[2].partition("\n")[0]))
+    manifest = next(block for block in blocks(page, "yaml") if block.startswith("apiVersion"))
+    service, job = yaml.safe_load_all(manifest)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+    slurm, kubernetes = (
+        parse_args(shlex.split(text.replace("\\\n", " ").partition("torchrun ")[2]))
+        for text in (
+            script.replace("$SLURM_NNODES", asked["nodes"]),
+            container["args"][0].replace("$JOB_COMPLETION_INDEX", "0"),
+        )
+    )
+    assert slurm.nnodes == kubernetes.nnodes == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
+    assert slurm.nproc_per_node == kubernetes.nproc_per_node == asked["gpus-per-node"]
+    assert f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={container['env'][0]['value']}" in script
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(kubernetes.nproc_per_node)
+    assert kubernetes.master_addr == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert (slurm.training_script, slurm.training_script_args) == (
+        kubernetes.training_script,
+        kubernetes.training_script_args,
+    )
+    words = [str(ROOT / slurm.training_script), *slurm.training_script_args]
+    done = warm.run(["python", *words, "--cfg", "job"])
     assert done.returncode == 0, done.stderr
 
 
