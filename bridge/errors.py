@@ -10,13 +10,10 @@ and raises one of the errors above. Errors carry their parts as attributes, so t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Self
+from typing import Any, Self
 
 MAX_LINE = 600
 """Characters of a message's line."""

@@ -1,7 +1,5 @@
 """The command `precision-bridge`. Each module adds the parsers of its subcommands and prints their answers."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

@@ -8,8 +8,6 @@ Where CUDA is present, installing is a no-op.
 The shim has to stay installed while training: schedules and optimizer steps create tensors on "cuda" too.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext

@@ -27,15 +27,10 @@ NEMO = (
     "exp_manager.",
 )
 OWNERS = ("model", "optimizer", "ddp")
-COMPUTE_DTYPES = {
-    "bf16": "bf16_mixed",
-    "fp8_cs": "bf16_with_fp8_current_scaling_mixed",
-    "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
-    "fp8_mx": "bf16_with_mxfp8_mixed",
-    "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
-    "nvfp4": "bf16_with_nvfp4_mixed",
-}
+COMPUTE_DTYPES = {"fp8_cs": "fp8_current", "fp8_ds": "fp8_delayed"}
 """`--compute_dtype` of Megatron Bridge's performance scripts -> the recipe whose mode and scheme it means.
+
+Its other values are names of the recipes that they mean.
 
 Source: Megatron Bridge scripts/performance/utils/precision.py.
 """
@@ -294,8 +289,9 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
         fields = {**REGISTRY.get(str(name)).to_dict(), **fields}
     elif name is None:
         context["base"] = f"the recipe {recipe}" if named else f"the recipe that {line.launch.name} loads"
-        compute = COMPUTE_DTYPES.get(str(options.get("compute_dtype")))
-        scheme = REGISTRY.get(compute).to_dict() if compute is not None else {}
+        compute = str(options.get("compute_dtype"))
+        compute = COMPUTE_DTYPES.get(compute, compute)
+        scheme = REGISTRY.get(compute).to_dict() if compute in REGISTRY else {}
         fields = {key: value for key, value in scheme.items() if key in SCHEME} | fields
     payload = ({"mixed_precision": fields or name} if fields or name else {}) | nested(others)
     unread = line.unread(read=read)

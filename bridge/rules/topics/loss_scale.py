@@ -8,9 +8,9 @@ from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.rules.rule import PARSER, Rule, each, owners_rule, precision_rule, sync_rule
 
 
-def _bad(value: float | None, least: float = 0.0) -> bool:
+def _bad(value: float | None) -> bool:
     # `math.isfinite` raises on an integer of hundreds of digits.
-    return value is None or not abs(value) <= sys.float_info.max or value <= least
+    return value is None or not abs(value) <= sys.float_info.max or value <= 0
 
 
 def _no_number(s: RuleContext) -> list[dict[str, Any]]:
