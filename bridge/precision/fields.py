@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, dataclass, replace
+from dataclasses import MISSING, Field, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
@@ -71,10 +71,6 @@ class StatedField:
 
     def __delete__(self, holder: Statements) -> None:
         holder._unstate(self.name)  # noqa: SLF001  as above
-
-    def with_default(self, default: object) -> StatedField:
-        """Return the same field with another default."""
-        return replace(self, default=self.check(default))
 
     def check(self, value: object) -> Any:
         """Return `value` in the form it is kept in; PrecisionTypeError for one of the wrong type for the field."""

@@ -103,7 +103,8 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         for name, value in list(vars(cls).items()):
             inherited = next((vars(b)[name] for b in cls.__mro__[1:] if name in vars(b)), None)
             if isinstance(inherited, StatedField) and not isinstance(value, StatedField):
-                field = inherited.with_default(value)  # another default; still a field that knows what was stated
+                # Another default; still a field that knows what was stated.
+                field = dataclasses.replace(inherited, default=inherited.check(value))
                 setattr(cls, name, field)
                 field.__set_name__(cls, name)
         if "__init__" not in vars(cls):
