@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "model.fp4_param: this Megatron Core cannot keep ": ("mixed_precision.fp4_param_gather=false",),
     "PB703 model.sequence_parallel: must be off under autocast ": ("model.sequence_parallel=false",),
     "PB703 model.sequence_parallel: must be on for ": (),
-    "PB703 model.pipeline_model_parallel_size: must be 1 under autocast": (),
+    "PB109 model.pipeline_dtype: ": ("mixed_precision.pipeline_dtype=bf16",),
 }
 """Beginning of a sentence that refuses a run -> the override that it asks for, where there is one."""
 BEGIN, END = "<!-- the table of scripts/audit_grid.py -->", "<!-- end of the table -->"

@@ -203,7 +203,7 @@ def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
     return {
         "gradients": frozenset({settings.grad_reduce}),
         "gradient reduction": frozenset({settings.grad_reduce}),
-        "sent between stages": frozenset({"fp32" if settings.fp32_residual else settings.mode}),
+        **({} if None in settings.sent else {"sent between stages": settings.sent}),
         **({} if settings.remainders else {"master weights": frozenset({stepped})}),
         **({} if "fp8" in moments else {"optimizer state": frozenset(moments)}),
     }

@@ -17,6 +17,7 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe, quant_recipes
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS, FIELDS, read_field, whole_number
+from bridge.rules.stages import sent_between_stages
 from bridge.rules.versions import Version, at_least
 from bridge.sync.owner import MappingOwner
 from bridge.sync.plan import plan
@@ -64,6 +65,8 @@ class Settings:
     reduce_in_fp32: bool = False
     """Gradients are sent in their dtype and summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
     fp32_residual: bool = False
+    sent: frozenset[str | None] = frozenset()
+    """Dtypes of what a pipeline stage can send: with Transformer Engine's layers and with Megatron's own."""
     router: str | None = None
     """Dtype of the router's GEMM where it is not the mode's."""
     distributed: bool = False
@@ -152,6 +155,7 @@ class Settings:
             grad_reduce="fp32" if ddp["grad_reduce_in_fp32"] else mode,
             reduce_in_fp32=bool(ddp["reduce_scatter_with_fp32_accumulation"]),
             fp32_residual=bool(model["fp32_residual_connection"]),
+            sent=frozenset(sent_between_stages(model, mcore, is_local=is_local) for is_local in (False, True)),
             router=_dtype(model["moe_router_dtype"]) if model["moe_router_dtype"] is not None else None,
             offloaded=offload,
             distributed=is_distributed,

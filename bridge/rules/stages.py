@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.precision.dtypes import SPELLINGS
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.hybrid import HybridPattern
+from bridge.rules.versions import Version, at_least
+
+RESIDUAL_IS_KEPT = "0.17"
+"""First megatron-core whose layers add their output to the residual in the residual's dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,3 +230,36 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
             "Correct it."
         )
     return tuple(tuple(LETTERS[letter] for letter in chunk) for chunk in text.split("|"))
+
+
+def sent_between_stages(model: Any, mcore: Version | None, *, is_local: bool) -> str | None:
+    """Return the dtype of the activations that a pipeline stage sends; None where an unknown version decides.
+
+    Megatron receives them in `pipeline_dtype`, whatever was sent. The sum of residual and output that ends a layer has
+    the dtype of the output before megatron-core 0.17, and that of the residual since: the embedding's.
+
+    Args:
+        model: Megatron's model config, as a mapping or an object.
+        mcore: The version that trains.
+        is_local: The layers are Megatron's own, which add an FP32 bias to autocast's result.
+
+    Source: fusions/fused_bias_dropout.py of 0.16.1 and 0.17.0, pipeline_parallel/p2p_communication.py; Transformer
+    Engine 2.20 pytorch/module/linear.py casts the bias.
+    """
+    mode = next((name for name in ("bf16", "fp16") if read_field(model, name)), None)
+    weights = mode or _token(read_field(model, "params_dtype", "fp32"))
+    residual = "fp32" if read_field(model, "fp32_residual_connection") else weights
+    output = weights
+    if read_field(model, "enable_autocast"):
+        output = _token(read_field(model, "autocast_dtype", weights))
+        if is_local and output != weights and read_field(model, "add_bias_linear", True):
+            output = "fp32"
+    if residual == output:
+        return residual
+    is_kept = at_least(mcore, RESIDUAL_IS_KEPT)
+    return None if is_kept is None else residual if is_kept else output
+
+
+def _token(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return SPELLINGS.get(name, name)

@@ -211,11 +211,16 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
             ],
         ),
         (
-            {"enable_autocast": True, "pipeline_model_parallel_size": 2},
+            {
+                "enable_autocast": True,
+                "autocast_dtype": torch.bfloat16,
+                "add_bias_linear": False,
+                "pipeline_model_parallel_size": 2,
+                "pipeline_dtype": torch.float32,
+            },
             [
-                "PB703 model.pipeline_model_parallel_size: must be 1 under autocast: a stage sends half-precision "
-                "activations, and Megatron Core receives them as pipeline_dtype, which is that of the FP32 weights, "
-                "got 2. Use one stage, or a recipe with half-precision weights."
+                "PB109 model.pipeline_dtype: a pipeline stage receives its input in this dtype, and the stage before "
+                "it sends bf16, got 'fp32'. State pipeline_dtype='bf16'."
             ],
         ),
         (

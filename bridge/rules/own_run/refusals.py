@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
+from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import default_of
 from bridge.rules.own_run.fields import (
     ACCEPTED,
@@ -28,7 +29,10 @@ from bridge.rules.own_run.fields import (
     by_field,
 )
 from bridge.rules.rule import remedy_of
+from bridge.rules.stages import sent_between_stages
+from bridge.rules.topics.mode import RECEIVED
 from bridge.rules.topics.parallel import TWO_STAGES
+from bridge.rules.versions import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -174,12 +178,11 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
         rule, remedy = TWO_STAGES.message, remedy_of(TWO_STAGES.remedies)
         yield _fault(TWO_STAGES.id, "model.overlap_p2p_comm", rule, model["overlap_p2p_comm"], remedy)
     if model["enable_autocast"] and stages > 1:
-        rule = (
-            "must be 1 under autocast: a stage sends half-precision activations, and Megatron Core receives them as "
-            "pipeline_dtype, which is that of the FP32 weights"
-        )
-        remedy = "Use one stage, or a recipe with half-precision weights."
-        yield _fault(WRONG_LAYOUT, "model.pipeline_model_parallel_size", rule, stages, remedy)
+        sent = sent_between_stages(model, installed("mcore"), is_local=backend not in WITH_TE)
+        received = model["pipeline_dtype"]
+        if received is not None and dtype_token(received) != sent:
+            rule, remedy = (text.format(sent=sent) for text in (RECEIVED.message, remedy_of(RECEIVED.remedies)))
+            yield _fault(RECEIVED.id, "model.pipeline_dtype", rule, dtype_token(received), remedy)
     is_cut = tensor > 1
     if model["enable_autocast"] and is_cut and model["sequence_parallel"] and backend not in (*WITH_TE, None):
         rule = (

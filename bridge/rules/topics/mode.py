@@ -3,7 +3,9 @@
 from typing import Any
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, owners_rule, precision_rule, sync_rule
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
+from bridge.rules.stages import RESIDUAL_IS_KEPT, sent_between_stages
+from bridge.rules.versions import at_least
 
 
 def _several_modes(s: RuleContext) -> Any:
@@ -19,12 +21,25 @@ def _several_modes(s: RuleContext) -> Any:
 def _dtype_of_another_mode(s: RuleContext) -> list[dict[str, Any]]:
     if _weights_are_not_cast(s):
         return []
-    legal = (s.mode, "fp32") if s.is_half else ("fp32",)
+    legal = {"params_dtype": [s.mode, "fp32"] if s.is_half else ["fp32"]}
+    autocast = [s.model.autocast_dtype] if s.model.enable_autocast and s.model.autocast_dtype else []
+    legal["pipeline_dtype"] = list(dict.fromkeys(legal["params_dtype"] + autocast))
     return [
-        {"path": name, "value": getattr(s.model, name), "legal": " or ".join(legal)}
-        for name in ("params_dtype", "pipeline_dtype")
-        if getattr(s.model, name) not in (*legal, None)
+        {"path": name, "value": getattr(s.model, name), "legal": " or ".join(dtypes)}
+        for name, dtypes in legal.items()
+        if getattr(s.model, name) not in (*dtypes, None)
     ]
+
+
+def _received_in_another_dtype(s: RuleContext) -> dict[str, str] | None:
+    received = s.model.pipeline_dtype
+    if s.pp < 2 or received is None:
+        return None
+    if s.model.fp32_residual_connection and at_least(s.mcore, RESIDUAL_IS_KEPT) is not False:
+        return None  # Megatron's __post_init__ makes it FP32
+    is_local = s.model.transformer_impl == "local" or (s.is_own and s.backend != "te_cpu" and not s.has_gpu)
+    sent = sent_between_stages(s.model, s.mcore, is_local=is_local)
+    return {"sent": sent} if sent not in (received, None) else None
 
 
 def _without_mode(s: RuleContext) -> dict[str, Any] | None:
@@ -38,6 +53,20 @@ def _weights_are_not_cast(s: RuleContext) -> bool:
     """FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast."""
     return s.precision is None and s.is_fp32 and s.model.params_dtype in ("fp16", "bf16")
 
+
+RECEIVED = target_rule(
+    heading="PB109: stage that receives another dtype than was sent",
+    predicate=_received_in_another_dtype,
+    error="pipeline_dtype: a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
+    remedies=("state pipeline_dtype='{sent}'",),
+    verified="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
+    "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
+    gate="has_model",
+    explanation="No message says its dtype: over gloo the run goes on with other numbers, over NCCL it can hang. With "
+    "FP32 weights under autocast a stage sends autocast's dtype before megatron-core 0.17 (FP32 where a local layer "
+    "adds a bias), and FP32 since. fp32_residual_connection reaches the next stage since 0.17, where Megatron corrects "
+    "the dtype itself.",
+)
 
 RULES = (
     precision_rule(
@@ -108,17 +137,7 @@ RULES = (
         remedies=("set it to the dtype of the activations ({s.mode})", "choose a recipe, which does"),
         verified="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
     ),
-    Rule(
-        heading="PB109: FP32 residual received in another dtype",
-        predicate=lambda s: (
-            s.model.fp32_residual_connection and s.is_half and s.pp > 1 and s.model.pipeline_dtype not in ("fp32", None)
-        ),
-        warning="pipeline_dtype: an FP32 residual stream crosses stages in FP32, and this is the dtype of the receive "
-        "buffers",
-        remedies=("state pipeline_dtype='fp32'", "use megatron-core 0.17, which corrects it itself"),
-        verified="megatron-core 0.17.1 transformer_config.py __post_init__ corrects it with a warning; 0.16.1 does not",
-        versions=(mcore(until="0.17"),),
-    ),
+    RECEIVED,
     Rule(
         heading="PB110: autocast under expert-parallel overlap",
         predicate=lambda s: s.model.enable_autocast and s.model.overlap_moe_expert_parallel_comm,

@@ -29,16 +29,8 @@ CASES = {
         run(model=dict(DENSE, bf16=True, params_dtype="bf16", pipeline_dtype="bf16", pipeline_model_parallel_size=4)),
     ),
     "PB109": (
-        run(
-            "bf16_mixed",
-            "mcore0.16.1",
-            model=dict(DENSE, fp32_residual_connection=True, pipeline_model_parallel_size=2),
-        ),
-        run(
-            "bf16_mixed",
-            "mcore0.17.1",
-            model=dict(DENSE, fp32_residual_connection=True, pipeline_model_parallel_size=2),
-        ),
+        run("bf16_autocast_mixed", "mcore0.16.1", model=dict(DENSE, pipeline_model_parallel_size=2)),
+        run("bf16_autocast_mixed", "mcore0.17.1", model=dict(DENSE, pipeline_model_parallel_size=2)),
     ),
     "PB110": (
         run("bf16_mixed", model=dict(MOE, enable_autocast=True, overlap_moe_expert_parallel_comm=True)),
