@@ -195,6 +195,13 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
             ],
         ),
         (
+            {"num_layers": 3, "pipeline_model_parallel_size": 2},
+            [
+                "model.num_layers: 3 layers must divide evenly by 2 pipeline parts, got 3. Change the number of layers "
+                "or of stages, or say how many the first and the last stage have."
+            ],
+        ),
+        (
             {"multi_latent_attention": True, "tensor_model_parallel_size": 2},
             [
                 "PB703 model.sequence_parallel: must be on for latent attention under tensor parallelism, got False. "

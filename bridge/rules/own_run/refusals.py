@@ -29,7 +29,7 @@ from bridge.rules.own_run.fields import (
     by_field,
 )
 from bridge.rules.rule import remedy_of
-from bridge.rules.stages import sent_between_stages
+from bridge.rules.stages import Parallel, sent_between_stages
 from bridge.rules.topics.mode import RECEIVED
 from bridge.rules.topics.parallel import TWO_STAGES
 from bridge.rules.versions import installed
@@ -53,11 +53,12 @@ def require_honoured(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> N
         backend: te, te_cpu, emulated or local: the implementation of the linear layers.
 
     Raises:
-        RunConfigError: Such fields, all of them.
+        RunConfigError: Such fields, all of them; or layers that cannot be split over the pipeline stages.
     """
     faults = run_faults(model, optimizer, ddp, backend=backend)
     if faults:
         raise RunConfigError("\n".join(f"{fault.id} {fault}" for fault in faults))
+    Parallel.of(model).places(model.num_layers)
 
 
 def run_faults(model: Any, optimizer: Any, ddp: Any, *, backend: str) -> list[Finding]:
