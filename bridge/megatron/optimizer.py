@@ -1,8 +1,11 @@
 """Megatron's optimizer and learning-rate schedule, with additions for exact resuming and for a CPU."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from megatron.core.optimizer import get_megatron_optimizer
@@ -134,3 +137,21 @@ def build_scheduler(
         wsd_decay_steps=max(1, decay_iters * global_batch_size // 10) if decay_style == "WSD" else None,
         lr_wsd_decay_style="cosine" if decay_style == "WSD" else None,
     )
+
+
+@contextmanager
+def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
+    """Let the optimizers of a step gather the weights once, after the last of them, for the length of a ``with`` block.
+
+    With experts there are two optimizers, and each of megatron-core 0.16.1 gathers the weights of both after its update
+    (optimizer/distrib_optimizer.py:2617-2619). MXFP8 weights go through the gradients' buffer: the first gather takes
+    the experts' gradients for weights, and the second one finds zeros in the place of all other weights.
+    """
+    asked: dict[Any, dict[str, Any]] = {}
+    with ExitStack() as stack:
+        for chunk in chunks:
+            later = partial(lambda place, **named: asked.update({place: named}), chunk)
+            stack.enter_context(patch.object(chunk, "start_param_sync", later))
+        yield
+    for chunk, named in asked.items():
+        chunk.start_param_sync(**named)

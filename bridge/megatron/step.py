@@ -16,7 +16,7 @@ from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from bridge.megatron.emulation.stored_weight import StoredWeight
-from bridge.megatron.optimizer import inner_optimizers, parts
+from bridge.megatron.optimizer import inner_optimizers, one_gather, parts
 from bridge.megatron.process import Process
 from bridge.megatron.record.not_finite import are_finite, first_not_finite
 
@@ -118,7 +118,8 @@ class Trainer:
         loss_scale, may_fall = self.loss_scale, self.loss_scale_may_fall
         updated, grad_norm = False, None
         if self._checks_gradients or self._everywhere(are_finite(self._gradients())):
-            updated, grad_norm, _ = self.optimizer.step()
+            with one_gather([chunk for chunk in self.model if not chunk.ddp_config.overlap_param_gather]):
+                updated, grad_norm, _ = self.optimizer.step()
         if updated:
             self.scheduler.step(increment=self.global_batch_size)
         loss, number = self._mean_over_ranks(losses, stop())

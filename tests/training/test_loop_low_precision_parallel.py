@@ -34,6 +34,7 @@ LATENT = {
     "v_head_dim": 32,
     "qk_layernorm": True,
 }
+EXPERTS = {"num_moe_experts": 4, "moe_token_dispatcher_type": "alltoall"}
 UNCLIPPED = {"clip_grad": 0.0}
 """No norm over all stages, the one number of a step that is summed in another order than in one process."""
 PLANS = {
@@ -67,6 +68,13 @@ PLANS = {
         "optimizer": UNCLIPPED,
         "train": {**SCHEDULE, "train_iters": 4},
     },
+    "ep2-mxfp8": {
+        "sharded": True,
+        "low": "mxfp8",
+        "stored": True,
+        "model": {**EXPERTS, "expert_model_parallel_size": 2},
+        "train": {"train_iters": 4},
+    },
     "vpp2-modules": {
         "low": "tensorwise",
         "rows": [
@@ -83,7 +91,15 @@ PLANS = {
 }
 
 
-FAST = ("dp2-delayed", "dp2-overlapped", "tp2-sp-tensorwise", "pp2-tensorwise", "pp2-latent", "vpp2-modules")
+FAST = (
+    "dp2-delayed",
+    "dp2-overlapped",
+    "tp2-sp-tensorwise",
+    "pp2-tensorwise",
+    "pp2-latent",
+    "ep2-mxfp8",
+    "vpp2-modules",
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +129,11 @@ def test_stages_without_clipping_train_bit_for_bit_as_one_process_does(name, run
     model = {key: value for key, value in PLANS[name]["model"].items() if key != "pipeline_model_parallel_size"}
     pretrain(tiny(**{**PLANS[name], "model": model}), run_dir=tmp_path)
     assert losses(run_of(name)) == losses(tmp_path)
+
+
+def test_experts_and_other_weights_are_gathered_after_both_are_updated(run_of, tmp_path):
+    pretrain(tiny(**{**PLANS["ep2-mxfp8"], "model": EXPERTS}), run_dir=tmp_path)
+    assert losses(run_of("ep2-mxfp8")) == pytest.approx(losses(tmp_path), rel=3e-3)
 
 
 def layers_of(folder, scheme):

@@ -27,7 +27,7 @@ from bridge.megatron.checkpoint.state import (
 )
 from bridge.megatron.emulation.model import requantise_stored_weights, round_masters_anew, unrecorded
 from bridge.megatron.gpt import unwrapped
-from bridge.megatron.optimizer import inner_optimizers, unshare_steps
+from bridge.megatron.optimizer import inner_optimizers, one_gather, unshare_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,9 +162,10 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
     _leave_out_constant_scale(loaded["optimizer"])
     trainer.optimizer.load_state_dict(loaded["optimizer"])
     unshare_steps(trainer.optimizer)
-    requantise_stored_weights(trainer.optimizer)
-    if is_rounded_anew:
-        round_masters_anew(trainer.optimizer)
+    with one_gather(trainer.model):
+        requantise_stored_weights(trainer.optimizer)
+        if is_rounded_anew:
+            round_masters_anew(trainer.optimizer)
     _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
     trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     if same_layout:
