@@ -21,7 +21,6 @@ import io
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,8 @@ from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch.distributed import TCPStore
 
 from bridge.errors import AuditError, BridgeError, TrainingError
 from bridge.preflight.te_cpu import declare
@@ -140,7 +141,8 @@ def run(cells: Sequence[Cell]) -> Iterator[Cell]:
     later = cells[CELLS_OF_A_LAUNCH:]
     while left:
         with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as ending:
-            ranks = list(launched(left, Path(scratch)))
+            store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+            ranks = list(launched(left, Path(scratch), store.port))
             for rank in ranks:
                 ending.callback(rank.wait)
             for line in ranks[0].stdout or ():
@@ -154,15 +156,14 @@ def run(cells: Sequence[Cell]) -> Iterator[Cell]:
         yield from run(later)
 
 
-def launched(cells: Sequence[Cell], folder: Path) -> Iterator[subprocess.Popen[str]]:
+def launched(cells: Sequence[Cell], folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """Start the ranks of one job, and yield them; the first one prints a line per cell."""
     processes = 1 if cells[0]["layout"] == ALONE else 2
     plan = folder / "plan.json"
     plan.write_text(json.dumps(cells))
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
     size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
-    job = {**os.environ, **size, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    job = {**os.environ, **size, **address}
     for rank in range(processes):
         with Path(folder, f"{rank}.err").open("w") as errors:
             yield subprocess.Popen(

@@ -14,18 +14,18 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["launch", "run"]
+__all__ = ["launch", "ranks_of_a_job", "run"]
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("precision-bridge")
@@ -46,12 +46,19 @@ def run(words: Sequence[str | Path], *, cwd: str | Path | None = None, env: Mapp
 
 def launch(words: Sequence[str | Path], *, processes: int, cwd: str | Path | None = None) -> list[Done]:
     """Run a command as the ranks of one job, with torchrun's environment; a rank that fails ends the others."""
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
-    size = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    size |= {"LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
-    ranks = [{**os.environ, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return _all([words] * processes, cwd=cwd, environments=ranks)
+    with ranks_of_a_job(processes) as ranks:
+        return _all([words] * processes, cwd=cwd, environments=[{**os.environ, **rank} for rank in ranks])
+
+
+@contextmanager
+def ranks_of_a_job(processes: int) -> Iterator[list[dict[str, str]]]:
+    """Hold the store of a job, and yield torchrun's variables for each rank; no port is free between two processes."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
+    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", **size}
+    yield [{**job, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def _all(

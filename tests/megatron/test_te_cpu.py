@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -49,24 +48,21 @@ def fresh(module: str, plan: Path, *, processes: int = 1, te: Path | None = None
     `te` is the folder of another Transformer Engine.
     """
     path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(te), os.environ.get("PYTHONPATH"))))} if te else {}
-    with socket.create_server(("localhost", 0)) as free:
-        port = str(free.getsockname()[1])
-    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_PORT": port}
-    job = {"MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1", **size} if processes > 1 else {}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", module, str(plan)],
-            cwd=ROOT,
-            env={**os.environ, **path, **job, **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if job else {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=600)
-        assert rank.returncode == 0, errors[-4000:]
+    with warm.ranks_of_a_job(processes) as job:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", module, str(plan)],
+                cwd=ROOT,
+                env={**os.environ, **path, **(variables if processes > 1 else {})},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for variables in job
+        ]
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=600)
+            assert rank.returncode == 0, errors[-4000:]
 
 
 def operands(folder: Path, runs: dict[str, dict], *, processes: int = 1, te: Path | None = None) -> dict[str, list]:
