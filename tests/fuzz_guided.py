@@ -7,6 +7,7 @@ atheris, which must instrument this package before anything imports it.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -51,11 +52,11 @@ def guide(name: str, seconds: float, seed: str, more: str, keep: str) -> None:
             print(guard.line(area, len(faults)), flush=True)  # noqa: T201
             for case, text in faults.values():
                 print(f"{case!r:.3000}\n{text:.6000}", flush=True)  # noqa: T201
-            sys.stdout.flush()
+            shutil.rmtree(folder)
             os._exit(bool(faults))
 
-        limits = [f"-seed={seed}", f"-max_len={MAX_BYTES}", "-timeout=60", "-rss_limit_mb=0"]
-        limits += [f"-dict={words}"] if area.words else []
+        limits = [f"-seed={seed}", "-timeout=60", "-rss_limit_mb=0"]
+        limits += [f"-max_len={MAX_BYTES}", f"-dict={words}"] if area.words else ["-max_len=100", "-len_control=0"]
         atheris.Setup([sys.argv[0], *limits, str(corpus)], one)
         atheris.Fuzz()
 
