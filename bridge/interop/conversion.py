@@ -30,6 +30,8 @@ GEMMS_ALONE = ("te-recipe", "torchao")
 """Systems that say in what GEMMs run and nothing else; the trainer around them has the fields of `OF_A_TRAINER`."""
 OF_A_TRAINER = ("fp32", "fp16", "bf16", "params_dtype", "autocast_enabled", "autocast_dtype", "grad_reduce_in_fp32")
 
+MOST_LAUNCHES = 2_000
+"""Of one script; all of 10,000 take 9 s to be read."""
 SHOWN = 2
 """Launches that the refusal of a script describes; the others are counted."""
 
@@ -101,6 +103,9 @@ def _of_script(
 
     ours = megatron_lm.SYSTEM
     started = launches(document.text, document.path, megatron_lm.variables_of(context.get("variables")))
+    if len(started) > MOST_LAUNCHES:
+        rule = f"a launch script must not start more than {MOST_LAUNCHES} programs, got {len(started)}"
+        raise PayloadError(f"{document.path}: {rule}. Give a part of it.")
     lines = [None if chosen == ours.name else command_lines.read(launch, context, chosen) for launch in started]
     known = [system(line.system) for line in lines if line is not None]
     _check_context(context, [ours, *known, *targets])

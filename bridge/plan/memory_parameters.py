@@ -89,9 +89,9 @@ class _Chunk:
 
     def _experts(self, label: str, experts: list[Module]) -> Iterator[Parameter]:
         """Yield the experts of this rank, one after the other."""
+        one = [parameter for module in experts for parameter in self._module(label, module)]
         for _ in range(experts[0].count // self.parallel.expert):
-            for module in experts:
-                yield from self._module(label, module)
+            yield from one
 
     def _module(self, label: str, module: Module, *, shares_embedding: bool = False) -> Iterator[Parameter]:
         planned = next(planned for planned in self.layers[label].modules if planned.name == module.name)

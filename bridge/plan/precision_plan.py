@@ -285,11 +285,12 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: Mo
     first = next((place for place in places if place.embedding), places[0])
     last = next((place for place in places if place.output), places[-1])
     on = settings.family is not None and settings.reaches_layers
+    numbers = {(place.stage, place.chunk): number for number, place in enumerate(places)}
 
     def made(label: str, place: Place, kind: str, *, low: bool = False, number: int | None = None) -> PlanLayer:
         own = modules_of(shape, label, kind)
         at = place.layers.index(number - 1) if number is not None else 0
-        recipe = recipe_of(settings.recipes, places.index(place))
+        recipe = recipe_of(settings.recipes, numbers[place.stage, place.chunk])
         modules = _planned(own, settings, low, effects_of(recipe, paths, label, at, own))
         return PlanLayer(
             label=label, number=number, stage=place.stage, chunk=place.chunk, kind=kind, low=low, modules=modules

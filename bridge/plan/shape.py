@@ -31,6 +31,8 @@ PARALLEL_SIZES = (
 )
 MOST_LAYERS = 10_000
 """More is a slip of the finger, and would take minutes to be listed."""
+MOST_EXPERTS = 10_000
+"""Of one layer, for the same reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,8 +285,11 @@ class _Reader:
     def _experts(self, ffn: int) -> Experts | None:
         if not read_field(self.model, "num_moe_experts"):
             return None
+        experts = self.whole("num_moe_experts", 1)
+        if experts > MOST_EXPERTS:
+            self._refuse("num_moe_experts", f"must be at most {MOST_EXPERTS}", experts, "Use fewer")
         return Experts(
-            num_experts=self.whole("num_moe_experts", 1),
+            num_experts=experts,
             ffn_hidden_size=self.whole("moe_ffn_hidden_size", ffn),
             topk=self.whole("moe_router_topk", 2),
             shared_ffn_hidden_size=self.whole("moe_shared_expert_intermediate_size", 0, least=0),

@@ -15,6 +15,9 @@ from bridge.rules.versions import Version, at_least
 RESIDUAL_IS_KEPT = "0.17"
 """First megatron-core whose layers add their output to the residual in the residual's dtype."""
 
+MOST_CHUNKS = 4_000
+"""Of all stages together; more is a slip of the finger, and would take minutes to be listed."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
@@ -129,6 +132,9 @@ class Parallel:
         stages, chunks = self.pipeline, self.virtual
         if stages == 1:
             return [num_layers]
+        if stages * chunks > MOST_CHUNKS:
+            rule = f"stages x chunks of a stage must be at most {MOST_CHUNKS}, got {stages * chunks}"
+            raise RunConfigError(f"model.pipeline_model_parallel_size: {rule}. Use fewer.")
         first, last = self.first_stage_layers, self.last_stage_layers
         if first is not None or last is not None:
             middle = [stage for stage in range(stages) if not (stage == 0 and first is not None)]

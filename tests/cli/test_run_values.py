@@ -52,6 +52,15 @@ def test_check_sees_what_is_stated_beside_auto() -> None:
             "model.num_layers: must be at most 10000, got 1000000 (command line). Use fewer.\n",
         ),
         (
+            ["memory", "fp8_current", f"model.num_moe_experts={2**70}"],
+            f"model.num_moe_experts: must be at most 10000, got {2**70} (command line). Use fewer.\n",
+        ),
+        (
+            ["plan", "fp8_current", f"model.pipeline_model_parallel_size={2**70}"],
+            f"model.pipeline_model_parallel_size: stages x chunks of a stage must be at most 4000, got {2**70}. "
+            "Use fewer.\n",
+        ),
+        (
             ["plan", "fp8_current", "--picture", "/nowhere/at/all.png"],
             "--picture: cannot be written (no such file or directory), got '/nowhere/at/all.png'. Give another file.\n",
         ),

@@ -188,8 +188,9 @@ def trainings(found: Sequence[Launch], *, strict: bool = False) -> tuple[Launch,
     """
     if not any(_has_flags(launch) for launch in found):
         return tuple(found)
-    certain = [launch for launch in found if _has_flags(launch) or _may_set_precision(launch)]
-    return (*certain, *(launch for launch in found if launch not in certain and not strict))
+    judged = [(launch, _has_flags(launch) or _may_set_precision(launch)) for launch in found]
+    others = (launch for launch, is_certain in judged if not is_certain and not strict)
+    return (*(launch for launch, is_certain in judged if is_certain), *others)
 
 
 def _has_flags(launch: Launch) -> bool:

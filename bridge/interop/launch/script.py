@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_SECONDS = 0.6
 MAX_PIPES = 2_000
+MAX_HEREDOCS = 500
+"""The end of each is looked for in all lines behind it."""
 MAX_OPEN = 300
 """Brackets that are opened and not closed: the parser's recovery takes time with the square of their number."""
 PLACEHOLDER = re.compile(
@@ -52,6 +54,8 @@ def statements(node: Node) -> list[Node]:
 def parse(text: str, path: str = "<script>") -> Script:
     """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
     lines = text.split("\n")
+    if text.count("<<") > MAX_HEREDOCS:
+        raise PayloadError(f"{path}: a launch script must not have more than {MAX_HEREDOCS} '<<'. Simplify the script.")
     text = LISTED.sub(r"\1${\2}", SUBSTRING.sub(r"${\1:0}", text))
     clean, bodies = _without_heredocs(PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), text))
     for sign, closing, most in (("(", ")", MAX_OPEN), ("${", "}", MAX_OPEN), ("|", "\0", MAX_PIPES)):
@@ -103,12 +107,15 @@ def _without_heredocs(text: str) -> tuple[str, list[tuple[str, bool]]]:
     while at < len(lines):
         line, start = lines[at], at
         for found in HEREDOC.finditer(line) if not line.lstrip().startswith("#") else ():
-            bare = [one.lstrip("\t") if found[1] else one for one in lines[at + 1 :]]
-            end = next((place for place, one in enumerate(bare, at + 1) if one.rstrip() == found[4]), 0)
+            tabs = "\t" if found[1] else ""
+            end = next(
+                (at + 1 + n for n, one in enumerate(lines[at + 1 :]) if one.lstrip(tabs).rstrip() == found[4]), 0
+            )
             if not end:
                 continue
             lines[start] = lines[start].replace(found[0], f"<__heredoc_{len(bodies)}__", 1)
-            bodies.append(("\n".join(bare[: end - at - 1]), bool(found[2] or found[3])))
+            body = "\n".join(one.lstrip(tabs) for one in lines[at + 1 : end])
+            bodies.append((body, bool(found[2] or found[3])))
             lines[at + 1 : end + 1] = [""] * (end - at)
             at = end
         at += 1

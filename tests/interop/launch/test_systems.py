@@ -1,5 +1,7 @@
 """Launch lines of systems other than Megatron-LM: recognised one by one, read as their own system reads them."""
 
+import time
+
 import pytest
 
 from bridge.errors import BridgeError, PayloadError
@@ -140,6 +142,18 @@ def test_a_script_of_many_launches_is_refused_in_one_sentence() -> None:
     with pytest.raises(PayloadError, match=r"ds_1\.json, which is not read; and 10 more launches\. ") as caught:
         runs_of(script("\n".join(lines)))
     assert len(str(caught.value)) < 600
+
+
+def test_a_script_of_thousands_of_lines_is_refused_soon() -> None:
+    launch = "torchrun pretrain_gpt.py --num-layers 2 --bf16\n"
+    for text, rule in (
+        (launch * 2_500, "must not start more than 2000 programs, got 2500"),
+        ("cat > x <<EOF\ny\nEOF\n" * 20_000 + launch, "must not have more than 500 '<<'"),
+    ):
+        begun = time.process_time()
+        with pytest.raises(PayloadError, match=rule):
+            runs_of(script(text))
+        assert time.process_time() - begun < 5
 
 
 def test_a_word_that_looks_like_a_here_document_is_a_word() -> None:
