@@ -6,6 +6,7 @@ part of every bucket. Source: megatron-core 0.16.1 distributed/param_and_grad_bu
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,9 @@ class Buffer:
             (start + (end - start) // ranks * rank, start + (end - start) // ranks * (rank + 1))
             for start, end in self.buckets
         ]
-        return sum(max(0, min(end, right) - max(start, left)) for _, start, end in self.spans for left, right in parts)
+        starts = [start for start, _ in self.buckets]  # a parameter lies in one bucket
+        spans = ((start, end, parts[bisect_right(starts, start) - 1]) for _, start, end in self.spans)
+        return sum(max(0, min(end, right) - max(start, left)) for start, end, (left, right) in spans)
 
 
 def lay_out(

@@ -1,11 +1,13 @@
 """The memory model against the bytes of live Megatron objects, and against published sizes."""
 
 import json
+import time
 import warnings
 from pathlib import Path
 
 import pytest
 
+from bridge.cli.main import main
 from bridge.megatron import wide_gemm
 from bridge.megatron.process import training_process
 from bridge.plan.memory import memory_report
@@ -276,3 +278,14 @@ def test_amax_state_is_that_of_delayed_scaling():
 
     assert amax("bf16_with_fp8_current_scaling_mixed") == 0
     assert amax("bf16_with_fp8_delayed_scaling_mixed") == 4 * 4 * (1024 + 1) * 5 * 4  # 16 linears, 5 slots, FP32
+
+
+def test_all_experts_on_one_rank_are_counted_soon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/showcase/deepseek_v3.yaml").read_text()
+    file = tmp_path / "run.yaml"
+    kept = (line for line in text.splitlines() if "pipeline" not in line and "expert_model_parallel_size" not in line)
+    file.write_text("\n".join(kept))
+    begun = time.process_time()
+    assert main(["memory", "--config", str(file)]) == 0
+    assert time.process_time() - begun < 5
+    assert "682,636,472,320 on the largest rank" in capsys.readouterr().out
