@@ -1,5 +1,6 @@
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +95,12 @@ def test_long_message_keeps_path_and_remedy() -> None:
     message = str(PayloadError(f"model.a: must be a number, got {['x'] * 5_000!r}. Give one."))
     assert message.startswith("model.a: must be a number, got ['x', ")
     assert message.endswith("'x']. Give one.")
+
+
+def test_thousands_of_unknown_fields_are_judged_soon(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model:\n" + "".join(f"  fp8_{number}: 1\n" for number in range(30_000)))
+    begun = time.process_time()
+    with pytest.raises(BridgeError, match="no such field"):
+        load_run((), config_file=file)
+    assert time.process_time() - begun < 5
