@@ -84,7 +84,7 @@ PRECISIONS = {
     "bf16_mixed": (),
     "fp16_mixed": ("mixed_precision.initial_loss_scale=65536",),
     "fp8_delayed": (),
-    "fp8_current": (),
+    "fp8_current": ("mixed_precision.first_last_layers_bf16=false",),
     "blockwise": (),
     "mxfp8": (),
     "nvfp4": (),
@@ -129,7 +129,7 @@ LAYOUTS: dict[int, dict[str, tuple[tuple[str, ...], tuple[str, ...], str]]] = {
         "TP2 SP PP2": ((*SEQUENCE, *PIPELINE), (DENSE, LATENT), PARTS),
         "TP2 SP PP2 VPP2": ((*SEQUENCE, *INTERLEAVED), (DENSE,), PARTS),
         "EP2 DP4, distributed optimizer": ((*SHARDED, *EXPERT), (EXPERTS,), PARTS),
-        "EP2 TP2 SP": ((*EXPERT, *SEQUENCE), (EXPERTS,), PARTS),
+        "EP2 TP2 SP": ((*EXPERT, *SEQUENCE, "model.expert_tensor_parallel_size=1"), (EXPERTS,), PARTS),
         "EP2 PP2": ((*EXPERT, *PIPELINE), (EXPERTS,), PARTS),
     },
 }

@@ -238,6 +238,21 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
             ],
         ),
         (
+            {
+                "num_moe_experts": 4,
+                "tensor_model_parallel_size": 2,
+                "sequence_parallel": True,
+                "expert_model_parallel_size": 2,
+                "expert_tensor_parallel_size": 2,
+                "moe_token_dispatcher_type": "alltoall",
+            },
+            [
+                "PB703 model.expert_tensor_parallel_size: must be 1 where experts are on several ranks without a GPU: "
+                "gloo gathers equal numbers of tokens alone, got 2. Set it to 1, or "
+                "model.moe_token_dispatcher_type=allgather."
+            ],
+        ),
+        (
             {"position_embedding_type": "yarn", "qk_clip": True},
             [
                 "PB701 model.qk_clip: this run does not honour it: the step clips no weights of queries and keys, and "

@@ -194,6 +194,12 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
     if model["num_moe_experts"] and is_cut and not model["sequence_parallel"]:
         rule = "must be on for experts under tensor parallelism, without which Megatron Core does not train them"
         yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, False, "Set model.sequence_parallel=true.")
+    parts, dispatcher = model["expert_tensor_parallel_size"] or tensor, model["moe_token_dispatcher_type"]
+    sends_unevenly = model["expert_model_parallel_size"] > 1 and dispatcher == "alltoall"
+    if model["num_moe_experts"] and parts > 1 and sends_unevenly and backend not in ("te", None):
+        rule = "must be 1 where experts are on several ranks without a GPU: gloo gathers equal numbers of tokens alone"
+        remedy = "Set it to 1, or model.moe_token_dispatcher_type=allgather."
+        yield _fault(WRONG_LAYOUT, "model.expert_tensor_parallel_size", rule, parts, remedy)
     if model["multi_latent_attention"] and is_cut and not model["sequence_parallel"]:
         rule = "must be on for latent attention under tensor parallelism"
         remedy = (
