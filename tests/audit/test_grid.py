@@ -53,6 +53,35 @@ def test_a_row_that_is_not_planned_is_counted_and_named(grid, tmp_path):
     )
 
 
+ROWS = (
+    "{select:linear_fc2,precision:bf16}",
+    "{select:{layers:[1,2],module:linear_proj},precision:blockwise}",
+    "{select:{layers:[-1],module:linear_qkv},precision:tensorwise}",
+)
+OTHER_KINDS = {
+    "biases": ("dense", ["model.add_bias_linear=true"]),
+    "shared experts": ("MoE", ["model.moe_shared_expert_intermediate_size=64"]),
+    "no latent of queries": ("MLA", ["model.q_lora_rank=null"]),
+    "a scheme per module": (
+        "dense",
+        ["mixed_precision.fp8_param_gather=false", f"mixed_precision.modules=[{','.join(ROWS)}]"],
+    ),
+}
+"""Kind of model that the grid does not have -> the kind that it is made from, and the further overrides."""
+
+
+@needs_te
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["TP2 SP", "PP2"])
+def test_kinds_of_models_outside_of_the_grid_run_as_planned_in_two_processes(grid, layout):
+    for backend in grid.BACKENDS:
+        cell = {"recipe": "bf16_with_fp8_current_scaling_mixed", "layout": layout, "backend": backend}
+        cells = [{**cell, "kind": kind, "words": words} for kind, words in OTHER_KINDS.values()]
+        done = list(grid.run(cells))
+        assert [grid.outcome(cell) for cell in done if not grid.is_planned(cell)] == []
+        assert len(done) == len(cells)
+
+
 @needs_te
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["1 process", "TP2 SP", "PP2", "PP2 VPP2", "DP2, distributed optimizer"])
