@@ -203,7 +203,7 @@ def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
     return {
         "gradients": frozenset({settings.grad_reduce}),
         "gradient reduction": frozenset({settings.grad_reduce}),
-        **({} if None in settings.sent else {"sent between stages": settings.sent}),
+        **({} if None in settings.sent else {"sent between stages": frozenset(map(str, settings.sent))}),
         **({} if settings.remainders else {"master weights": frozenset({stepped})}),
         **({} if "fp8" in moments else {"optimizer state": frozenset(moments)}),
     }

@@ -65,7 +65,7 @@ class Settings:
     reduce_in_fp32: bool = False
     """Gradients are sent in their dtype and summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
     fp32_residual: bool = False
-    sent: frozenset[str | None] = frozenset()
+    sent: tuple[str | None, ...] = ()
     """Dtypes of what a pipeline stage can send: with Transformer Engine's layers and with Megatron's own."""
     router: str | None = None
     """Dtype of the router's GEMM where it is not the mode's."""
@@ -155,7 +155,7 @@ class Settings:
             grad_reduce="fp32" if ddp["grad_reduce_in_fp32"] else mode,
             reduce_in_fp32=bool(ddp["reduce_scatter_with_fp32_accumulation"]),
             fp32_residual=bool(model["fp32_residual_connection"]),
-            sent=frozenset(sent_between_stages(model, mcore, is_local=is_local) for is_local in (False, True)),
+            sent=tuple(dict.fromkeys(sent_between_stages(model, mcore, is_local=local) for local in (False, True))),
             router=_dtype(model["moe_router_dtype"]) if model["moe_router_dtype"] is not None else None,
             offloaded=offload,
             distributed=is_distributed,

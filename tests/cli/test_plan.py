@@ -152,11 +152,11 @@ def test_plan_heeds_the_version_of_the_target():
 
 def test_a_model_that_cannot_be_planned_is_refused_by_every_calculator():
     for command in ("plan", "memory", "align"):
-        done = run(command, "bf16_mixed", "+model.softmax_type=learnable", *CONF)
+        done = run(command, "bf16_mixed", "+model.heterogeneous_block_specs=true", *CONF)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
-            "model.softmax_type: cannot plan: the attention core gets an offset, got 'learnable'. Plan a model without "
-            "it.\n"
+            "model.heterogeneous_block_specs: cannot plan: each layer has modules of its own, got True. Plan a model "
+            "without it.\n"
         )
 
 
@@ -209,12 +209,12 @@ def test_a_twin_keeps_precision_fields_that_no_recipe_decides_unstated(tmp_path)
 
 def test_a_twin_of_a_model_that_cannot_be_planned_says_so(tmp_path):
     path = tmp_path / "twin.yaml"
-    words = ("+model.softmax_type=learnable", "--base", "bf16_mixed", "--output", str(path))
+    words = ("+model.heterogeneous_block_specs=true", "--base", "bf16_mixed", "--output", str(path))
     done = run("twin", CURRENT, *words, *CONF)
     assert done.returncode == 0, done.stderr
     unknown = "not known, as the model cannot be planned"
     assert done.stdout.splitlines()[-1] == f"  linear layers in FP8 or FP4: {unknown} -> {unknown}"
-    assert yaml.safe_load(path.read_text())["model"]["softmax_type"] == "learnable"
+    assert yaml.safe_load(path.read_text())["model"]["heterogeneous_block_specs"] is True
 
 
 def test_a_twin_leaves_out_precision_that_other_sections_state(tmp_path):
