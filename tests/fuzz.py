@@ -76,7 +76,8 @@ class Guard:
         began = time.process_time()
         self.count += 1
         self.is_on = True
-        signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS)
+        # again and again: Python does not hear a signal that the kernel gives to a thread of another library
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS, LIMIT_SECONDS)
         try:
             read_case(area, case)
         finally:
