@@ -10,12 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.precision.formats import FORMATS
+from bridge.precision.formats import BIT_DB, FORMATS
 from bridge.precision.modules import ModulePrecision
 from bridge.precision.schemes import OPERAND_FORMATS
 
-BIT_DB = 20 * math.log10(2)
-"""The gain of one bit."""
 FINER = ("tensorwise", "blockwise", "mxfp8")
 """Schemes that a row can choose, from the coarsest tile to the finest."""
 HIGH = "bf16"
@@ -47,11 +45,6 @@ class Proposal:
         )
 
 
-def healthy_db(name: str) -> float:
-    """Return the ratio of a format under a scale that fits: about 6 dB a bit (`bridge.numerics.error`)."""
-    return BIT_DB * (FORMATS[name].mantissa_bits + 1) + 7.4
-
-
 def propose(
     rows: Iterable[Any], *, scheme: str | None, fp8_format: str | None, num_layers: int, schemes: Sequence[str] = FINER
 ) -> list[Proposal]:
@@ -77,8 +70,8 @@ def propose(
 
 def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None) -> Proposal | None:
     """Return the proposal for one module, None where every operand is near the ratio of its format."""
-    worst = min(operands, key=lambda row: row.sqnr_db - healthy_db(row.format))
-    if worst.sqnr_db >= healthy_db(worst.format) - BIT_DB:
+    worst = min(operands, key=lambda row: row.sqnr_db - FORMATS[row.format].healthy_db)
+    if worst.sqnr_db >= FORMATS[worst.format].healthy_db - BIT_DB:
         return None
     chosen = next((name for name in finer if _suits(name, operands, worst, fp8_format)), HIGH)
     return Proposal(
@@ -86,7 +79,7 @@ def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | N
         module=worst.module,
         operand=worst.operand,
         sqnr_db=worst.sqnr_db,
-        healthy_db=healthy_db(worst.format),
+        healthy_db=FORMATS[worst.format].healthy_db,
         precision=chosen,
         gained_db=None if chosen == HIGH else _under(worst, chosen) - worst.sqnr_db,
     )
@@ -97,7 +90,9 @@ def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | N
     row = ModulePrecision(family="fp8", scheme=scheme)
     forward, backward = OPERAND_FORMATS[row.format_in(fp8_format)]
     formats = {"grad_output": backward}
-    near = all(_under(one, scheme) >= healthy_db(formats.get(one.operand, forward)) - BIT_DB for one in operands)
+    near = all(
+        _under(one, scheme) >= FORMATS[formats.get(one.operand, forward)].healthy_db - BIT_DB for one in operands
+    )
     return near and _under(worst, scheme) >= worst.sqnr_db + BIT_DB
 
 

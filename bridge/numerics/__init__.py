@@ -10,7 +10,7 @@ hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious vers
 """
 
 from bridge.numerics.delayed import DelayedScaling, update_scaling_factors
-from bridge.numerics.error import WHAT_IF, QuantisationError, quantisation_error, what_if_db
+from bridge.numerics.error import QuantisationError, quantisation_error, what_if_db
 from bridge.numerics.linear import Observer, WeightCache, scaled_linear
 from bridge.numerics.native import Selection, selection, use, why_not
 from bridge.numerics.operand import GemmOperand, make_operand, stored_operand
@@ -19,7 +19,6 @@ from bridge.numerics.quantised import Quantised, padded_scales
 from bridge.numerics.spec import GemmPrecision, QuantSpec
 
 __all__ = [
-    "WHAT_IF",
     "DelayedScaling",
     "GemmOperand",
     "GemmPrecision",

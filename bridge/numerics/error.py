@@ -23,9 +23,8 @@ from bridge.numerics.quantise import tensor_scale
 from bridge.numerics.spec import SCHEMES, GemmPrecision
 from bridge.numerics.tiles import chunk_rows
 from bridge.precision.modules import ModulePrecision
+from bridge.precision.schemes import WHAT_IF
 
-WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
-"""Schemes whose error an operand is asked for, next to its own."""
 SAMPLED = 2**18
 """Elements that are quantised for each of them."""
 BLOCK_ROWS = 128

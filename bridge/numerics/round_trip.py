@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import torch
 
-from bridge.numerics.error import WHAT_IF
 from bridge.numerics.quantise import quantise
 from bridge.numerics.quantised import Quantised
 from bridge.numerics.spec import SCHEMES, GemmPrecision, QuantSpec
+from bridge.precision.schemes import WHAT_IF
 
 BLOCKS = QuantSpec(scheme="blockwise", format="e4m3", row=(128, 128), column=(128, 128), power_of_two_scale=False)
 FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

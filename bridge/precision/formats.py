@@ -10,7 +10,11 @@ largest value:
 - E8M0 is a bare exponent, without sign, zero, subnormals or infinity: it can only be a power-of-two scale.
 """
 
+import math
 from dataclasses import dataclass
+
+BIT_DB = 20 * math.log10(2)
+"""Every mantissa bit halves the rounding error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,11 @@ class Format:
     def epsilon(self) -> float:
         """Distance from 1 to the next larger value."""
         return 2.0**-self.mantissa_bits
+
+    @property
+    def healthy_db(self) -> float:
+        """Signal to quantisation noise of a normal sample, in dB, under a scale that fits."""
+        return 13.42 + BIT_DB * self.mantissa_bits
 
 
 _IEEE = "IEEE 754-2019, table 3.5"

@@ -21,6 +21,9 @@ Tile = tuple[int, int]
 WHOLE: Tile = (0, 0)
 """The tile of a scale that the whole tensor shares."""
 
+WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
+"""Schemes whose error an operand is asked for, next to its own; a row of it has `tensorwise_db`, ..."""
+
 _OPERAND_FORMATS = {
     "e4m3": ("e4m3", "e4m3"),
     "hybrid": ("e4m3", "e5m2"),

@@ -11,7 +11,7 @@ from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.report import plain
 
 _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
-_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def findings_text(report: Report, *, is_quiet: bool = False) -> RenderableType:
@@ -59,7 +59,7 @@ def _row(finding: RuleFinding) -> dict[str, Any]:
 def _finding(finding: RuleFinding) -> list[Text]:
     where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
     head = Text()
-    head.append(f"{finding.severity} {finding.id}", style=_STYLES[finding.severity])
+    head.append(f"{finding.severity} {finding.id}", style=STYLES[finding.severity])
     head.append(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
     lines = [head]
     lines += [

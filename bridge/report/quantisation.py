@@ -8,23 +8,12 @@ from rich.console import RenderableType
 
 from bridge.audit.quantisation import OPERANDS, QuantisationRow
 from bridge.precision.formats import FORMATS
+from bridge.precision.schemes import WHAT_IF
 from bridge.report.curves import figure_of
 from bridge.report.table import Column, table
 
-NORMAL_DB = 13.5
-"""Signal to quantisation noise of a normal sample in a format without mantissa bits that is scaled to fit."""
-BIT_DB = 20 * math.log10(2)
-"""Every mantissa bit halves the rounding error."""
 WORST_DB = 12.0
 """Distance below the healthy ratio at which a heat map has its strongest colour: two bits of mantissa."""
-WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
-"""Schemes whose error a row has, next to its own: `tensorwise_db`, ..."""
-
-
-def healthy_db(name: str) -> float | None:
-    """Return the signal-to-noise ratio that a normal sample has in a format, in dB; None for an unknown one."""
-    found = FORMATS.get(name)
-    return None if found is None else NORMAL_DB + BIT_DB * found.mantissa_bits
 
 
 def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> RenderableType:
@@ -110,8 +99,8 @@ def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str
     for panel, operand in zip(axes, present, strict=True):
         grid = [[math.nan] * len(steps) for _ in places]
         for row in rows:
-            healthy = healthy_db(row.format)
-            if row.operand == operand and healthy is not None:
+            if row.operand == operand and row.format in FORMATS:
+                healthy = FORMATS[row.format].healthy_db
                 grid[places.index((row.layer, row.module))][steps.index(row.step)] = row.sqnr_db - healthy
         image = panel.imshow(grid, aspect="auto", vmin=-WORST_DB, vmax=0, cmap="cividis", interpolation="nearest")
         formats = ", ".join(dict.fromkeys(row.format for row in rows if row.operand == operand))

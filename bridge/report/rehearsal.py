@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
+from bridge.report.findings import STYLES
 from bridge.report.table import Column, table
 from bridge.rules.versions import TITLES
 from bridge.sync.report import plain
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 LONGEST = 36
 """Characters of a value that are shown; JSON has all."""
-_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def rehearsal_text(rehearsal: Rehearsal) -> RenderableType:
@@ -98,7 +98,7 @@ def _value(value: object) -> str:
 
 def _finding(finding: Finding) -> Text:
     head = Text()
-    head.append(finding.severity, style=_STYLES[finding.severity])
+    head.append(finding.severity, style=STYLES[finding.severity])
     got = f", got {plain(finding.value)}" if finding.value is not None else ""
     head.append(f" {finding.path}: {finding.rule.rstrip('.')}{got.rstrip('.')}. {finding.remedy}".rstrip())
     return head

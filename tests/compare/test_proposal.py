@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import MixedPrecisionConfig
-from bridge.compare.proposal import BIT_DB, healthy_db, module_rows_of, propose
+from bridge.compare.proposal import module_rows_of, propose
+from bridge.precision.formats import BIT_DB, FORMATS
 
 OPERANDS = (("input", "e4m3"), ("weight", "e4m3"), ("grad_output", "e5m2"))
 
@@ -19,7 +20,7 @@ def module(layer: int, name: str = "mlp.linear_fc2", step: int = 9, **lost: floa
     """Return the operands of a module under tensorwise scaling; a named one has this ratio, mxfp8 alone is better."""
     rows = []
     for operand, form in OPERANDS:
-        own = lost.get(operand, healthy_db(form))
+        own = lost.get(operand, FORMATS[form].healthy_db)
         others = {"tensorwise_db": own, "blockwise_db": own, "mxfp8_db": 31.4, "nvfp4_db": 19.0}
         rows.append(
             SimpleNamespace(step=step, layer=layer, module=name, operand=operand, format=form, sqnr_db=own, **others)
@@ -28,7 +29,7 @@ def module(layer: int, name: str = "mlp.linear_fc2", step: int = 9, **lost: floa
 
 
 def test_formats_have_the_ratio_of_their_bits() -> None:
-    assert [round(healthy_db(name), 1) for name in ("e4m3", "e5m2", "e2m1")] == [31.5, 25.5, 19.4]
+    assert [round(FORMATS[name].healthy_db, 1) for name in ("e4m3", "e5m2", "e2m1")] == [31.5, 25.5, 19.4]
 
 
 def test_a_module_that_lost_more_than_a_bit_gets_the_scheme_that_takes_its_outliers() -> None:
@@ -56,7 +57,7 @@ def test_a_module_that_lost_more_than_a_bit_gets_the_scheme_that_takes_its_outli
 @given(st.floats(-BIT_DB + 0.01, 20), st.sampled_from(["input", "weight", "grad_output"]))
 def test_an_operand_near_its_formats_ratio_changes_nothing(distance: float, operand: str) -> None:
     own = dict(OPERANDS)[operand]
-    rows = module(1, **{operand: healthy_db(own) + distance})
+    rows = module(1, **{operand: FORMATS[own].healthy_db + distance})
     assert propose(rows, scheme="tensorwise", fp8_format="hybrid", num_layers=1) == []
 
 

@@ -12,7 +12,7 @@ from bridge.audit.sentence import format_gemms
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
-from bridge.report.quantisation import healthy_db
+from bridge.precision.formats import FORMATS
 
 FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""
@@ -147,10 +147,9 @@ def _heat(run: RunFolder) -> list[dict[str, Any]]:
     last = max((row.step for row in rows), default=0)
     found = []
     for row in rows:
-        normal = healthy_db(row.format)
-        if row.step == last and math.isfinite(row.sqnr_db) and normal is not None:
+        if row.step == last and math.isfinite(row.sqnr_db) and row.format in FORMATS:
             place = {"operand": row.operand, "layer": row.layer, "module": row.module.rpartition(".")[2]}
-            figures = {"sqnr_db": row.sqnr_db, "below_normal_db": normal - row.sqnr_db}
+            figures = {"sqnr_db": row.sqnr_db, "below_normal_db": FORMATS[row.format].healthy_db - row.sqnr_db}
             found.append({**place, "format": row.format, **figures})
     return found
 
