@@ -65,7 +65,7 @@ class MixedPrecisionConfig(PrecisionConfig):
             SyncError: The result would not pass Megatron's validation. The owners are as they were.
         """
         report = self.write({"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config})
-        report.log_overrides(log)
+        report.log_all(log)
         return report
 
     def write(self, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False) -> SyncReport:

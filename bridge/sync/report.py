@@ -135,6 +135,20 @@ class SyncReport:
             if row.replaces:
                 logger.warning("%s", row)
 
+    def log_all(self, logger: logging.Logger) -> None:
+        """Log a warning for each replaced value, each kept one and each finding, for code that drops the report.
+
+        Each change is a debug line of the root logger too, which is where Megatron Bridge logs it.
+        """
+        self.log_overrides(logger)
+        for row in self.rows:
+            if row.verdict == "keep":
+                logger.warning("%s", row)
+        for finding in self.findings:
+            logger.warning("%s", finding)
+        for row in self.changes:
+            logging.debug(f"Overwrote {row.owner}.{row.attribute}: {row.old} -> {row.new}")
+
     def summary(self) -> str:
         """Return one sentence: how many fields of each owner were changed, and how many were kept."""
         changed = Counter(row.owner for row in self.changes)

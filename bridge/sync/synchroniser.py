@@ -68,6 +68,15 @@ def _forbid_bf16_sums(config: PrecisionConfig, model: Owner | None) -> None:
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
+NO_CONFIGS = (type, str, dict, list, tuple, int, float)
+"""Types of what can be no owner."""
+
+
+def has_a_precision_field(owner: Owner) -> bool:
+    """Return whether there is anything of a precision to write into an object."""
+    return owner.role == "train" or any(owner.has(name) for name in ATTRIBUTES)
+
+
 def refuse_wrong_objects(owners: list[Owner]) -> None:
     """Refuse to have no owner, and what cannot be one.
 
@@ -80,7 +89,7 @@ def refuse_wrong_objects(owners: list[Owner]) -> None:
     for owner in owners:
         target, role = owner.target, role_of(owner.target)
         kind = f"must be a config object in that role, got {target!r:.80}"
-        if isinstance(target, type | str | dict | list | tuple | int | float):
+        if isinstance(target, NO_CONFIGS):
             cls = OWNERS.get(owner.role, "one of Megatron's config classes")
             raise PrecisionTypeError(f"{owner.role}: {kind}. Give an instance of {cls}.")
         if role not in ("config", owner.role):
@@ -88,7 +97,7 @@ def refuse_wrong_objects(owners: list[Owner]) -> None:
         if id(target) in seen:
             what = f"is the same object as {seen[id(target)]}, and the two hold different things"
             raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
-        if owner.role != "train" and not any(owner.has(name) for name in ATTRIBUTES):
+        if not has_a_precision_field(owner):
             rule, remedy = "has no field of a precision", "Give the object that Megatron reads."
             raise PrecisionTypeError.of(owner.role, rule, target, remedy)
         seen[id(target)] = owner.role

@@ -188,7 +188,7 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     """
     report = write_precision(config)
     if report is not None:
-        report.log_overrides(log)
+        report.log_all(log)
     return report
 
 

@@ -18,7 +18,7 @@ from bridge.registry.registry import (
     register,
 )
 from bridge.sync.owner import Owner
-from bridge.sync.synchroniser import refuse_wrong_objects, role_of, run
+from bridge.sync.synchroniser import NO_CONFIGS, has_a_precision_field, refuse_wrong_objects, role_of, run
 
 __all__ = [
     "MIXED_PRECISION_RECIPES",
@@ -73,18 +73,22 @@ def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisio
         config: A model, optimizer or DDP config of Megatron's, or any object with same-named attributes.
 
     Returns:
-        The same object. What was overridden is logged as warnings.
+        The same object, with a warning for each value that was overridden or kept, and for each finding. An object
+        without any field of a precision is left alone, as at the peer.
 
     Raises:
         PrecisionConfigError: The precision can never be right.
-        PrecisionTypeError: `config` is no config object, or has no field of a precision.
+        PrecisionTypeError: `config` is no config object.
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
     precision = get_mixed_precision_config(mixed_precision_config)
     precision.finalize()
     owner = Owner(role_of(config), config)
+    if not isinstance(config, NO_CONFIGS) and not has_a_precision_field(owner):
+        log.warning("%s has no field of a precision; it is left as it is", type(config).__name__)
+        return config
     refuse_wrong_objects([owner])
-    run(precision, [owner], on_conflict="override", strict=False).log(log)
+    run(precision, [owner], on_conflict="override", strict=False).log_all(log)
     return config
 
 

@@ -221,12 +221,25 @@ def test_asking_for_the_modules_names_imports_neither_torch_nor_megatron() -> No
     assert done.stdout == "False False\n"
 
 
-def test_an_object_that_holds_no_precision_is_refused() -> None:
+def test_an_object_without_a_field_of_a_precision_is_left_alone_with_a_warning(caplog) -> None:
+    held = SimpleNamespace(other=1)
+    assert update_config_with_precision_overrides(get_mixed_precision_config("bf16_mixed"), held) is held
+    assert vars(held) == {"other": 1}
+    assert caplog.messages == ["SimpleNamespace has no field of a precision; it is left as it is"]
+
+
+def test_what_the_compatible_face_keeps_and_finds_is_logged(caplog, megatron_owners) -> None:
+    owners = megatron_owners(first_last_layers_bf16=True)
+    get_mixed_precision_config("bf16_with_mxfp8_mixed").setup(*owners.values())
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any(line.startswith("model.first_last_layers_bf16: True (keep, ") for line in lines)
+    assert len(set(lines)) == len(lines)
+
+
+def test_what_is_no_config_object_is_refused() -> None:
     config = get_mixed_precision_config("bf16_mixed")
     with pytest.raises(PrecisionTypeError, match=r"^config: must be a config object in that role, got 3\. "):
         update_config_with_precision_overrides(config, 3)
-    with pytest.raises(PrecisionTypeError, match=r"^config: has no field of a precision, got namespace\(other=1\)\. "):
-        update_config_with_precision_overrides(config, SimpleNamespace(other=1))
     with pytest.raises(PrecisionTypeError, match=r"^config: must be a ConfigContainer, got 3\. "):
         runtime_config_update(3)
     with pytest.raises(PrecisionTypeError, match=r"^model: a sync writes into at least one of model, optimizer, ddp"):
