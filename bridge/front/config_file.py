@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from bridge.errors import RunConfigError
 from bridge.front.compose import as_hydra_reads, recipe_sources, warn_of_recipes
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.problems import COMMAND_LINE, KEYS, OWNERS, PRECISION, RECIPES, SECTIONS, Origins, Problems, leaves
-from bridge.precision import strict_yaml
+from bridge.front.files.kinds import MAPPINGS, read_file
+from bridge.front.files.reading import FileReading
+from bridge.front.problems import COMMAND_LINE, KEYS, PRECISION, RECIPES, Origins, Problems, leaves
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
     from bridge.registry.config import MixedPrecisionConfig
-
-MAPPINGS = (*OWNERS, *SECTIONS)
 
 
 def read_config_file(
@@ -36,7 +34,8 @@ def read_config_file(
         parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
     except COMPOSITION_ERRORS as error:
         raise translated(error, overrides) from error
-    file = ConfigFile(_sections(path) if sections is None else dict(sections), path.name, trust=trust)
+    reading = read_file(path) if sections is None else FileReading(sections=sections)
+    file = ConfigFile(reading, path.name, trust=trust)
     problems = Problems(Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
         file.write(override, problems)
@@ -47,10 +46,11 @@ def read_config_file(
 class ConfigFile:
     """A file's sections while overrides are written over them."""
 
-    def __init__(self, whole: dict[str, Any], name: str, *, trust: bool) -> None:
-        self.whole = whole
+    def __init__(self, reading: FileReading, name: str, *, trust: bool) -> None:
+        self.reading = reading
+        self.whole = dict(reading.sections)
         self.name = name
-        self.by_key = dict.fromkeys(leaves(whole, ""), name)
+        self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
         self.choice: str | None = None
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
@@ -117,41 +117,3 @@ class ConfigFile:
         self.whole[PRECISION] = self.recipe.to_dict()
         self.by_key.pop(PRECISION, None)
         self.by_key.update(dict.fromkeys(leaves(self.whole[PRECISION], PRECISION), f"recipe {self.recipe.recipe}"))
-
-
-def _sections(path: Path) -> dict[str, Any]:
-    """Return what the file holds, its sections known and nothing in it to instantiate."""
-    data = strict_yaml.read_bytes(path, error=RunConfigError)
-    documents = strict_yaml.load_all(
-        strict_yaml.decoded(data, str(path), error=RunConfigError), str(path), error=RunConfigError
-    )
-    if len(documents) > 1:
-        raise RunConfigError(f"{path}: must hold one document, got {len(documents)}. Remove the others.")
-    whole = documents[0] if documents else None
-    if not isinstance(whole, dict):
-        rule = "must hold sections such as model and mixed_precision"
-        raise RunConfigError(f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections.")
-    if "_target_" in whole:
-        return {key: value for key, value in _data(whole).items() if key in KEYS}
-    problems = Problems(Origins(by_key=dict.fromkeys(map(str, whole), path.name)))
-    problems.refuse_targets(whole)
-    for key, value in whole.items():
-        if key not in KEYS:
-            problems.unknown(str(key), value, "no such section", KEYS)
-        elif key in MAPPINGS and not isinstance(value, dict | None):
-            problems.add(key, "must be a mapping of fields", value, f"Write {key}.FIELD=VALUE.")
-    problems.raise_any()
-    return whole
-
-
-def _data(value: Any) -> Any:
-    """Return the data of a Megatron Bridge YAML, with names for the functions, dtypes and enums it would build."""
-    if isinstance(value, list):
-        return [_data(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "_target_" in value and value.get("_call_") is False:
-        return value["_target_"]
-    if "_target_" in value and value.get("_args_"):
-        return _data(value["_args_"][-1])  # an enum's value; the attribute that getattr reads
-    return {str(key): _data(item) for key, item in value.items() if key not in ("_target_", "_call_", "_args_")}

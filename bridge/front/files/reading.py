@@ -1,0 +1,54 @@
+"""`FileReading`: what one file says of a run, in our section names, Megatron's field names and plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from packaging.version import Version
+
+PRECISION_BRIDGE = "Precision Bridge"
+MEGATRON_BRIDGE = "Megatron Bridge"
+MEGATRON_LM = "Megatron-LM"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived:
+    """One value that a framework sets at the start of a run, over the one in the file."""
+
+    path: str
+    """Dotted key ("ddp.align_param_gather")."""
+    value: Any
+    stated: Any = None
+    """The value in the file; None where it states none."""
+    because: str = ""
+    """The setting or the condition that it follows from: "comm_overlap"."""
+    framework: str
+
+    def __str__(self) -> str:
+        return f"{self.framework} sets {self.path}={self.value} at start: {self.because}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileReading:
+    """One file that describes a run, as read; overrides are written over its sections afterwards."""
+
+    framework: str = PRECISION_BRIDGE
+    """The framework that starts a run of this file."""
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the file sets."""
+    derived: tuple[Derived, ...] = ()
+    """Values that the framework sets at start; they stand in the sections of the run, not in `sections`."""
+    own_fields: tuple[str, ...] = ()
+    """Dotted keys of fields of the framework's own classes, which Megatron Core does not have."""
+    unknown: tuple[str, ...] = ()
+    """What the file leaves open, as sentences."""
+    release: Version | None = None
+    """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
+    release_reason: str = ""
+    """Why that release is assumed, as a clause."""
