@@ -22,7 +22,6 @@ from bridge.front.compose import Composition, Search, composed
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import decode_fields
 from bridge.front.problems import KEYS, MADE_BY, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
-from bridge.plan.shape import impossible_sizes
 from bridge.precision.dtypes import torch_dtype
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
@@ -31,6 +30,7 @@ from bridge.preflight.setup import read_section
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
+from bridge.rules.shape.model import impossible_sizes
 from bridge.rules.topics.names import nearest_fields
 from bridge.training.config import ConfigContainer
 

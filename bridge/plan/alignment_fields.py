@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from bridge.plan.shape import ModelShape
+from bridge.rules.shape.model import ModelShape
 
 Origin = Callable[["ModelShape", int], tuple[str, int, int]]
 """Shape and the whole dimension -> field, its value, how many times the value the dimension is."""

@@ -23,8 +23,8 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.plan.memory_activations import activation_bytes
 from bridge.plan.run import PlannedRun
-from bridge.plan.shape import ModelShape
 from bridge.rules.fields import whole_number
+from bridge.rules.shape.model import ModelShape
 
 USABLE = 0.9
 """Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""

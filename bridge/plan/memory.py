@@ -19,7 +19,7 @@ from bridge.plan.modules import modules_of
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 from bridge.rules.fields import read_field
-from bridge.rules.stages import Place
+from bridge.rules.shape.parallel import Place
 
 KINDS = (
     "weights",

@@ -23,7 +23,7 @@ from bridge.errors import RunConfigError
 from bridge.plan.memory_copies import element_bytes
 from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.stages import Place
+from bridge.rules.shape.parallel import Place
 
 Parts = defaultdict[str, float]
 """Bytes of a layer by the part of it that can be recomputed."""

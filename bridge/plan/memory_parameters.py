@@ -7,7 +7,7 @@ from functools import partial
 from bridge.plan.modules import Module, embedding_modules, layer_modules, mtp_modules, output_modules
 from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
 from bridge.precision.schemes import SCHEMES, Scheme
-from bridge.rules.stages import Parallel, Place
+from bridge.rules.shape.parallel import Parallel, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ The names are those of Megatron's modules without the parts that never differ (`
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bridge.plan.shape import Experts, Latent, ModelShape, StateSpace
+from bridge.rules.shape.model import Experts, Latent, ModelShape, StateSpace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,18 +28,18 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.plan.fields import absent_fields, without
 from bridge.plan.module_paths import ModulePaths, effects_of, recipe_of
 from bridge.plan.modules import Module, modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
-from bridge.plan.shape import ModelShape
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
 from bridge.precision.quant_recipe import ModuleEffect
-from bridge.rules.stages import Parallel, Place
+from bridge.rules.shape.model import ModelShape
+from bridge.rules.shape.parallel import Parallel, Place
+from bridge.rules.shape.unplanned import absent_fields, without
 from bridge.rules.versions import Version
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))

@@ -11,7 +11,7 @@ from bridge.plan.memory import MemoryReport, memory_report
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.config import PrecisionConfig
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
 
 UNCOUNTED = {

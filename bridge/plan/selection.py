@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.precision.modules import ModuleRow
     from bridge.precision.quant_recipe import QuantRecipe
-    from bridge.rules.stages import Parallel
+    from bridge.rules.shape.parallel import Parallel
 
 UNREAD = ("embedding", "router", "norm", "head")
 OTHER_STAGES = (1, 2, 4, 8)

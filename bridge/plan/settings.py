@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.fields import absent_fields, without
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe, quant_recipes
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS, FIELDS, read_field, whole_number
-from bridge.rules.stages import sent_between_stages
+from bridge.rules.shape.parallel import sent_between_stages
+from bridge.rules.shape.unplanned import absent_fields, without
 from bridge.rules.versions import Version, at_least
 from bridge.sync.owner import MappingOwner
 from bridge.sync.plan import plan

@@ -26,7 +26,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
-from bridge.rules.stages import virtual_stages
+from bridge.rules.shape.parallel import virtual_stages
 from bridge.rules.target import Target
 from bridge.rules.versions import at_least
 from bridge.sync.owner import WRITTEN, MappingOwner, Owner, seen_through

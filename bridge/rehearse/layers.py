@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.plan.shape import MOE
 from bridge.rehearse.sections import Sections
 from bridge.rehearse.split import FIELDS, Split
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.hybrid import HybridPattern
+from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.model import MOE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 
 TWO = 2
 """Ranks of each kind."""

@@ -6,10 +6,10 @@ from math import gcd
 from typing import Any
 
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.plan.shape import ModelShape
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rehearse.layout import Layout
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.model import ModelShape
+from bridge.rules.shape.parallel import Parallel
 
 LEAST_ALIGNMENT = 16
 """Multiple of widths where no scheme needs a larger one: tensor cores and Transformer Engine's FP8 GEMMs take it."""

@@ -21,8 +21,8 @@ from bridge.rehearse.layout import Layout, Round
 from bridge.rehearse.sections import Change, Sections
 from bridge.rehearse.widths import shrink_widths
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.hybrid import HybridPattern
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.parallel import Parallel
 
 TOKENS = 64
 """Tokens of a sequence on each context-parallel rank, at least."""

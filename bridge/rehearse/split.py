@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 LAYOUT = "pipeline_model_parallel_layout"

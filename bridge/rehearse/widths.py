@@ -2,9 +2,9 @@
 
 from math import gcd
 
-from bridge.plan.shape import Latent
 from bridge.rehearse.sections import LEAST_ALIGNMENT, Sections
 from bridge.rules.fields import read_field
+from bridge.rules.shape.model import Latent
 
 HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""

@@ -17,7 +17,7 @@ from bridge.precision.module_recipe import chunk_recipes, needs_layers, stage_re
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.quant_recipe import TRAINING, quant_recipes
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 from bridge.sync.owner import Owner
 
 PARALLEL_STATE = "megatron.core.parallel_state"

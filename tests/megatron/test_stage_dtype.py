@@ -16,7 +16,7 @@ from bridge.megatron.process import training_process
 from bridge.precision.dtypes import dtype_token
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
-from bridge.rules.stages import sent_between_stages
+from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.target import Target
 from bridge.rules.versions import installed
 

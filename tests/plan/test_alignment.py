@@ -13,7 +13,7 @@ from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
 from bridge.report.plan_table import align_table
 from bridge.report.table import plain_text
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 from tests.plan.test_shape import DEEPSEEK_V3, LLAMA_3_70B
 
 FITTING = {

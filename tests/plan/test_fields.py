@@ -12,15 +12,15 @@ from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from bridge.errors import RunConfigError
 from bridge.megatron.process import training_process
-from bridge.plan.fields import UNPLANNED, absent_fields
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.settings import Settings
-from bridge.plan.shape import ModelShape
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.model import ModelShape
+from bridge.rules.shape.parallel import Parallel
+from bridge.rules.shape.unplanned import UNPLANNED, absent_fields
 from bridge.rules.versions import Version
 from tests.plan.fields_of_megatron import READ, WITHOUT_MODULES
 

@@ -30,11 +30,11 @@ from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.modules import layer_modules, output_modules
 from bridge.plan.precision_plan import precision_plan
-from bridge.plan.shape import ModelShape
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.stages import Parallel, virtual_stages
+from bridge.rules.shape.model import ModelShape
+from bridge.rules.shape.parallel import Parallel, virtual_stages
 from bridge.rules.versions import Version
 
 NEMOTRON_3_SUPER = {

@@ -16,7 +16,7 @@ from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 from bridge.rules.versions import Version, installed
 from tests import warm
 from tests.plan.memory_live import built, saved_bytes

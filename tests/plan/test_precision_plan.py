@@ -24,7 +24,7 @@ from bridge.plan.settings import Settings
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, synchronize
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 from bridge.rules.versions import Version
 from tests.contention import allowed
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID

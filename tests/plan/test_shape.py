@@ -7,7 +7,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.plan.modules import embedding_modules, layer_modules, mtp_modules, output_modules
-from bridge.plan.shape import ModelShape
+from bridge.rules.shape.model import ModelShape
 
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
 HYBRID = {**DENSE, "num_layers": 5, "hybrid_override_pattern": "M-M*-", "mamba_num_heads": 8}

@@ -13,7 +13,7 @@ from bridge.interop.contract import ContextKey, as_yaml
 from bridge.interop.module_lists import NUM_LAYERS
 from bridge.precision.module_recipe import chunk_recipes, file_of, needs_layers, stage_recipes
 from bridge.precision.modules import module_rows
-from bridge.rules.stages import Parallel
+from bridge.rules.shape.parallel import Parallel
 
 FILE = "te_precision.yaml"
 SIZES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bridge.errors import RunConfigError, close_matches
-from bridge.plan.shape import ModelShape
 from bridge.precision.foreign_names import DEEPSEEK, FC1, FC2, LLAMA, PROJ, Q_PROJ, QKV, SHARED_FC1, SHARED_FC2
+from bridge.rules.shape.model import ModelShape
 
 ROUTER = "mlp.router"
 SHARED_GATE = "mlp.shared_experts.gate"

@@ -29,7 +29,7 @@ from bridge.rules.own_run.fields import (
     by_field,
 )
 from bridge.rules.rule import remedy_of
-from bridge.rules.stages import Parallel, sent_between_stages
+from bridge.rules.shape.parallel import Parallel, sent_between_stages
 from bridge.rules.topics.mode import RECEIVED
 from bridge.rules.topics.parallel import TWO_STAGES
 from bridge.rules.versions import installed

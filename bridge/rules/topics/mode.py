@@ -4,7 +4,7 @@ from typing import Any
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
-from bridge.rules.stages import RESIDUAL_IS_KEPT, sent_between_stages
+from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.versions import at_least
 
 

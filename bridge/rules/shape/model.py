@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.fields import unplanned
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.hybrid import HybridPattern
+from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.unplanned import unplanned
 
 DENSE = "transformer"
 MOE = "transformer_moe"

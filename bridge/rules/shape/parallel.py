@@ -9,7 +9,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision.dtypes import SPELLINGS
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.hybrid import HybridPattern
+from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.versions import Version, at_least
 
 RESIDUAL_IS_KEPT = "0.17"
