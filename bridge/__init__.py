@@ -3,15 +3,21 @@
 from bridge import get_mixed_precision_config, synchronize
 
 report = synchronize("bf16_mixed", model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+
+A name is imported when it is first asked for: `import bridge` alone imports none of the rooms.
 """
 
-from bridge.errors import BridgeError, BridgeWarning
-from bridge.registry.composed import to_config
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register, synchronize
-from bridge.registry.schedule import PrecisionSchedule
-from bridge.sync import SyncReport
-from bridge.training.config import ConfigContainer, runtime_config_update
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridge.errors import BridgeError, BridgeWarning
+    from bridge.registry.composed import to_config
+    from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register, synchronize
+    from bridge.registry.schedule import PrecisionSchedule
+    from bridge.sync.report import SyncReport
+    from bridge.training.config import ConfigContainer, runtime_config_update
 
 __all__ = [
     "MIXED_PRECISION_RECIPES",
@@ -27,3 +33,28 @@ __all__ = [
     "synchronize",
     "to_config",
 ]
+
+_PLACES = {
+    "errors": ("BridgeError", "BridgeWarning"),
+    "registry.composed": ("to_config",),
+    "registry.config": ("MixedPrecisionConfig",),
+    "registry.registry": ("MIXED_PRECISION_RECIPES", "get_mixed_precision_config", "register", "synchronize"),
+    "registry.schedule": ("PrecisionSchedule",),
+    "sync.report": ("SyncReport",),
+    "training.config": ("ConfigContainer", "runtime_config_update"),
+}
+"""Module of this package -> the public names that it defines."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from the module that defines it."""
+    for place, names in _PLACES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{place}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the module's names with those that are not imported yet."""
+    return sorted({*globals(), *__all__})

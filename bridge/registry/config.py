@@ -9,25 +9,24 @@ Recipes and model providers stay with Megatron Bridge, so its `MixedPrecisionCon
 objects are recognised by their class, and read without importing it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
-from bridge.errors import Finding, PrecisionConfigError, UnknownFieldError
+from bridge.errors import PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS, default_of
-from bridge.rules.context import RuleContext
-from bridge.rules.rule import ask, by_gate
-from bridge.rules.rulebook import RULES
-from bridge.sync.owner import Owner
-from bridge.sync.report import SyncReport
-from bridge.sync.synchroniser import refuse_wrong_objects, run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bridge.errors import Finding
+    from bridge.sync.report import SyncReport
 
 log = logging.getLogger(__name__)
-
-_ALONE = by_gate(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -38,9 +37,11 @@ class MixedPrecisionConfig(PrecisionConfig):
     takes the statement back. Copies, pickles and `dataclasses.replace` keep what was stated.
     """
 
-    def faults(self) -> list[Finding]:
+    def faults(self) -> Sequence[Finding]:
         """Return everything that can never be right about this config."""
-        return sorted(ask(_ALONE, RuleContext.of_precision(self)), key=lambda fault: fault.id)
+        from bridge.rules.rulebook import faults_of_precision  # a list of recipes does without the rules
+
+        return faults_of_precision(self)
 
     def finalize(self) -> None:
         """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""
@@ -70,10 +71,10 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def write(self, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False) -> SyncReport:
         """Do what `bridge.synchronize` does without logging anything, for a caller that logs the report."""
+        from bridge.sync.synchroniser import synchronize  # a list of recipes does without the rules
+
         self.finalize()
-        owners = [Owner(role, target) for role, target in given.items() if target is not None]
-        refuse_wrong_objects(owners)
-        return run(self, owners, on_conflict=on_conflict, strict=strict)
+        return synchronize(self, given, on_conflict=on_conflict, strict=strict)
 
 
 SOURCE = "Megatron Bridge's config"

@@ -11,6 +11,8 @@ Recipes arrive by import of a module that decorates them, by an installed plugin
 the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in a run's `recipes_from`.
 """
 
+from __future__ import annotations
+
 import ast
 import copy
 import functools
@@ -27,25 +29,25 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from bridge.errors import (
     BridgeError,
     DuplicateRecipeError,
     PrecisionTypeError,
     RecipeSourceError,
-    UnknownPolicyError,
     UnknownRecipeError,
     close_matches,
     did_you_mean,
 )
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, is_peer_config
-from bridge.sync.report import SyncReport
+
+if TYPE_CHECKING:
+    from bridge.sync.report import SyncReport
 
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
 
-POLICIES = ("override", "error", "keep")
 NOT_ALIASES = {
     "fp8_cs": "Megatron Bridge's performance scripts mean bf16_with_fp8_current_scaling_mixed with "
     "first_last_layers_bf16=False by it. Choose that recipe, and state that field."
@@ -481,10 +483,6 @@ def synchronize(
         SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
         UnknownPolicyError: An unknown `on_conflict`.
     """
-    if on_conflict not in POLICIES:
-        matches = ["error"] if on_conflict == "raise" else close_matches(str(on_conflict), POLICIES)
-        rule = f"must be one of {', '.join(POLICIES)}"
-        raise UnknownPolicyError.of("on_conflict", rule, on_conflict, did_you_mean(matches), matches)
     given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
     report = get_mixed_precision_config(precision).write(given, on_conflict=on_conflict, strict=strict)
     report.log_overrides(log)

@@ -1,6 +1,6 @@
-"""The synchroniser: plan, check on copies and by the rules, apply all or nothing.
+"""`synchronize`: plan, check on copies and by the rules, apply all or nothing.
 
-It takes a config; `bridge.synchronize` takes a recipe's name too.
+It takes a config that was finalized; `bridge.synchronize` finalizes it, and takes a recipe's name too.
 """
 
 import contextlib
@@ -14,7 +14,15 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import Any
 
-from bridge.errors import Finding, PrecisionTypeError, SyncCheckError, SyncConflictError
+from bridge.errors import (
+    Finding,
+    PrecisionTypeError,
+    SyncCheckError,
+    SyncConflictError,
+    UnknownPolicyError,
+    close_matches,
+    did_you_mean,
+)
 from bridge.precision.config import FIELD_DEFAULTS, PrecisionConfig
 from bridge.precision.dtypes import dtype_token, is_torch_dtype
 from bridge.precision.quant_recipe import quant_recipes
@@ -38,8 +46,19 @@ BF16_SUMS = "disable_bf16_reduced_precision_matmul"
 KEEP = " or 'keep'"
 
 
-def run(config: PrecisionConfig, owners: list[Owner], *, on_conflict: str, strict: bool) -> SyncReport:
-    """Plan, check and apply for owners whose roles are known; see `bridge.synchronize`."""
+POLICIES = ("override", "error", "keep")
+
+
+def synchronize(
+    config: PrecisionConfig, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False
+) -> SyncReport:
+    """Write a config into the objects that are given, role -> object or None; see `bridge.synchronize`."""
+    if on_conflict not in POLICIES:
+        matches = ["error"] if on_conflict == "raise" else close_matches(str(on_conflict), POLICIES)
+        rule = f"must be one of {', '.join(POLICIES)}"
+        raise UnknownPolicyError.of("on_conflict", rule, on_conflict, did_you_mean(matches), matches)
+    owners = [Owner(role, target) for role, target in given.items() if target is not None]
+    refuse_wrong_objects(owners)
     rows = plan(config, owners, keep_own=on_conflict == "keep", is_last=strict)
     name = config.recipe or "mixed_precision"
     if on_conflict == "error":

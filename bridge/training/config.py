@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.sync import SyncReport
+    from bridge.sync.report import SyncReport
 
 __all__ = [
     "CheckpointConfig",

@@ -17,8 +17,6 @@ from bridge.registry.registry import (
     get_mixed_precision_config,
     register,
 )
-from bridge.sync.owner import Owner
-from bridge.sync.synchroniser import NO_CONFIGS, has_a_precision_field, refuse_wrong_objects, role_of, run
 
 __all__ = [
     "MIXED_PRECISION_RECIPES",
@@ -81,14 +79,16 @@ def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisio
         PrecisionTypeError: `config` is no config object.
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
+    from bridge.sync.owner import Owner  # an import of this module does without the sync
+    from bridge.sync.synchroniser import NO_CONFIGS, has_a_precision_field, role_of
+
     precision = get_mixed_precision_config(mixed_precision_config)
-    precision.finalize()
-    owner = Owner(role_of(config), config)
-    if not isinstance(config, NO_CONFIGS) and not has_a_precision_field(owner):
+    role = role_of(config)
+    if not isinstance(config, NO_CONFIGS) and not has_a_precision_field(Owner(role, config)):
+        precision.finalize()
         log.warning("%s has no field of a precision; it is left as it is", type(config).__name__)
         return config
-    refuse_wrong_objects([owner])
-    run(precision, [owner], on_conflict="override", strict=False).log_all(log)
+    precision.write({role: config}).log_all(log)
     return config
 
 
