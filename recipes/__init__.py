@@ -1,20 +1,20 @@
 """The built-in recipes, one file per scaling scheme. They reach the registry like any plugin: by an entry point."""
 
-from recipes.blockwise import (
+from .blockwise import (
     bf16_with_fp8_subchannel_scaling_mixed,
     fp16_with_fp8_subchannel_scaling_mixed,
     nanov2_bf16_with_fp8_current_scaling_mixed,
     nanov2_bf16_with_fp8_subchannel_scaling_mixed,
 )
-from recipes.current import (
+from .current import (
     bf16_with_fp8_current_scaling_mixed,
     fp16_with_fp8_current_scaling_mixed,
     nemotron_h_bf16_with_fp8_current_scaling_mixed,
 )
-from recipes.delayed import bf16_with_fp8_delayed_scaling_mixed, fp16_with_fp8_delayed_scaling_mixed
-from recipes.half import bf16_autocast_mixed, bf16_mixed, fp16_mixed, fp32
-from recipes.mxfp8 import bf16_with_mxfp8_mixed, fp16_with_mxfp8_mixed
-from recipes.nvfp4 import (
+from .delayed import bf16_with_fp8_delayed_scaling_mixed, fp16_with_fp8_delayed_scaling_mixed
+from .half import bf16_autocast_mixed, bf16_mixed, fp16_mixed, fp32
+from .mxfp8 import bf16_with_mxfp8_mixed, fp16_with_mxfp8_mixed
+from .nvfp4 import (
     bf16_with_nvfp4_mixed,
     nemotron_3_super_bf16_with_nvfp4_mixed,
     nemotron_3_ultra_bf16_with_nvfp4_mixed,

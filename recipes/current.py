@@ -2,7 +2,8 @@
 
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import register
-from recipes.half import bf16_mixed, fp16_mixed
+
+from .half import bf16_mixed, fp16_mixed
 
 __all__ = [
     "bf16_with_fp8_current_scaling_mixed",

@@ -33,7 +33,8 @@ NOTE = "<!-- Written by scripts/write_reference.py; change the tables or docstri
 
 def recipes_page(registry: Registry = REGISTRY) -> str:
     """Return the page of recipes: an overview table, then one section per recipe."""
-    recipes = [recipe for recipe in registry.recipes() if recipe.function.__module__.startswith("recipes.")]
+    own = "precision_bridge_recipes."
+    recipes = [recipe for recipe in registry.recipes() if recipe.function.__module__.startswith(own)]
     lines = [NOTE, "# Recipes\n", "| recipe | mode | scheme | format | weights stored in | layers kept | aliases |"]
     lines.append("|---|---|---|---|---|---|---|")
     lines.extend(_overview(recipe) for recipe in recipes)

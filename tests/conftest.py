@@ -71,7 +71,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("installed")
     packages = installed_into(folder / "site", sources(folder / "source"))
-    assert packages == {"bridge", "recipes", "hydra_plugins"}
+    assert packages == {"bridge", "hydra_plugins", "precision_bridge_recipes"}
     return folder / "site"
 
 

@@ -35,6 +35,13 @@ def test_an_installed_copy_answers_from_an_empty_folder(installed: Path, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_called_recipes_hides_no_built_in_recipe(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").write_text("")
+    listed = command(installed, tmp_path, "recipes")
+    assert "bf16_mixed" in [line.split()[0] for line in listed.stdout.splitlines()]
+
+
 @pytest.mark.slow
 def test_an_installed_copy_trains_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     words = ("model=gpt_tiny", "train=smoke", "train.train_iters=3", "logging.tensorboard=false")

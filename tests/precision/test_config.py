@@ -359,7 +359,7 @@ def test_the_reused_buffer_follows_on_every_way_to_state_a_field() -> None:
 
 
 def test_a_recipes_function_that_is_called_directly_makes_what_its_name_makes() -> None:
-    from recipes.mxfp8 import bf16_with_mxfp8_mixed
+    from precision_bridge_recipes.mxfp8 import bf16_with_mxfp8_mixed
 
     config = bf16_with_mxfp8_mixed()
     named = get_mixed_precision_config("bf16_with_mxfp8_mixed")
@@ -374,7 +374,7 @@ def test_a_recipes_function_that_is_called_directly_makes_what_its_name_makes() 
 
 
 def test_a_recipe_that_is_built_on_another_by_a_call_or_by_name_owns_every_statement(registered: None) -> None:
-    from recipes.mxfp8 import bf16_with_mxfp8_mixed
+    from precision_bridge_recipes.mxfp8 import bf16_with_mxfp8_mixed
 
     @register
     def by_call() -> MixedPrecisionConfig:

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+from precision_bridge_recipes.blockwise import _warn_of_the_name
 
 from bridge.errors import PrecisionConfigError, UnknownRecipeError
 from bridge.preflight.check import check
@@ -12,7 +13,6 @@ from bridge.preflight.setup import Setup
 from bridge.preflight.target import parse_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, synchronize
-from recipes.blockwise import _warn_of_the_name
 from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
 
 

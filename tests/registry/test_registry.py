@@ -252,9 +252,9 @@ def test_the_built_ins_are_a_plugin_and_the_bridge_does_not_import_them() -> Non
     done = run(
         """
         import sys, bridge
-        print("recipes" in sys.modules)
+        print("precision_bridge_recipes" in sys.modules)
         bridge.get_mixed_precision_config("fp32")
-        print("recipes" in sys.modules)
+        print("precision_bridge_recipes" in sys.modules)
         """
     )
     assert done.stdout == "False\nTrue\n", done.stderr
