@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, write_file
 from bridge.errors import RunConfigError
-from bridge.precision.module_recipe import stage_recipes
+from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
 from bridge.rules.topics import modules as module_rules
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.precision.formats import BIT_DB, FORMATS
-from bridge.precision.modules import ModulePrecision
+from bridge.precision.matchers import Effect
 from bridge.precision.schemes import OPERAND_FORMATS
 
 FINER = ("tensorwise", "blockwise", "mxfp8")
@@ -87,7 +87,7 @@ def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | N
 
 def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
     """Return whether every operand is near its format's ratio under a scheme, and the worst gains a bit."""
-    row = ModulePrecision(family="fp8", scheme=scheme)
+    row = Effect(family="fp8", scheme=scheme)
     forward, backward = OPERAND_FORMATS[row.format_in(fp8_format)]
     formats = {"grad_output": backward}
     near = all(

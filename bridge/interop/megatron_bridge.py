@@ -241,7 +241,7 @@ def _elsewhere(where: str, name: str, value: Any, builder: ImportBuilder) -> Non
 
 def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) -> None:
     is_low = bool(builder.fields.get("fp8") or builder.fields.get("fp4"))
-    rows = rows_of(value, is_low=is_low, fp8_format=builder.fields.get("fp8"))
+    rows = rows_of(value, is_low=is_low)
     if rows is not None:
         builder.map(where, modules=rows)
         return

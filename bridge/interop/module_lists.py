@@ -13,8 +13,8 @@ from bridge.errors import WrongValueError, close_matches, did_you_mean
 from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey
 from bridge.precision.foreign_names import DENSE, LATENT, SHARED
-from bridge.precision.module_schemes import Chosen, ModuleSchemes
-from bridge.precision.modules import HIGH
+from bridge.precision.matchers import HIGH, Chosen
+from bridge.precision.module_schemes import ModuleSchemes
 
 ANY_LAYER = 9999
 """Stands for a layer that no name of a list mentions."""
@@ -53,15 +53,14 @@ def schemes_for(
 def report_rows(builder: ExportBuilder, schemes: ModuleSchemes, available: Collection[str]) -> None:
     """Report the rows that the other system runs in another precision, each with the choices that are left."""
     run = schemes.run.scheme if schemes.run is not None else HIGH
-    for row in schemes.rows:
-        scheme = row.precision.scheme
-        if scheme is not None and scheme not in available:
-            detail = f"{row} is to run in {scheme}, which {builder.system} has no converter for; it is in BF16"
+    for row in schemes.matchers.matchers:
+        scheme = row.precision
+        if scheme not in (HIGH, *available):
+            detail = f"{row.select} is to run in {scheme}, which {builder.system} has no converter for; it is in BF16"
             builder.report("modules", "semantics", detail, f"BF16 there; drop the row for {run} there.")
-        if row.evaluation is not None and row.evaluation != row.precision:
-            other = row.evaluation.scheme or HIGH
-            detail = f"{row} is to run in {other} outside of training, and keeps {scheme or HIGH} there"
-            builder.report("modules", "semantics", detail, f"{scheme or HIGH} there; drop `evaluation` to mean that.")
+        if row.evaluation not in (None, row.training):
+            detail = f"{row.select} is to run in {row.outside} outside of training, and keeps {scheme} there"
+            builder.report("modules", "semantics", detail, f"{scheme} there; drop `evaluation` to mean that.")
 
 
 def name_lists(schemes: ModuleSchemes, names: Mapping[str, Sequence[str]]) -> dict[Chosen | None, list[str]]:

@@ -206,7 +206,7 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
 def _custom(builder: ExportBuilder, schemes: ModuleSchemes) -> dict[str, Any]:
     """Return a recipe whose factory gives each module, by its name, the quantizers of its scheme."""
     config, run = builder.config, schemes.run
-    wanted = (run, *(schemes.of_row(row) for row in schemes.rows))
+    wanted = (run, *(row.training.chosen for row in schemes.matchers.matchers if row.training))
     for chosen in dict.fromkeys(one for one in wanted if one is not None and one.scheme in DEFAULT_FORMATS):
         default = DEFAULT_FORMATS[chosen.scheme]
         if chosen.format != default:

@@ -27,7 +27,7 @@ from bridge.interop.pytorch.torchao import ROWWISE, ROWWISE_REMEDY, import_gathe
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, rows
 from bridge.precision.foreign_names import TORCHTITAN, TORCHTITAN_0_2
-from bridge.precision.modules import HIGH
+from bridge.precision.matchers import HIGH
 from bridge.pytorch.loop import compute_dtype
 from bridge.registry.config import MixedPrecisionConfig
 

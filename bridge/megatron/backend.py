@@ -19,7 +19,7 @@ from bridge.megatron.te.environment import Environment, environment_findings, se
 from bridge.megatron.te.machine import Machine, missing_for_te
 from bridge.megatron.te.recipe import te_recipe
 from bridge.megatron.te_cpu.install import installed_te
-from bridge.precision.quant_recipe import quant_recipes
+from bridge.precision.matchers import quant_recipes
 from bridge.rules.versions import dotted
 
 BACKENDS = ("auto", "te", "emulated", "te_cpu")

@@ -33,7 +33,7 @@ from bridge.megatron.emulation.linear import (
     KeptRowParallelLinear,
     is_low_layer,
 )
-from bridge.precision.quant_recipe import quant_recipes
+from bridge.precision.matchers import quant_recipes
 
 
 class SequenceParallelNorm:

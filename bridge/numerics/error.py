@@ -22,7 +22,7 @@ from bridge.numerics.operand import GemmOperand, make_operand
 from bridge.numerics.quantise import tensor_scale
 from bridge.numerics.spec import SCHEMES, GemmPrecision
 from bridge.numerics.tiles import chunk_rows
-from bridge.precision.modules import ModulePrecision
+from bridge.precision.matchers import Effect
 from bridge.precision.schemes import WHAT_IF
 
 SAMPLED = 2**18
@@ -104,7 +104,7 @@ def what_if_db(source_MK: torch.Tensor, role: str, *, fp8_format: str | None, am
     sample_MK = torch.cat(blocks[:: max(1, len(blocks) // wanted)][:wanted])
     found = {}
     for scheme in WHAT_IF:
-        row = ModulePrecision(family=SCHEMES[scheme].family, scheme=scheme)
+        row = Effect(family=SCHEMES[scheme].family, scheme=scheme)
         spec = GemmPrecision(scheme=scheme, format=row.format_in(fp8_format)).spec(role)
         scale = tensor_scale(amax, spec) if spec.whole_tensor else None
         generator = torch.Generator(sample_MK.device).manual_seed(0)

@@ -7,25 +7,20 @@ Source: `named_modules()` of GPTModel and MambaModel, megatron-core 0.16.1 and 0
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.plan.modules import Module
-from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe
+from bridge.precision.module_names import OF_A_LAYER
 from bridge.rules.fields import read_field
 from bridge.rules.versions import at_least, installed
 
-PARENTS = {
-    "self_attention": (
-        *("linear_qkv", "linear_proj", "core_attention", "q_layernorm", "k_layernorm", "linear_q_proj"),
-        *("linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj", "linear_kv_up_proj", "kv_layernorm"),
-    ),
-    "mlp": ("linear_fc1", "linear_fc2", "router", "fc1_latent_proj", "fc2_latent_proj"),
-    "mixer": ("in_proj", "conv1d", "ssm", "gated_norm", "out_proj"),
+OTHER_PARTS = {
+    "self_attention": ("core_attention", "q_layernorm", "k_layernorm", "kv_layernorm"),
+    "mlp": ("router",),
+    "mixer": ("conv1d", "ssm", "gated_norm"),
 }
-"""Module of a layer -> its own modules."""
-_PARENT_OF = {name: f"{parent}." for parent, names in PARENTS.items() for name in names}
+"""Module of a layer -> its own modules next to the linear layers."""
+_PARENT_OF = {name: f"{parent}." for parent, names in OTHER_PARTS.items() for name in (*OF_A_LAYER[parent], *names)}
 OF_MTP = ("enorm", "hnorm", "eh_proj", "final_layernorm")
 """Modules of a multi-token-prediction layer around its transformer layer."""
 RENAMED = {"gated_norm": "norm"}
@@ -73,31 +68,3 @@ class ModulePaths:
         if module.startswith("shared_experts."):
             return f"mlp.{module}"
         return f"{_PARENT_OF.get(module, '')}{RENAMED.get(module, module)}"
-
-
-def recipe_of(recipes: Sequence[QuantRecipe], chunk: int) -> QuantRecipe | None:
-    """Return the per-module recipe of a model chunk, by its place in the order of execution; None without one."""
-    if len(recipes) > 1:
-        return recipes[chunk]
-    return recipes[0] if recipes else None
-
-
-def effects_of(
-    recipe: QuantRecipe | None, paths: ModulePaths, label: str, index: int, modules: Sequence[Module]
-) -> tuple[ModuleEffect | None, ...]:
-    """Return the effect of a per-module recipe on each module of a layer; None where it has none.
-
-    Only Transformer Engine's linear layers read it.
-
-    `index` is the layer's number within its chunk.
-    """
-    if recipe is None:
-        return (None,) * len(modules)
-
-    def effect(module: Module) -> ModuleEffect | None:
-        if module.kind != "linear":
-            return None
-        matcher = recipe.matcher_of(paths.path(label, index, module.name))
-        return recipe.effect_of(matcher.config) if matcher is not None else None
-
-    return tuple(effect(module) for module in modules)

@@ -28,15 +28,15 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.plan.module_paths import ModulePaths, effects_of, recipe_of
+from bridge.plan.module_paths import ModulePaths
 from bridge.plan.modules import Module, modules_of
 from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
+from bridge.precision.matchers import Effect, Matchers, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
-from bridge.precision.quant_recipe import ModuleEffect
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel, Place
 from bridge.rules.shape.unplanned import absent_fields, without
@@ -291,7 +291,8 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: Mo
         own = modules_of(shape, label, kind)
         at = place.layers.index(number - 1) if number is not None else 0
         recipe = recipe_of(settings.recipes, numbers[place.stage, place.chunk])
-        modules = _planned(own, settings, low, effects_of(recipe, paths, label, at, own))
+        effects = tuple(_effect(module, recipe, paths.path(label, at, module.name)) for module in own)
+        modules = _planned(own, settings, low, effects)
         return PlanLayer(
             label=label, number=number, stage=place.stage, chunk=place.chunk, kind=kind, low=low, modules=modules
         )
@@ -314,9 +315,14 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: Mo
     yield made("output", last, "output")
 
 
+def _effect(module: Module, recipe: Matchers | None, path: str) -> Effect | None:
+    """Return what a per-module recipe makes of a module; only Transformer Engine's linear layers read it."""
+    return recipe.effect(path) if recipe is not None and module.kind == "linear" else None
+
+
 @lru_cache(maxsize=512)
 def _planned(
-    modules: tuple[Module, ...], settings: Settings, low: bool, effects: tuple[ModuleEffect | None, ...]
+    modules: tuple[Module, ...], settings: Settings, low: bool, effects: tuple[Effect | None, ...]
 ) -> tuple[PlanModule, ...]:
     """Return the modules with their rows; layers that are equal share one result, which makes folding cheap."""
     return tuple(
@@ -325,7 +331,7 @@ def _planned(
     )
 
 
-def _planned_module(module: Module, settings: Settings, *, low: bool, effect: ModuleEffect | None) -> PlanModule:
+def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Effect | None) -> PlanModule:
     """Return a module with its rows; a per-module recipe leaves the weight stored as the run stores it."""
     own, is_low = settings.of_module(effect, low=low)
     rows = module_rows(module, own, low=is_low)

@@ -7,21 +7,18 @@ of each pipeline stage: ``decoder.layers.0`` of such a file is the first layer o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
-from bridge.plan.module_paths import recipe_of
 from bridge.plan.modules import modules_of
-from bridge.precision.modules import HIGH
-from bridge.precision.quant_recipe import EVALUATION
+from bridge.precision.matchers import recipe_of
+from bridge.precision.module_schemes import row_matchers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.precision.modules import ModuleRow
-    from bridge.precision.quant_recipe import QuantRecipe
+    from bridge.precision.matchers import Matcher, Matchers
     from bridge.rules.shape.parallel import Parallel
 
 UNREAD = ("embedding", "router", "norm", "head")
@@ -48,25 +45,10 @@ class Taken:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A row or matcher."""
-
-    name: str
-    pattern: str
-    precision: str
-    """A scheme, bf16 for no FP8 and FP4, or kitchen for a payload of that library."""
-    evaluation: str | None = None
-    """The same outside of training; None: that of training."""
-    takes: Callable[[Taken], bool]
-    layers: tuple[int, ...] = ()
-    """Numbers of the layers that it names, as they are stated."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Selected:
     """The modules that one row or matcher selects."""
 
-    entry: Entry
+    matcher: Matcher
     taken: tuple[Taken, ...]
     shadowed: tuple[Taken, ...]
     """Linear layers that it selects and an earlier one takes."""
@@ -77,11 +59,6 @@ class Selected:
     """Names of modules that look like the pattern, where it selects none."""
     missed: tuple[int, ...]
     """Layers that it names, as it states them, and in which it selects no module."""
-
-    @property
-    def name(self) -> str:
-        """The row's number, or the matcher's name."""
-        return self.entry.name
 
     @property
     def is_empty(self) -> bool:
@@ -124,7 +101,7 @@ class ModuleSelection:
         """One sentence for each row of `modules` that takes no linear layer, or none in a layer that it names."""
         found = []
         for row in () if self.is_foreign else self.rows:
-            what = f"Row {row.name} of modules ({row.entry.pattern}) takes"
+            what = f"Row {row.matcher.name} of modules ({row.matcher.select}) takes"
             if row.is_empty:
                 found.append(f"{what} no linear layer of this model.")
             elif row.missed:
@@ -137,55 +114,10 @@ def module_selection(plan: PrecisionPlan) -> ModuleSelection:
     modules, num_layers = _modules(plan, plan.parallel), plan.shape.num_layers
     recipes = plan.settings.recipes
     if plan.module_rows:
-        entries = [_row_entry(number, row, num_layers) for number, row in enumerate(plan.module_rows)]
-        return _selection(entries, modules, num_layers)
-    found = _selection(_entries(recipes), modules, num_layers, is_foreign=True)
+        rows = row_matchers(plan.module_rows, num_layers, run=plan.settings.format)
+        return _selection((rows,), modules, num_layers, is_foreign=False)
+    found = _selection(recipes, modules, num_layers, is_foreign=True)
     return replace(found, elsewhere=tuple(_elsewhere(plan, found)) if len(recipes) == 1 else ())
-
-
-def _row_entry(number: int, row: ModuleRow, num_layers: int) -> Entry:
-    patterns = row.patterns(num_layers)
-    return Entry(
-        name=str(number),
-        pattern=str(row),
-        precision=row.precision.scheme or HIGH,
-        evaluation=(row.evaluation.scheme or HIGH) if row.evaluation is not None else None,
-        takes=lambda module: any(fnmatchcase(module.path, pattern) for pattern in patterns),
-        layers=row.layer_numbers,
-    )
-
-
-def _entries(recipes: Sequence[QuantRecipe]) -> list[Entry]:
-    """Return the matchers of a foreign recipe; each chunk has its own where there are several recipes."""
-    found: dict[str, Entry] = {}
-    for recipe in recipes:
-        for matcher in recipe.matchers:
-            evaluation = recipe.effect_of(matcher.config, EVALUATION)
-            entry = Entry(
-                name=matcher.name,
-                pattern=matcher.pattern,
-                precision=_precision(recipe, matcher.config),
-                evaluation=(evaluation.scheme or HIGH) if evaluation is not None else None,
-                takes=_matching(recipes, matcher.name),
-            )
-            found.setdefault(matcher.name, entry)
-    return list(found.values())
-
-
-def _precision(recipe: QuantRecipe, config: str) -> str:
-    effect = recipe.effect_of(config)
-    if effect is not None:
-        return effect.scheme or HIGH
-    return "kitchen" if "kitchen_config_type" in (recipe.configs.get(config) or {}) else "unknown"
-
-
-def _matching(recipes: Sequence[QuantRecipe], name: str) -> Callable[[Taken], bool]:
-    def takes(module: Taken) -> bool:
-        recipe = recipe_of(recipes, module.chunk)
-        matchers = recipe.matchers if recipe is not None else ()
-        return any(one.name == name and fnmatchcase(module.local, one.pattern) for one in matchers)
-
-    return takes
 
 
 def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
@@ -215,39 +147,45 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
 
 
 def _selection(
-    entries: Sequence[Entry], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool = False
+    recipes: Sequence[Matchers], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool
 ) -> ModuleSelection:
-    selected = {entry.name: [module for module in modules if entry.takes(module)] for entry in entries}
-    first: dict[Taken, str] = {}
-    for name, found in selected.items():
-        for module in found:
-            if module.kind == "linear":
-                first.setdefault(module, name)
+    """Return the selection of recipes: one for all chunks, or one for each."""
+    by_module = {module: _names_of_takers(module, recipes, is_foreign=is_foreign) for module in modules}
+    matchers: dict[str, Matcher] = {}
+    for recipe in recipes:
+        for matcher in recipe.matchers:
+            matchers.setdefault(matcher.name, matcher)
     return ModuleSelection(
-        rows=tuple(_selected(entry, selected[entry.name], first, modules, num_layers) for entry in entries),
+        rows=tuple(_selected(matcher, by_module, num_layers) for matcher in matchers.values()),
         is_foreign=is_foreign,
-        left=tuple(module for module in modules if module.kind == "linear" and module not in first),
+        left=tuple(module for module, names in by_module.items() if module.kind == "linear" and not names),
         num_layers=num_layers,
     )
 
 
-def _selected(
-    entry: Entry, found: Sequence[Taken], first: dict[Taken, str], modules: Sequence[Taken], num_layers: int
-) -> Selected:
-    """Return one row: `found` is all that it selects, `first` says which row takes a linear layer."""
-    linears = [module for module in found if module in first]
-    shadowed = [module for module in linears if first[module] != entry.name]
+def _names_of_takers(module: Taken, recipes: Sequence[Matchers], *, is_foreign: bool) -> list[str]:
+    """Return the names of the matchers that take a module, in order: the first decides about it."""
+    recipe = recipe_of(recipes, module.chunk)
+    path = module.local if is_foreign else module.path
+    return [one.name for one in recipe.matchers if one.takes(path)] if recipe is not None else []
+
+
+def _selected(matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_layers: int) -> Selected:
+    """Return the modules of one row or matcher; `by_module` names those that take each module, in order."""
+    found = [module for module, names in by_module.items() if matcher.name in names]
+    linears = [module for module in found if module.kind == "linear"]
+    shadowed = [module for module in linears if by_module[module][0] != matcher.name]
     reached = {module.number for module in found}
     return Selected(
-        entry=entry,
-        taken=tuple(module for module in linears if first[module] == entry.name),
+        matcher=matcher,
+        taken=tuple(module for module in linears if module not in shadowed),
         shadowed=tuple(shadowed),
-        by=tuple(dict.fromkeys(first[module] for module in shadowed)),
+        by=tuple(dict.fromkeys(by_module[module][0] for module in shadowed)),
         unread=tuple(module for module in found if module.kind in UNREAD),
-        nearest=() if linears else _nearest(entry.pattern, modules),
+        nearest=() if linears else _nearest(matcher.select, list(by_module)),
         missed=tuple(
             number
-            for number in entry.layers
+            for number in matcher.layers
             if not -num_layers <= number < num_layers or number % num_layers not in reached
         ),
     )
@@ -276,7 +214,7 @@ def _elsewhere(plan: PrecisionPlan, here: ModuleSelection) -> list[Elsewhere]:
         embedding_counts=False,
         loss_counts=False,
     )
-    there = _selection([row.entry for row in here.rows], _modules(plan, layout), plan.shape.num_layers)
+    there = _selection(plan.settings.recipes, _modules(plan, layout), plan.shape.num_layers, is_foreign=True)
     return [
         Elsewhere(row=mine, stages=others[0], there=other.numbers)
         for mine, other in zip(here.rows, there.rows, strict=True)

@@ -13,7 +13,7 @@ from bridge.errors import RunConfigError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.quant_recipe import ModuleEffect, QuantRecipe, quant_recipes
+from bridge.precision.matchers import Effect, Matchers, quant_recipes
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
 from bridge.rules.fields import DEFAULTS, FIELDS, read_field, whole_number
 from bridge.rules.shape.parallel import sent_between_stages
@@ -84,7 +84,7 @@ class Settings:
     optimizer: str = "adam"
     amax_history: int = 0
     """Steps of amax history that delayed scaling keeps, 0 under other schemes."""
-    recipes: tuple[QuantRecipe, ...] = field(default=(), compare=False)
+    recipes: tuple[Matchers, ...] = field(default=(), compare=False)
     """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
 
@@ -94,7 +94,7 @@ class Settings:
         table = FP8_SCHEMES if self.family == "fp8" else FP4_SCHEMES
         return table.get(self.scheme or "")
 
-    def of_module(self, effect: ModuleEffect | None, *, low: bool) -> tuple[Settings, bool]:
+    def of_module(self, effect: Effect | None, *, low: bool) -> tuple[Settings, bool]:
         """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe."""
         if effect is None or not effect.acts(is_low=low):
             return self, low

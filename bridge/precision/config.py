@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 from bridge.errors import PrecisionTypeError
 from bridge.precision.dtypes import LAZY_TORCH, torch_dtype
 from bridge.precision.fields import LAYER_COUNTS, stated
-from bridge.precision.modules import HIGH, module_rows
+from bridge.precision.matchers import HIGH
+from bridge.precision.modules import module_rows
 from bridge.precision.statements import ORIGIN, Statements
 
 if TYPE_CHECKING:
@@ -202,6 +203,11 @@ class PrecisionConfig(Statements):
         if self.fp8:
             return self.fp8_recipe
         return self.fp4_recipe if self.fp4 else None
+
+    @property
+    def low_format(self) -> str | None:
+        """The FP8 or FP4 format that is on, or None."""
+        return self.fp8 or self.fp4
 
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
         """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads.

@@ -1,36 +1,117 @@
-"""The scaling scheme of each linear layer of a model, as rows of `modules` and `first_last_layers_bf16` decide.
+"""Rows of `modules` as matchers: the scheme of each linear layer, and Megatron's recipe for each model chunk.
 
     schemes = ModuleSchemes.of(config, num_layers=32)
     schemes.chosen(0, "mlp.linear_fc2")        # Chosen("mxfp8", "e4m3"); None: the dtype of the run
 
-Systems outside of Megatron that choose modules by a function or a list of names follow it.
+Rows number layers over the whole model; Megatron matches names within one chunk of one stage. Layer 5 of the model may
+be ``decoder.layers.1`` of the third stage, so that its matcher stands in that stage's recipe alone, under that name.
+
+A row acts in layers that do not run in FP8 or FP4 too where the run has neither, and where it names its layers, which
+`first_last_layers_bf16` may keep in BF16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from bridge.errors import WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, TRAINING, Chosen, Effect, Matcher, Matchers
 from bridge.precision.modules import ModuleRow, module_rows
 
+_OF_A_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
 
-class Chosen(NamedTuple):
-    """A scaling scheme and its format."""
 
-    scheme: str
-    format: str
+def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None) -> Matchers:
+    """Return rows as matchers of names in the whole model; `run` is the format of the run, None for no FP8 and FP4."""
+    configs: dict[str, Any] = {}
+    found = []
+    for number, row in enumerate(rows):
+        in_high = run is None or row.names_layers
+        training = _acting(row.precision, run, in_high=in_high)
+        evaluation = _acting(row.evaluation, run, in_high=in_high) if row.evaluation is not None else None
+        matcher = Matcher(
+            name=str(number),
+            patterns=row.patterns(num_layers),
+            training=training,
+            evaluation=evaluation,
+            config=_add(configs, training, evaluation),
+            select=str(row),
+            layers=row.layer_numbers,
+        )
+        found.append(matcher)
+    return Matchers(matchers=tuple(found), configs=configs)
+
+
+def _acting(effect: Effect, run: str | None, *, in_high: bool) -> Effect:
+    return replace(effect, format=effect.format_in(run), in_high=in_high) if effect.family is not None else effect
+
+
+def _add(configs: dict[str, Any], training: Effect, evaluation: Effect | None) -> str:
+    """Add a payload that is not there yet, and return its name."""
+    payload: dict[str, Any] = {**CONFIG_TYPE, TRAINING: training.to_recipe()}
+    if evaluation is not None:
+        payload[EVALUATION] = evaluation.to_recipe()
+    for known, held in configs.items():
+        if held == payload:
+            return known
+    name = base = training.label
+    while name in configs:
+        name = f"{base}_{sum(one.startswith(base) for one in configs) + 1}"
+    configs[name] = payload
+    return name
+
+
+def chunk_recipes(
+    rows: Sequence[ModuleRow], chunks: Sequence[Sequence[int]], *, run: str | None
+) -> list[dict[str, Any]]:
+    """Return the content of Megatron's file for each model chunk, whose layers count from 0 over the whole model."""
+    whole = row_matchers(rows, sum(map(len, chunks)), run=run)
+    files = []
+    for chunk in chunks:
+        local = {number: at for at, number in enumerate(chunk)}
+        own = [replace(one, name=f"row_{one.name}", patterns=_within(one.patterns, local)) for one in whole.matchers]
+        files.append(replace(whole, matchers=tuple(own)).to_file())
+    return files
+
+
+def _within(patterns: Sequence[str], local: dict[int, int]) -> tuple[str, ...]:
+    """Return globs over names in the model as those over names in a chunk, without those of layers that it lacks."""
+    found = []
+    for pattern in patterns:
+        match = _OF_A_LAYER.match(pattern)
+        at = local.get(int(match[1])) if match is not None else None
+        if match is None:
+            found.append(pattern)
+        elif at is not None:
+            found.append(f"decoder.layers.{at}{pattern[match.end() :]}")
+    return tuple(found)
+
+
+def file_of(config: PrecisionConfig) -> dict[str, Any]:
+    """Return the content of Megatron's file for rows that name no layers, which every chunk shares."""
+    return chunk_recipes(module_rows(config.reading("modules")), [()], run=config.low_format)[0]
+
+
+def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:
+    """Return one file per pipeline stage; None for a stage whose chunks need different ones.
+
+    Megatron gives all chunks of a stage the same config, hence the same recipe.
+    """
+    by_stage = [files[stage::stages] for stage in range(stages)]
+    return [held[0] if all(one["matchers"] == held[0]["matchers"] for one in held) else None for held in by_stage]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleSchemes:
     """The rows of a precision, its scheme, and the layers that it keeps in the dtype of the run."""
 
-    rows: tuple[ModuleRow, ...]
+    matchers: Matchers
+    """The rows, over names in the whole model."""
     run: Chosen | None
     """The scheme of the run; None: neither FP8 nor FP4."""
     num_layers: int | None
@@ -45,8 +126,7 @@ class ModuleSchemes:
         if config.scheme is not None and config.reading("first_last_layers_bf16"):
             start, end = (config.reading(name) if config.is_stated(name) else 1 for name in LAYER_COUNTS)
             kept = (start, end)
-        numbers = [number for row in rows for number in row.layer_numbers]
-        if num_layers is None and (any(kept) or numbers):
+        if num_layers is None and (any(kept) or any(row.names_layers for row in rows)):
             rule = "the precision chooses single layers, so the number of layers must be known"
             raise WrongValueError(rule, None, "Give the number of the model's layers.")
         if num_layers is not None and (type(num_layers) is not int or num_layers < 1):
@@ -54,41 +134,25 @@ class ModuleSchemes:
         beyond = [number for row in rows for number in row.layers_beyond(num_layers)] if num_layers is not None else []
         if beyond:
             raise WrongValueError(f"rows name layer {beyond[0]}", num_layers, "Correct the rows or the number.")
-        return cls(rows=rows, run=cls.of_run(config), num_layers=num_layers, kept=kept)
+        matchers = row_matchers(rows, num_layers or 0, run=config.low_format)
+        return cls(matchers=matchers, run=cls.of_run(config), num_layers=num_layers, kept=kept)
 
     @staticmethod
     def of_run(config: PrecisionConfig) -> Chosen | None:
         """Return the scheme of the run; None: neither FP8 nor FP4."""
-        return Chosen(config.scheme, str(config.fp8 or config.fp4)) if config.scheme is not None else None
+        return Chosen(config.scheme, str(config.low_format)) if config.scheme is not None else None
 
     @property
     def chooses(self) -> bool:
         """Whether some linear layer may differ from others."""
-        return bool(self.rows) or any(self.kept)
+        return bool(self.matchers.matchers) or any(self.kept)
 
     def chosen(self, layer: int, name: str) -> Chosen | None:
         """Return the scheme of a linear layer by its number from 0 and Megatron's name; None: the dtype of the run."""
-        row = self.row_of(layer, name)
         is_kept = self.num_layers is not None and not self.kept[0] <= layer < self.num_layers - self.kept[1]
-        if is_kept and (row is None or not row.names_layers):
-            return None
-        return self.run if row is None else self.of_row(row)
+        return self.matchers.computes(f"decoder.layers.{layer}.{name}", None if is_kept else self.run)
 
-    def of_row(self, row: ModuleRow) -> Chosen | None:
-        """Return the scheme of a row; None: the dtype of the run."""
-        scheme = row.precision.scheme
-        return Chosen(scheme, row.precision.format_in(self.run.format if self.run else None)) if scheme else None
-
-    def row_of(self, layer: int, name: str) -> ModuleRow | None:
-        """Return the row that decides for a linear layer, None for none."""
-        path = f"decoder.layers.{layer}.{name}"
-        return next((row for row in self.rows if _takes(row, path, self.num_layers)), None)
-
-    def empty(self, modules: Iterable[tuple[int, str]]) -> tuple[ModuleRow, ...]:
+    def empty(self, modules: Iterable[tuple[int, str]]) -> tuple[Matcher, ...]:
         """Return the rows that select none of some linear layers, each by layer and name."""
         paths = [f"decoder.layers.{layer}.{name}" for layer, name in modules]
-        return tuple(row for row in self.rows if not any(_takes(row, path, self.num_layers) for path in paths))
-
-
-def _takes(row: ModuleRow, path: str, num_layers: int | None) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in row.patterns(num_layers or 0))
+        return tuple(row for row in self.matchers.matchers if not any(map(row.takes, paths)))

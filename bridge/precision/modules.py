@@ -25,10 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
+from bridge.precision.matchers import HIGH, Effect
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-
-HIGH = "bf16"
-"""The value of `precision` for a module without FP8 and FP4: it computes in the dtype of the run."""
 
 SCHEMES = {"fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"), "fp4": tuple(FP4_SCHEMES)}
 """Family -> its schemes that Transformer Engine takes for a single module."""
@@ -54,29 +52,6 @@ class WrongRowsError(WrongValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModulePrecision:
-    """The precision of a module's GEMMs."""
-
-    family: str | None = None
-    """fp8 or fp4; None: the dtype of the run."""
-    scheme: str | None = None
-    format: str | None = None
-    """e4m3 or hybrid, where the row states it; None: that of the run."""
-    factory: str | None = None
-    """Import path of a quantizer factory, for the scheme `custom`."""
-    stored: bool | None = None
-    """Keep the weight in the format too (`fp8_param`, `fp4_param`); None: not stated."""
-    tp_only_amax_red: bool | None = None
-    """Reduce amaxes over the tensor-parallel ranks alone; None: not stated."""
-
-    def format_in(self, run: str | None) -> str:
-        """Return the format of a module in FP8 or FP4, in a run whose own is `run`."""
-        schemes = FP4_SCHEMES if self.family == "fp4" else FP8_SCHEMES
-        legal = schemes[self.scheme or ""].formats
-        return self.format or (run if run in legal else legal[0])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleRow:
     """One row of `modules`."""
 
@@ -85,8 +60,8 @@ class ModuleRow:
     layers: tuple[int, ...] | None = None
     module: str = ""
     """The end of the names of the modules, a glob too; empty where `select` selects."""
-    precision: ModulePrecision
-    evaluation: ModulePrecision | None = None
+    precision: Effect
+    evaluation: Effect | None = None
     """The precision outside of training; None: that of training."""
 
     @property
@@ -162,8 +137,8 @@ def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
 
 def schemes_of_rows(given: Any) -> list[str]:
     """Return the scaling schemes that the rows of `modules` name, as they were stated."""
-    chosen = [one for row in module_rows(given) for one in (row.precision, row.evaluation) if one is not None]
-    return [one.scheme for one in chosen if one.scheme is not None]
+    effects = (one for row in module_rows(given) for one in (row.precision, row.evaluation) if one is not None)
+    return [one.scheme for one in effects if one.scheme is not None]
 
 
 def module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
@@ -186,15 +161,15 @@ def _parsed(row: Mapping[str, Any]) -> ModuleRow:
     )
 
 
-def _precision(row: Mapping[str, Any]) -> ModulePrecision:
+def _precision(row: Mapping[str, Any]) -> Effect:
     short = row.get("precision")
     given = {
         family: row.get(f"{family}_recipe") or (short if short in names else None) for family, names in SCHEMES.items()
     }
     family = next((family for family, scheme in given.items() if scheme is not None), None)
     if family is None:
-        return ModulePrecision()
-    return ModulePrecision(
+        return Effect()
+    return Effect(
         family=family,
         scheme=given[family],
         format=row.get("fp8") if family == "fp8" else None,

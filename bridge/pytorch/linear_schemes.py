@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.precision.module_schemes import Chosen
+    from bridge.precision.matchers import Chosen
     from bridge.registry.config import MixedPrecisionConfig
 
 
@@ -60,6 +60,6 @@ def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig
         ) from None
     for row in schemes.empty(places):
         known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
-        near = did_you_mean(close_matches(str(row).rpartition(".")[2], known)) or f"There are {', '.join(known)}."
-        raise PrecisionTypeError(f"modules: a row must take a linear layer of the model, got {row}. {near}")
+        near = did_you_mean(close_matches(row.select.rpartition(".")[2], known)) or f"There are {', '.join(known)}."
+        raise PrecisionTypeError(f"modules: a row must take a linear layer of the model, got {row.select}. {near}")
     return schemes

@@ -101,7 +101,7 @@ def _renumber_rows(run: Sections, layers: tuple[int, ...]) -> None:
             run.dropped.append(f"The row {row} of modules: none of its layers is among the kept ones.")
     if rows or run.dropped:
         run.set("mixed_precision.modules", rows or None, "numbers of the kept layers")
-    counted = [matcher.pattern for recipe in run.plan.settings.recipes[:1] for matcher in recipe.matchers]
+    counted = [matcher.select for recipe in run.plan.settings.recipes[:1] for matcher in recipe.matchers]
     local = [pattern for pattern in counted if re.search(r"layers\.\W*\d", pattern)]
     if local and not run.plan.module_rows:
         names = ", ".join(local)

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import compact
-from bridge.plan.selection import Entry, ModuleSelection, Selected, Taken
-from bridge.precision.modules import HIGH
+from bridge.plan.selection import ModuleSelection, Selected, Taken
+from bridge.precision.matchers import HIGH, Matcher
 from bridge.report.table import Column, table
 from bridge.rules.rule import RuleFinding
 
@@ -29,10 +29,10 @@ def module_table(
     high = f"{mode} (the run's dtype)"
     rows = [
         (
-            row.name,
-            row.entry.pattern,
-            _precision(row.entry, high),
-            _reach(row.taken, mode, is_low=row.entry.precision != HIGH),
+            row.matcher.name,
+            row.matcher.select,
+            _precision(row.matcher, high),
+            _reach(row.taken, mode, is_low=row.matcher.precision != HIGH),
             str(len(row.taken)),
         )
         for row in selection.rows
@@ -52,7 +52,7 @@ def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) 
         "left": [module.path for module in selection.left],
         "layers_elsewhere": [
             {
-                "row": one.row.name,
+                "row": one.row.matcher.name,
                 "pipeline": one.stages,
                 "layers": list(one.row.numbers),
                 "layers_there": list(one.there),
@@ -67,10 +67,10 @@ def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) 
 
 def _row_dict(row: Selected) -> dict[str, Any]:
     return {
-        "name": row.name,
-        "select": row.entry.pattern,
-        "precision": row.entry.precision,
-        "evaluation": row.entry.evaluation,
+        "name": row.matcher.name,
+        "select": row.matcher.select,
+        "precision": row.matcher.precision,
+        "evaluation": row.matcher.outside,
         "takes": [module.path for module in row.taken],
         "in_low_precision": [module.path for module in row.taken if module.scheme is not None],
         "taken_before": [module.path for module in row.shadowed],
@@ -80,8 +80,8 @@ def _row_dict(row: Selected) -> dict[str, Any]:
     }
 
 
-def _precision(entry: Entry, high: str) -> str:
-    training, evaluation = (high if one == HIGH else one for one in (entry.precision, entry.evaluation))
+def _precision(matcher: Matcher, high: str) -> str:
+    training, evaluation = (high if one == HIGH else one for one in (matcher.precision, matcher.outside))
     return f"{training}; evaluation in {evaluation}" if evaluation is not None else str(training)
 
 

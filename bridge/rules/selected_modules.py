@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import close_matches, listed
+from bridge.precision.matchers import HIGH
 from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
-from bridge.precision.modules import HIGH, ModuleRow, module_rows
+from bridge.precision.modules import ModuleRow, module_rows
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
 from bridge.rules.versions import at_least
@@ -19,6 +20,10 @@ def about(s: RuleContext, value: object, **words: Any) -> dict[str, Any]:
     """Return the values of a finding about a row of `modules`, or about a matcher of a foreign recipe."""
     is_row = s.precision is not None and s.precision.is_stated("modules")
     return {"path": "modules" if is_row else PATH, "noun": "row" if is_row else "matcher", "value": value, **words}
+
+
+def _about(s: RuleContext, row: Any, **words: Any) -> dict[str, Any]:
+    return about(s, row.matcher.select, name=row.matcher.name, **words)
 
 
 def own_rows(s: RuleContext) -> tuple[ModuleRow, ...]:
@@ -44,7 +49,7 @@ def empty(s: RuleContext) -> list[dict[str, Any]]:
         reason = f": it takes {unread} alone, which read no per-module recipe" if unread else ""
         severity = {"severity": "warning"} if s.selection.is_foreign else {}  # a file may serve several models
         near = _near(row.nearest)
-        found.append(about(s, row.entry.pattern, name=row.name, reason=reason, near=near, **severity))
+        found.append(_about(s, row, reason=reason, near=near, **severity))
     return found
 
 
@@ -92,7 +97,7 @@ def missed_layers(s: RuleContext) -> list[dict[str, Any]]:
         missed = [number for number in row.missed if not _is_beyond(number, s.selection.num_layers)]
         if missed and not row.is_empty:
             words = {"layers": _numbers(missed), "reason": "there is no such module there", "severity": "warning"}
-            found.append(about(s, row.entry.pattern, name=row.name, remedy="drop these numbers", **words))
+            found.append(_about(s, row, remedy="drop these numbers", **words))
     return found
 
 
@@ -111,15 +116,17 @@ def _beyond_the_model(s: RuleContext, num_layers: int) -> list[dict[str, Any]]:
 
 def hidden(s: RuleContext) -> list[dict[str, Any]]:
     """Return the rows behind earlier ones that take all of their modules."""
-    return [about(s, row.entry.pattern, name=row.name, by=" and ".join(row.by)) for row in _rows(s) if row.is_hidden]
+    return [_about(s, row, by=" and ".join(row.by)) for row in _rows(s) if row.is_hidden]
 
 
 def unread(s: RuleContext) -> list[dict[str, Any]]:
     """Return the rows that choose FP8 or FP4 and select modules too that read no such choice, without naming them."""
     return [
-        about(s, row.entry.pattern, name=row.name, precision=row.entry.precision, modules=_listed(row.unread))
+        about(
+            s, row.matcher.select, name=row.matcher.name, precision=row.matcher.precision, modules=_listed(row.unread)
+        )
         for row in _rows(s)
-        if row.unread and not row.is_empty and row.entry.precision != HIGH
+        if row.unread and not row.is_empty and row.matcher.precision != HIGH
     ]
 
 
@@ -127,9 +134,9 @@ def elsewhere(s: RuleContext) -> list[dict[str, Any]]:
     """Return the foreign matchers that mean other layers under another pipeline size."""
     return [
         {
-            "name": one.row.name,
-            "value": one.row.entry.pattern,
-            "precision": one.row.entry.precision,
+            "name": one.row.matcher.name,
+            "value": one.row.matcher.select,
+            "precision": one.row.matcher.precision,
             "here": _numbers(one.row.numbers),
             "there": _numbers(one.there),
             "stages": one.stages,
@@ -148,7 +155,7 @@ def in_another_scheme(s: RuleContext) -> list[dict[str, Any]]:
         return []
     found = []
     for row in _rows(s):
-        others = [one for one in (row.entry.precision, row.entry.evaluation) if one not in (None, HIGH, s.scheme)]
+        others = [one for one in (row.matcher.precision, row.matcher.outside) if one not in (None, HIGH, s.scheme)]
         if others and any(module.is_low for module in row.taken):
-            found.append(about(s, row.entry.pattern, name=row.name, other=others[0]))
+            found.append(_about(s, row, other=others[0]))
     return found

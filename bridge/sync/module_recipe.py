@@ -13,9 +13,9 @@ from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.module_recipe import chunk_recipes, needs_layers, stage_recipes
+from bridge.precision.matchers import TRAINING, quant_recipes
+from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
-from bridge.precision.quant_recipe import TRAINING, quant_recipes
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.shape.parallel import Parallel
 from bridge.sync.owner import Owner
@@ -31,9 +31,8 @@ def module_recipe(config: PrecisionConfig, owner: Owner) -> Any:
     rows = module_rows(config.reading("modules"))
     if not rows:
         return None
-    is_low = config.fp8 is not None or config.fp4 is not None
-    chunks, stages = _chunks(owner.target, rows) if needs_layers(rows) else ([()], 1)
-    files = chunk_recipes(rows, chunks, is_low=is_low, fp8_format=config.fp8)
+    chunks, stages = _chunks(owner.target, rows) if any(row.names_layers for row in rows) else ([()], 1)
+    files = chunk_recipes(rows, chunks, run=config.low_format)
     is_one = all(file == files[0] for file in files)
     kind = owner.class_of("quant_recipe")
     recipe: Any = files[0] if is_one else files

@@ -25,7 +25,7 @@ from bridge.errors import (
 )
 from bridge.precision.config import FIELD_DEFAULTS, PrecisionConfig
 from bridge.precision.dtypes import dtype_token, is_torch_dtype
-from bridge.precision.quant_recipe import quant_recipes
+from bridge.precision.matchers import quant_recipes
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import RuleFinding, ask, by_gate

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bridge.precision.quant_recipe import quant_recipes
+from bridge.precision.matchers import quant_recipes
 from bridge.registry.schedule import PrecisionSchedule
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from bridge.interop.megatron_lm.te_precision_file import parse, read, rows_of, w
 from bridge.interop.reading.document import Document
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.foreign_names import DENSE
-from bridge.precision.module_recipe import file_of
-from bridge.precision.module_schemes import ModuleSchemes
+from bridge.precision.module_schemes import ModuleSchemes, file_of
 from tests.interop.properties import reasons
 from tests.precision.module_lists import module_lists
 
@@ -52,7 +51,7 @@ def test_a_hybrids_file_is_read_planned_exported_and_read_again() -> None:
     kinds = {(layer.label, module.name): module.scheme for layer in plan.layers for module in layer.modules}
     assert kinds["1", "out_proj"] == kinds["1", "in_proj"] == "mxfp8"
     assert kinds["2", "linear_qkv"] is kinds["2", "linear_proj"] is None
-    rows = rows_of(content, is_low=True, fp8_format=precision.fp8)
+    rows = rows_of(content, is_low=True)
     assert rows is not None
     precision.modules = rows
     exported = megatron_bridge.export(precision)

@@ -23,7 +23,7 @@ from bridge.plan.memory import memory_report
 from bridge.plan.module_paths import ModulePaths
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.module_names import LINEAR_NAMES
-from bridge.precision.module_recipe import chunk_recipes
+from bridge.precision.module_schemes import chunk_recipes
 from bridge.precision.modules import module_rows
 from tests.plan.built_names import LAYOUTS, MODELS, SHAPE
 from tests.precision.module_lists import module_lists
@@ -99,9 +99,7 @@ def test_the_plan_has_the_modules_that_megatrons_own_matcher_selects(
     chunks = built[f"{model} {layout[0]} {layout[1] or 1}"]
     in_order = sorted(chunks, key=lambda one: (one["chunk"], one["stage"]))
     parsed = module_rows(config.reading("modules"))
-    files = chunk_recipes(
-        parsed, [one["layers"] for one in in_order], is_low=config.scheme is not None, fp8_format=config.fp8
-    )
+    files = chunk_recipes(parsed, [one["layers"] for one in in_order], run=config.low_format)
     written = TransformerConfig(**{**SHAPE, **run})
     expected = {}
     for chunk, file in zip(in_order, files, strict=True):
@@ -133,7 +131,7 @@ def test_a_row_means_the_same_layers_under_every_layout(
     for name in names:
         hits = [at for at, row in enumerate(parsed) if any(fnmatchcase(name, one) for one in row.patterns(NUM_LAYERS))]
         expected[name] = hits[0] if hits else None
-    assert {one.path: int(row.name) for row in selection.rows for one in row.taken} == {
+    assert {one.path: int(row.matcher.name) for row in selection.rows for one in row.taken} == {
         name: at for name, at in expected.items() if at is not None
     }
     schemes = {path[2]: scheme for path, scheme in planned_schemes(precision_plan(config, single), single).items()}
@@ -155,7 +153,7 @@ def test_a_foreign_file_counts_layers_within_a_stage() -> None:
     high = [layer.number - 1 for layer in plan.layers if layer.number and not any(one.scheme for one in layer.modules)]
     assert high == [0, 20, 40, 60]
     (found,) = plan.selection.elsewhere
-    assert (found.row.name, found.row.numbers) == ("first", (0, 20, 40, 60))
+    assert (found.row.matcher.name, found.row.numbers) == ("first", (0, 20, 40, 60))
     assert (found.stages, found.there) == (1, (0,))
 
 

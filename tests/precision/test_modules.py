@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from bridge import MixedPrecisionConfig
 from bridge.errors import PrecisionTypeError
-from bridge.precision.module_recipe import chunk_recipes, stage_recipes
+from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import module_rows
 from tests.precision.module_lists import module_lists
 
@@ -118,7 +118,7 @@ def test_none_takes_the_statement_back_and_an_empty_list_is_one() -> None:
 def test_layers_become_those_of_each_stage() -> None:
     chunks = [(0, 1), (2, 3), (4, 5), (6, 7)]
     rows = module_rows([{"select": {"layers": [0, 3, -1], "module": "linear_fc2"}, "precision": "bf16"}])
-    files = chunk_recipes(rows, chunks, is_low=True)
+    files = chunk_recipes(rows, chunks, run="e4m3")
     patterns = [[row["pattern"] for row in file["matchers"].values()] for file in files]
     assert patterns == [
         ["decoder.layers.0.linear_fc2", "decoder.layers.0.*.linear_fc2"],
@@ -132,8 +132,8 @@ def test_layers_become_those_of_each_stage() -> None:
 
 def test_a_payload_says_everything_that_its_modules_need() -> None:
     rows = module_rows([{"select": "*.linear_fc1", "precision": "mxfp8", "evaluation": "bf16"}])
-    (in_fp8,) = chunk_recipes(rows, [()], is_low=True, fp8_format="hybrid")
-    (in_bf16,) = chunk_recipes(rows, [()], is_low=False)
+    (in_fp8,) = chunk_recipes(rows, [()], run="hybrid")
+    (in_bf16,) = chunk_recipes(rows, [()], run=None)
     mxfp8 = {"fp8_quantization_recipe": "mxfp8", "fp8_format": "e4m3"}
     kind = {"transformer_engine_config_type": "TEQuantizationParams"}
     assert in_fp8["configs"] == {"mxfp8": {**kind, "training_recipe": mxfp8, "evaluation_recipe": {}}}
@@ -147,7 +147,7 @@ def test_a_payload_says_everything_that_its_modules_need() -> None:
 @given(rows=module_lists())
 def test_rows_of_one_precision_share_a_payload(rows: list[dict[str, Any]]) -> None:
     config = MixedPrecisionConfig(modules=rows)
-    (file,) = chunk_recipes(module_rows(config.reading("modules")), [range(8)], is_low=True)
+    (file,) = chunk_recipes(module_rows(config.reading("modules")), [range(8)], run="e4m3")
     payloads = list(file["configs"].values())
     assert all(payloads.count(payload) == 1 for payload in payloads)
     assert {row["config"] for row in file["matchers"].values()} <= set(file["configs"])

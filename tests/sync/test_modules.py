@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bridge import get_mixed_precision_config, synchronize
 from bridge.errors import RunConfigError, SyncCheckError, SyncConflictError
-from bridge.precision.module_recipe import chunk_recipes
+from bridge.precision.module_schemes import chunk_recipes
 from bridge.precision.modules import module_rows
 
 PIPELINE = {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.bfloat16}
@@ -84,9 +84,7 @@ def test_each_chunk_of_a_stage_has_its_own_recipe_for_a_trainer_that_asks(megatr
     report = synchronize(recipe(), **owners)
     assert [one.id for one in report.findings] == ["PB285"]
     held = owners["model"].quant_recipe
-    files = chunk_recipes(
-        module_rows(recipe().modules), [(0, 1), (2, 3), (4, 5), (6, 7)], is_low=True, fp8_format="hybrid"
-    )
+    files = chunk_recipes(module_rows(recipe().modules), [(0, 1), (2, 3), (4, 5), (6, 7)], run="hybrid")
     assert [held.of_chunk(chunk).files for chunk in (0, 1)] == [tuple(files[:2]), tuple(files[2:])]
     assert isinstance(held.of_chunk(1), RecipeConfig)
     assert synchronize(recipe(ROWS[:1]), **megatron_owners(**sizes)).findings == ()

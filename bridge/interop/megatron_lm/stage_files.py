@@ -11,7 +11,7 @@ from bridge.errors import RunConfigError
 from bridge.interop.builders import ExportBuilder
 from bridge.interop.contract import ContextKey, as_yaml
 from bridge.interop.module_lists import NUM_LAYERS
-from bridge.precision.module_recipe import chunk_recipes, file_of, needs_layers, stage_recipes
+from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
 from bridge.precision.modules import module_rows
 from bridge.rules.shape.parallel import Parallel
 
@@ -41,7 +41,7 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
     rows = module_rows(builder.values["modules"])
     if not rows:
         return None
-    if not needs_layers(rows):
+    if not any(row.names_layers for row in rows):
         return file_of(config)
     if layout.num_layers is None:
         detail = "its patterns count layers within a pipeline stage, and the layout is not stated"
@@ -75,7 +75,7 @@ def _of_stages(builder: ExportBuilder, layout: Layout) -> list[dict[str, Any]]:
             raise RunConfigError.of("num_layers", f"{row} names a layer beyond the last", num_layers, "Correct it.")
     parallel = Parallel.of(layout._asdict())
     chunks = [place.layers for place in parallel.places(num_layers)]
-    files = chunk_recipes(rows, chunks, is_low=config.scheme is not None, fp8_format=config.fp8)
+    files = chunk_recipes(rows, chunks, run=config.low_format)
     found = []
     for stage, file in enumerate(stage_recipes(files, parallel.pipeline)):
         if file is None:

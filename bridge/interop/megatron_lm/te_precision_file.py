@@ -12,15 +12,16 @@ Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bridge.errors import PayloadError, WrongValueError, close_matches, did_you_mean
 from bridge.interop.contract import as_yaml
 from bridge.precision import strict_yaml
-from bridge.precision.module_recipe import chunk_recipes
-from bridge.precision.modules import HIGH, module_rows, plain_rows
-from bridge.precision.quant_recipe import CONFIG_TYPE, EVALUATION, PAYLOAD_KEYS, TRAINING, QuantRecipe
+from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, HIGH, PAYLOAD_KEYS, TRAINING, Effect, Matcher, Matchers
+from bridge.precision.module_schemes import row_matchers
+from bridge.precision.modules import module_rows, plain_rows
 
 TYPE_KEY = next(iter(CONFIG_TYPE))
 
@@ -48,63 +49,52 @@ def write(content: Mapping[str, Any]) -> str:
     return as_yaml(dict(content))
 
 
-def rows_of(content: Mapping[str, Any], *, is_low: bool, fp8_format: str | None = None) -> list[dict[str, Any]] | None:
-    """Return the rows of `modules` that mean the same as a file; None where no rows do."""
-    recipe = QuantRecipe.of(content)
+def rows_of(content: Mapping[str, Any], *, is_low: bool) -> list[dict[str, Any]] | None:
+    """Return the rows of `modules` that mean the same as a file, in a run in FP8 or FP4 or not; None where none do."""
+    recipe = Matchers.of(content)
     if recipe is None:
         return None
     try:
-        rows = plain_rows([_row(recipe, matcher.pattern, matcher.config) for matcher in recipe.matchers])
-    except (WrongValueError, KeyError):
+        rows = plain_rows([_row(matcher) for matcher in recipe.matchers])
+    except (WrongValueError, PayloadError):
         return None
     parsed = module_rows(rows)
     if any(row.names_layers for row in parsed):
         return None
-    (back,) = chunk_recipes(parsed, [()], is_low=is_low, fp8_format=fp8_format)
-    again = QuantRecipe.of(back)
-    is_same = again is not None and _meanings(recipe) == _meanings(again)
-    return list(rows) if is_same else None
+    back = row_matchers(parsed, 0, run="e4m3" if is_low else None)  # each row states its own format
+    pairs = zip(recipe.matchers, back.matchers, strict=True)
+    return list(rows) if all(_meaning(one) == _meaning(two) for one, two in pairs) else None
 
 
-def _meanings(recipe: QuantRecipe) -> list[Any]:
-    """Return pattern and effects of each matcher, in order."""
-    return [
-        (one.pattern, recipe.effect_of(one.config), recipe.effect_of(one.config, EVALUATION), _rest(recipe, one.config))
-        for one in recipe.matchers
-    ]
+def _meaning(matcher: Matcher) -> list[Any]:
+    """Return the globs and the effects of a matcher: what is not stated is off."""
+    effects = (
+        replace(one, stored=bool(one.stored), tp_only_amax_red=bool(one.tp_only_amax_red)) for one in matcher.effects
+    )
+    return [matcher.patterns, *effects]
 
 
-def _rest(recipe: QuantRecipe, config: str) -> tuple[Any, ...]:
-    parts = [recipe.configs[config].get(part) or {} for part in (TRAINING, EVALUATION)]
-    return tuple((part.get("custom_recipe_factory"), bool(part.get("tp_only_amax_red"))) for part in parts)
-
-
-def _row(recipe: QuantRecipe, pattern: str, config: str) -> dict[str, Any]:
-    payload = recipe.configs[config]
-    row = {"select": pattern, **_precision(payload[TRAINING])}
-    if EVALUATION in payload:
-        row["evaluation"] = _precision(payload[EVALUATION])
+def _row(matcher: Matcher) -> dict[str, Any]:
+    row = {"select": matcher.select, **_precision(matcher.training)}
+    if matcher.evaluation is not None:
+        row["evaluation"] = _precision(matcher.evaluation)
     return row
 
 
-def _precision(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a training or evaluation recipe as the keys of a row."""
-    for family in ("fp8", "fp4"):
-        scheme = recipe.get(f"{family}_quantization_recipe")
-        if scheme is None:
-            continue
-        found: dict[str, Any] = {f"{family}_recipe": scheme}
-        if family == "fp8":
-            found["fp8"] = recipe.get("fp8_format", "e4m3")
-        for key, name in (
-            ("custom_recipe_factory", f"{family}_quantizer_factory"),
-            ("tp_only_amax_red", "tp_only_amax_red"),
-            (f"{family}_param", f"{family}_param"),
-        ):
-            if key in recipe:
-                found[name] = recipe[key]
-        return found
-    return {"precision": HIGH}
+def _precision(effect: Effect | None) -> dict[str, Any]:
+    """Return an effect as the keys of a row; PayloadError for a payload of another library."""
+    if effect is None:
+        raise PayloadError("no row means a payload of another library")
+    if effect.family is None:
+        return {"precision": HIGH}
+    found = {
+        f"{effect.family}_recipe": effect.scheme,
+        "fp8": effect.format if effect.family == "fp8" else None,
+        f"{effect.family}_quantizer_factory": effect.factory,
+        "tp_only_amax_red": effect.tp_only_amax_red,
+        f"{effect.family}_param": effect.stored,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 Fault = tuple[str, str, object, str]

@@ -21,7 +21,7 @@ from bridge.interop.module_lists import NUM_LAYERS, name_lists, read_list, rows_
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_row, rows
 from bridge.precision.foreign_names import HEADS, LLAMA
-from bridge.precision.modules import HIGH
+from bridge.precision.matchers import HIGH
 from bridge.pytorch.float8 import float8_settings, with_one_scheme
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from bridge.precision.module_schemes import Chosen, ModuleSchemes
+    from bridge.precision.matchers import Chosen
+    from bridge.precision.module_schemes import ModuleSchemes
     from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "torchao"

@@ -29,9 +29,10 @@ from megatron.core.tensor_parallel.mappings import (
 
 from bridge.errors import BackendUnavailableError
 from bridge.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
-from bridge.megatron.emulation.per_module import ModuleGemms, per_module_faults
+from bridge.megatron.emulation.per_module import in_module, per_module_faults
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
+from bridge.precision.matchers import EVALUATION, TRAINING
 
 
 def scheme_of(config: Any) -> str | None:
@@ -141,16 +142,11 @@ class EmulatedLinear:
 
         Scales of an earlier precision are dropped.
         """
-        self.gemms = ModuleGemms(precision, payload=self.payload)
+        chosen = self.gemm_precision = in_module(precision, self.payload, TRAINING)
+        self.evaluation_precision = in_module(precision, self.payload, EVALUATION)
         self.weight_cache.clear()
         self.is_first_microbatch = True
-        chosen = self.gemm_precision
         self.fp8_state = None if chosen is None or chosen.scheme != "delayed" else DelayedScaling(chosen)
-
-    @property
-    def gemm_precision(self) -> GemmPrecision | None:
-        """Precision of the layer's GEMMs in training; None for high precision."""
-        return self.gemms.training
 
     @property
     def _is_told_of_steps(self) -> bool:
@@ -172,7 +168,7 @@ class EmulatedLinear:
 
         Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
         """
-        precision = self.gemms.of(training=self.training)
+        precision = self.gemm_precision if self.training else self.evaluation_precision
         if precision is None:
             result: torch.Tensor = super()._forward_impl(  # type: ignore[misc]  # Megatron's layer, which comes next
                 input,
@@ -191,7 +187,7 @@ class EmulatedLinear:
         elif allreduce_dgrad:
             input = copy_to_tensor_model_parallel_region(input, group=tp_group)  # noqa: A001
         stored = weight.stored if isinstance(weight, StoredWeight) else None
-        first = self.is_first_microbatch or not self._is_told_of_steps or precision is not self.gemms.training
+        first = self.is_first_microbatch or not self._is_told_of_steps or precision is not self.gemm_precision
         self.is_first_microbatch = False
         state = self.fp8_state
         finished = None if self.updates is None else self.updates.after_backward_of(self)

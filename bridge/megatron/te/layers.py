@@ -86,7 +86,7 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
     except WrongValueError as error:
         finding = Finding(path="num_layers", rule=error.rule, value=num_layers, remedy=error.remedy)
         raise PrecisionConfigError("A choice per module is not possible:", [finding]) from None
-    names = dict.fromkeys([config.scheme, *(row.precision.scheme for row in schemes.rows)])
+    names = dict.fromkeys([config.scheme, *(row.training.scheme for row in schemes.matchers.matchers if row.training)])
     history = {name: config.reading(f"fp8_{name}") for name in ("margin", "amax_history_len", "amax_compute_algo")}
     made = {name: te_quantizers(name, **(history if name == "delayed" else {})) for name in names if name is not None}
 

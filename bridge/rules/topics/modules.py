@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.precision.module_recipe import stage_recipes
-from bridge.precision.quant_recipe import EVALUATION, TRAINING, ModuleEffect, quant_recipes
+from bridge.precision.matchers import EVALUATION, TRAINING, Effect, payload_faults, quant_recipes
+from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
 from bridge.rules.context import RuleContext
@@ -16,7 +16,7 @@ from bridge.rules.versions import dotted
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
 PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"
 MADE_FOR_ROW = re.compile(r"row_(\d+)(?:_\d+)?")
-"""Name of a matcher that `bridge.precision.module_recipe` makes for a row."""
+"""Name of a matcher that `bridge.precision.module_schemes` makes for a row."""
 
 
 def _acts_nowhere(s: RuleContext) -> dict[str, Any] | None:
@@ -27,14 +27,13 @@ def _acts_nowhere(s: RuleContext) -> dict[str, Any] | None:
     return {"value": [str(row) for row in rows][: selected_modules.MOST]}
 
 
-def _effects(s: RuleContext) -> list[tuple[str, ModuleEffect]]:
+def _effects(s: RuleContext) -> list[tuple[str, Effect]]:
     """Return (row or matcher, effect in training) of each matcher that is on; the chunks' recipes share payloads."""
-    found: dict[str, ModuleEffect] = {}
+    found: dict[str, Effect] = {}
     for recipe in quant_recipes(s.model.quant_recipe):
         for matcher in recipe.matchers:
-            effect = recipe.effect_of(matcher.config)
-            if effect is not None:
-                found.setdefault(_stated_name(s, matcher.name), effect)
+            if matcher.training is not None:
+                found.setdefault(_stated_name(s, matcher.name), matcher.training)
     return list(found.items())
 
 
@@ -47,13 +46,13 @@ def _stated_name(s: RuleContext, matcher: str) -> str:
 def _without_effect(s: RuleContext) -> dict[str, Any] | None:
     """Return the schemes of a recipe that changes nothing, since the run enters no FP8 or FP4 context."""
     low = [effect for _, effect in _effects(s) if effect.family is not None]
-    if s.is_low or not low or any(effect.in_high for effect in low):
+    if s.is_low or not low or any(effect.chooses_in_high for effect in low):
         return None
     return {"schemes": ", ".join(dict.fromkeys(str(effect.scheme) for effect in low)), "value": len(low)}
 
 
 def _stale(s: RuleContext) -> dict[str, Any] | None:
-    acting = [name for name, effect in _effects(s) if effect.family is not None and effect.in_high]
+    acting = [name for name, effect in _effects(s) if effect.chooses_in_high]
     if s.is_low or not acting or s.is_emulated or s.model.disable_parameter_transpose_cache:
         return None
     return selected_modules.about(s, ", ".join(acting))
@@ -122,22 +121,12 @@ def next_to_stored_weights(s: RuleContext) -> dict[str, Any] | None:
     A GPT reads no fp8_param of a payload (PB289).
     """
     recipes = quant_recipes(s.model.quant_recipe) if s.is_hybrid and (s.gathers_fp8 or s.gathers_fp4) else ()
-    return selected_modules.about(s, [matcher.pattern for matcher in recipes[0].matchers]) if recipes else None
+    return selected_modules.about(s, [matcher.select for matcher in recipes[0].matchers]) if recipes else None
 
 
 def wrong_payloads(s: RuleContext) -> list[dict[str, str]]:
     """Return what Transformer Engine's per-module recipes refuse."""
-    found = []
-    for key, row in _payloads(s):
-        scheme, fp4 = row.get("fp8_quantization_recipe"), row.get("fp4_quantization_recipe")
-        faults = {
-            "delayed scaling cannot be chosen per module": scheme == "delayed",
-            "a module has either an FP8 or an FP4 recipe": bool(scheme and fp4),
-            "a custom recipe needs custom_recipe_factory": "custom" in (scheme, fp4)
-            and not row.get("custom_recipe_factory"),
-        }
-        found += [{"key": key, "what": fault} for fault, is_there in faults.items() if is_there]
-    return found
+    return [{"key": key, "what": fault} for key, row in _payloads(s) for fault in payload_faults(row)]
 
 
 def _payloads(s: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:

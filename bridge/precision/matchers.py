@@ -1,0 +1,321 @@
+"""The precision of single modules: ordered matchers, of which the first that takes a module's name decides.
+
+    matchers.computes("decoder.layers.0.mlp.linear_fc2", run)    # Chosen("mxfp8", "e4m3"); None: the dtype of the run
+
+`Effect` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module names with their effect.
+Rows of `modules` (`bridge.precision.modules`) and Megatron Core's per-module recipe are two ways to write matchers.
+
+The recipe is `quant_recipe` of a model config and the file behind `--te-precision-config-file`:
+
+    configs:                     name -> payload
+      bf16: {transformer_engine_config_type: TEQuantizationParams, training_recipe: {}}
+    matchers:                    in order
+      qkv: {type: glob, pattern: "*.linear_qkv", config: bf16, enabled: true}
+
+Its names are those within one model chunk of one pipeline stage: ``decoder.layers.0`` is the chunk's own first layer. A
+matcher without `enabled` is off. Transformer Engine's linear layers read it; the embedding, norms, the router and the
+output layer do not.
+
+Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions/transformer_engine.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, TypeVar
+
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+
+Run = TypeVar("Run")
+
+HIGH = "bf16"
+"""The word for a module without FP8 and FP4: it computes in the dtype of the run."""
+TRAINING, EVALUATION = "training_recipe", "evaluation_recipe"
+CONFIG_TYPE = {"transformer_engine_config_type": "TEQuantizationParams"}
+PAYLOAD_KEYS = (
+    *("fp8_quantization_recipe", "fp4_quantization_recipe", "custom_recipe_factory", "fp8_format"),
+    *("override_quantized_autocast", "override_nonquantized_autocast", "tp_only_amax_red", "fp8_param", "fp4_param"),
+)
+"""Keys of a training or evaluation recipe; the last two from megatron-core 0.18 on."""
+
+
+class Chosen(NamedTuple):
+    """A scaling scheme and its format."""
+
+    scheme: str
+    format: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effect:
+    """The precision of a module's GEMMs, and where it acts."""
+
+    family: str | None = None
+    """fp8 or fp4; None: the dtype of the run."""
+    scheme: str | None = None
+    format: str | None = None
+    """e4m3, hybrid or e2m1; None: that of the run, where the scheme takes it."""
+    factory: str | None = None
+    """Import path of a quantizer factory, for the scheme `custom`."""
+    stored: bool | None = None
+    """Store the weight in the format (`fp8_param`, `fp4_param`); None: not stated."""
+    tp_only_amax_red: bool | None = None
+    """Reduce amaxes over the tensor-parallel ranks alone; None: not stated."""
+    in_low: bool = True
+    """It acts where the layer runs in FP8 or FP4 (`override_quantized_autocast`)."""
+    in_high: bool = False
+    """It acts where the layer does not (`override_nonquantized_autocast`)."""
+
+    @classmethod
+    def of(cls, recipe: Mapping[str, Any]) -> Effect:
+        """Return the effect of a training or evaluation recipe, Megatron's defaults where it has no key."""
+        schemes = {name: recipe.get(f"{name}_quantization_recipe") for name in ("fp8", "fp4")}
+        chosen = [(name, str(getattr(scheme, "value", scheme))) for name, scheme in schemes.items() if scheme]
+        in_low = bool(recipe.get("override_quantized_autocast", True))
+        in_high = bool(recipe.get("override_nonquantized_autocast", False))
+        if not chosen:
+            return cls(in_low=in_low, in_high=in_high)
+        family, scheme = chosen[0]
+        return cls(
+            family=family,
+            scheme=scheme,
+            format=str(recipe.get("fp8_format") or "e4m3") if family == "fp8" else "e2m1",
+            factory=recipe.get("custom_recipe_factory"),
+            stored=recipe.get(f"{family}_param"),
+            tp_only_amax_red=recipe.get("tp_only_amax_red"),
+            in_low=in_low,
+            in_high=in_high,
+        )
+
+    def to_recipe(self) -> dict[str, Any]:
+        """Return it as a training or evaluation recipe, without Megatron's defaults."""
+        if self.family is None:
+            return {}
+        recipe: dict[str, Any] = {f"{self.family}_quantization_recipe": self.scheme}
+        if self.family == "fp8":
+            recipe["fp8_format"] = self.format
+        if self.in_high:
+            recipe["override_nonquantized_autocast"] = True
+        if self.factory is not None:
+            recipe["custom_recipe_factory"] = self.factory
+        if self.tp_only_amax_red is not None:
+            recipe["tp_only_amax_red"] = self.tp_only_amax_red
+        if self.stored:  # False is Megatron's default, and releases before 0.18 know no such key
+            recipe[f"{self.family}_param"] = True
+        return recipe
+
+    @property
+    def label(self) -> str:
+        """The scheme; bf16 for no FP8 and FP4."""
+        return self.scheme or HIGH
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """The scheme and its format; None: the dtype of the run."""
+        return Chosen(self.scheme, str(self.format)) if self.scheme is not None else None
+
+    @property
+    def chooses_in_high(self) -> bool:
+        """Whether it chooses FP8 or FP4 in a layer that runs in neither."""
+        return self.family is not None and self.in_high
+
+    def format_in(self, run: str | None) -> str:
+        """Return the format of a module in FP8 or FP4, in a run whose own is `run`."""
+        schemes = FP4_SCHEMES if self.family == "fp4" else FP8_SCHEMES
+        legal = schemes[self.scheme or ""].formats
+        return self.format or (run if run in legal else legal[0])
+
+    def acts(self, *, is_low: bool) -> bool:
+        """Return whether a module takes it in a layer that runs, or does not run, in FP8 or FP4."""
+        return self.in_low if is_low else self.in_high
+
+    def computes(self, layer: Run | None) -> Chosen | Run | None:
+        """Return what a module computes in where its layer's own choice is `layer`; None is the dtype of the run."""
+        if not self.acts(is_low=layer is not None):
+            return layer
+        return self.chosen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matcher:
+    """One matcher that is on."""
+
+    name: str
+    """Its name in the file, or the row's number."""
+    patterns: tuple[str, ...]
+    """Globs, of which one has to match."""
+    training: Effect | None
+    """None: a payload that is none of Transformer Engine's."""
+    evaluation: Effect | None = None
+    """The effect outside of training; None: that of training."""
+    config: str = ""
+    """Name of the payload in a file."""
+    library: str = "unknown"
+    """The library of a payload that is none of Transformer Engine's."""
+    select: str = ""
+    """The choice as it is stated."""
+    layers: tuple[int, ...] = ()
+    """Numbers of the layers that it names, as they are stated."""
+
+    def takes(self, path: str) -> bool:
+        """Return whether it selects a module by its name."""
+        return any(fnmatchcase(path, pattern) for pattern in self.patterns)
+
+    @property
+    def precision(self) -> str:
+        """A scheme, bf16 for no FP8 and FP4, or the library of a payload that is none of Transformer Engine's."""
+        return self.training.label if self.training is not None else self.library
+
+    @property
+    def outside(self) -> str | None:
+        """The same outside of training; None: that of training."""
+        return self.evaluation.label if self.evaluation is not None else None
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """The effects in training and in evaluation that are there."""
+        return tuple(one for one in (self.training, self.evaluation) if one is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matchers:
+    """The matchers of a run, of one file, or of one stage's part of it."""
+
+    matchers: tuple[Matcher, ...]
+    """The matchers that are on, in order."""
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    """Name -> payload, as a file has them."""
+
+    @classmethod
+    def of(cls, given: Any) -> Matchers | None:
+        """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`; None for another."""
+        is_file = isinstance(given, Mapping)
+        file = as_file(given) if is_file else given
+        configs = file.get("configs") or {} if is_file else getattr(file, "configs", None)
+        rows = _rows_of_file(file.get("matchers") or {}) if is_file else _rows_of_object(file)
+        if not isinstance(configs, Mapping) or rows is None:
+            return None
+        made = [_matcher(name, str(pattern), str(config), configs) for name, pattern, config in rows]
+        return cls(configs=configs, matchers=tuple(made))
+
+    def first(self, path: str) -> Matcher | None:
+        """Return the matcher that decides about a module, None for none."""
+        return next((one for one in self.matchers if one.takes(path)), None)
+
+    def effect(self, path: str) -> Effect | None:
+        """Return the effect on a module in training, None for none."""
+        matcher = self.first(path)
+        return matcher.training if matcher is not None else None
+
+    def computes(self, path: str, layer: Run | None) -> Chosen | Run | None:
+        """Return what a module computes in where its layer's own choice is `layer`; None is the dtype of the run."""
+        effect = self.effect(path)
+        return effect.computes(layer) if effect is not None else layer
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        """The effects of all matchers, in training and in evaluation."""
+        return tuple(effect for one in self.matchers for effect in one.effects)
+
+    def same_as(self, other: Matchers) -> bool:
+        """Return whether both do the same: the names of matchers do not count."""
+        mine, theirs = ([(one.patterns, one.config) for one in held.matchers] for held in (self, other))
+        return mine == theirs and dict(self.configs) == dict(other.configs)
+
+    def to_file(self) -> dict[str, Any]:
+        """Return it as the content of a file, a matcher of several globs as several."""
+        rows = {}
+        for one in self.matchers:
+            for part, pattern in enumerate(one.patterns):
+                name = one.name if len(one.patterns) == 1 else f"{one.name}_{part}"
+                rows[name] = {"config": one.config, "type": "glob", "pattern": pattern, "enabled": True}
+        return {"configs": dict(self.configs), "matchers": rows}
+
+
+Written = tuple[str, object, object]
+"""Name, pattern and payload of a matcher."""
+
+
+def _rows_of_file(written: object) -> list[Written] | None:
+    if not isinstance(written, Mapping):
+        return None
+    rows = [(str(name), row) for name, row in written.items() if isinstance(row, Mapping)]
+    return [(name, row.get("pattern"), row.get("config")) for name, row in rows if row.get("enabled", False)]
+
+
+def _rows_of_object(given: Any) -> list[Written] | None:
+    held = getattr(given, "matchers", None)
+    if not isinstance(held, list | tuple):
+        return None
+    globs = [one for one in held if hasattr(one, "pattern") and hasattr(one, "config_key")]
+    return [(str(number), one.pattern, one.config_key) for number, one in enumerate(globs)]
+
+
+def _matcher(name: str, pattern: str, config: str, configs: Mapping[str, Any]) -> Matcher:
+    payload = configs.get(config)
+    parts = {part: payload.get(part) if isinstance(payload, Mapping) else None for part in (TRAINING, EVALUATION)}
+    effects = {part: Effect.of(held) if isinstance(held, Mapping) else None for part, held in parts.items()}
+    return Matcher(
+        name=name,
+        patterns=(pattern,),
+        training=effects[TRAINING],
+        evaluation=effects[EVALUATION],
+        config=config,
+        library="kitchen" if "kitchen_config_type" in (payload or {}) else "unknown",
+        select=pattern,
+    )
+
+
+def as_file(written: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the content of a file for what a run's config.yaml of Megatron Bridge holds, and a file's as it is.
+
+    Megatron Bridge writes the constructor's arguments, or those of `from_config_dict`.
+
+    Source: NVIDIA-NeMo/Megatron-Bridge training/utils/config_utils.py, 2026-08-22.
+    """
+    written = written["config"] if isinstance(written.get("config"), Mapping) else written
+    matchers = written.get("matchers")
+    if "config_dict" not in written or not isinstance(matchers, list | tuple):
+        return written
+    rows = {
+        f"matcher_{number}": {
+            "config": one.get("config_key"),
+            "type": "glob",
+            "pattern": one.get("pattern"),
+            "enabled": True,
+        }
+        for number, one in enumerate(matchers)
+        if isinstance(one, Mapping)
+    }
+    return {"configs": written["config_dict"] or {}, "matchers": rows}
+
+
+def quant_recipes(held: Any) -> tuple[Matchers, ...]:
+    """Return what `model.quant_recipe` holds: one recipe for every chunk, or one per chunk in order of execution.
+
+    It holds None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one with `files`.
+    """
+    parts = getattr(held, "files", held)
+    found = [Matchers.of(part) for part in (parts if isinstance(parts, list | tuple) else [parts])]
+    return tuple(recipe for recipe in found if recipe is not None)
+
+
+def recipe_of(recipes: Sequence[Matchers], chunk: int) -> Matchers | None:
+    """Return the per-module recipe of a model chunk, by its place in the order of execution; None without one."""
+    if len(recipes) > 1:
+        return recipes[chunk]
+    return recipes[0] if recipes else None
+
+
+def payload_faults(recipe: Mapping[str, Any]) -> list[str]:
+    """Return what Transformer Engine refuses in a training or evaluation recipe."""
+    fp8, fp4 = (recipe.get(f"{family}_quantization_recipe") for family in ("fp8", "fp4"))
+    faults = {
+        "delayed scaling cannot be chosen per module": fp8 == "delayed",
+        "a module has either an FP8 or an FP4 recipe": bool(fp8 and fp4),
+        "a custom recipe needs custom_recipe_factory": "custom" in (fp8, fp4)
+        and not recipe.get("custom_recipe_factory"),
+    }
+    return [fault for fault, is_there in faults.items() if is_there]
