@@ -235,7 +235,7 @@ def rule_dict(rule: Rule) -> dict[str, Any]:
         "id": rule.id,
         "severity": rule.severity,
         "title": rule.title,
-        "about": rule.path,
+        "about": rule.setting,
         "examples": _examples()[rule.id],
         "explanation": rule.explanation,
         "holds_for": [str(versions) for versions in rule.versions],

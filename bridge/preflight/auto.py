@@ -19,7 +19,7 @@ from bridge.preflight.setup import Setup
 from bridge.preflight.target import EXAMPLE, Target, detect_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.rule import ask, by_gate
+from bridge.rules.rule import ask
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.target import GPUS, Gpu
@@ -227,7 +227,7 @@ _VERDICT_OF = {
 """Rule -> the verdict where it speaks; the first verdict counts."""
 _WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614")
 """Rules whose verdict no version changes."""
-_GATES = by_gate(BY_ID[name] for name in _VERDICT_OF)
+_RULES = tuple(BY_ID[name] for name in _VERDICT_OF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,7 +259,7 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
 
 def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
     setup = Setup(config, target=target)
-    found = ask(_GATES, setup)
+    found = ask(_RULES, setup)
     verdict = next((verdict for name, verdict in _VERDICT_OF.items() if name in {one.id for one in found}), "native")
     reasons = [
         f"{one.rule}, this is {one.value}"

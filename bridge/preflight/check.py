@@ -21,7 +21,7 @@ from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.registry.schedule import Phase, planned_phases
 from bridge.rules.context import PRECISION_OWNERS
-from bridge.rules.rule import SEVERITIES, RuleFinding, ask, by_gate
+from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
 from bridge.rules.versions import installed
 from bridge.sync.owner import MappingOwner
@@ -74,14 +74,11 @@ class Report:
         return 1 if strict and self.of("warning") else 0
 
 
-_GATES = by_gate(RULES)
-
-
 def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
     """Ask every rule; `silenced` rules, each with the reason, have their findings kept apart."""
     reasons = silenced or {}
     refuse_unknown(reasons)
-    found = ask(_GATES, setup)
+    found = ask(RULES, setup)
     if found:
         found.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
     return Report(

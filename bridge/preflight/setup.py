@@ -26,6 +26,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
+from bridge.rules.rule import Violation
 from bridge.rules.shape.parallel import virtual_stages
 from bridge.rules.target import Target
 from bridge.rules.versions import at_least
@@ -143,8 +144,8 @@ class Setup(RuleContext):
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
 
     @cached_property
-    def overflow(self) -> Mapping[str, Any] | None:
-        """The fullest rank, where it needs more memory than its GPU has, as values of a finding.
+    def overflow(self) -> Violation | None:
+        """The fullest rank, where it needs more memory than its GPU has.
 
         Nothing is known of runs with an adapter, whose frozen weights have no gradients, of emulated ones, and of
         models that cannot be planned.
@@ -162,11 +163,10 @@ class Setup(RuleContext):
         if found is None:
             return None
         needed, memory = (f"{size / 2**30:,.0f} GiB" for size in (found.needed_bytes, found.memory_bytes))
-        values = {"needed": needed, "memory": memory, "stage": found.stage, "value": str(self.target), "but": ""}
+        words = {"needed": needed, "memory": memory, "stage": found.stage, "but": ""}
         if found.uncounted:
-            less = " and ".join(found.uncounted)
-            return {**values, "severity": "warning", "but": f"; {less} may keep less there than is counted"}
-        return values
+            words["but"] = f"; {' and '.join(found.uncounted)} may keep less there than is counted"
+        return Violation(severity="warning" if found.uncounted else None, words=words)
 
     @cached_property
     def selection(self) -> ModuleSelection | None:

@@ -17,9 +17,10 @@ from bridge.rules.inert import inert_fields
 from bridge.rules.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bridge.precision.config import PrecisionConfig
+    from bridge.rules.rule import Violation
     from bridge.rules.versions import Version
     from bridge.sync.report import SyncRow
 
@@ -116,7 +117,7 @@ class RuleContext:
     if TYPE_CHECKING:
 
         @cached_property
-        def overflow(self) -> Mapping[str, Any] | None:
+        def overflow(self) -> Violation | None:
             """The fullest rank, where it needs more memory than its GPU has."""
 
     def __init__(
@@ -208,11 +209,6 @@ class RuleContext:
         held = getattr(self.views[role], field) if role in self.given else None
         return held is not None and held != DEFAULTS[role or ""][field]
 
-    def inert_and_stated(self, fields: Iterable[str]) -> list[dict[str, Any]]:
-        """Return a finding for each of `fields` that was stated, away from its default, and has no effect."""
-        stated = [name for name in fields if self.stands_out(name)]
-        return [{"path": name, "why": self.inert[name]} for name in stated if name in self.inert]
-
     def path(self, name: str) -> str:
         """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""
         section, _, setting = name.rpartition(".")
@@ -233,6 +229,10 @@ class RuleContext:
                 return self.stated[name]
             role = _owner_of(name)
             return FIELD_DEFAULTS.get(name) if role is None else getattr(self.views[role], name)
+        if section == "environment":
+            return self.environment.get(name)
+        if section == "target":
+            return self.target.stated(name)
         return getattr(self.views[section], name, None) if section in self.views else None
 
     def where(self, path: str) -> str | None:

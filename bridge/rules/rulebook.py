@@ -3,7 +3,7 @@
 from bridge.precision.config import PrecisionConfig
 from bridge.rules.context import RuleContext
 from bridge.rules.own_run.rules import RULES as OWN_RUN
-from bridge.rules.rule import Rule, RuleFinding, ask, by_gate
+from bridge.rules.rule import Rule, RuleFinding, ask
 from bridge.rules.topics import (
     alignment,
     attention,
@@ -54,7 +54,7 @@ TOPICS: dict[str, tuple[Rule, ...]] = {
 RULES: tuple[Rule, ...] = tuple(rule for rules in TOPICS.values() for rule in rules)
 BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}
 
-_ALONE = by_gate(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
+_ALONE = tuple(rule for rule in RULES if rule.needs == "precision" and rule.severity == "error")
 
 
 def faults_of_precision(config: PrecisionConfig) -> list[RuleFinding]:

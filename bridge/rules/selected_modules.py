@@ -9,6 +9,7 @@ from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import whole_number
+from bridge.rules.rule import Violation
 from bridge.rules.versions import at_least
 
 PATH = "model.quant_recipe"
@@ -16,52 +17,53 @@ MOST = 6
 """Names that a message lists."""
 
 
-def about(s: RuleContext, value: object, **words: Any) -> dict[str, Any]:
-    """Return the values of a finding about a row of `modules`, or about a matcher of a foreign recipe."""
-    is_row = s.precision is not None and s.precision.is_stated("modules")
-    return {"path": "modules" if is_row else PATH, "noun": "row" if is_row else "matcher", "value": value, **words}
+def about(run: RuleContext, value: object, *, severity: str | None = None, **words: object) -> Violation:
+    """Return a violation of a row of `modules`, or of a matcher of a foreign recipe."""
+    is_row = run.precision is not None and run.precision.is_stated("modules")
+    words["noun"] = "row" if is_row else "matcher"
+    return Violation("modules" if is_row else PATH, value=value, severity=severity, words=words)
 
 
-def _about(s: RuleContext, row: Any, **words: Any) -> dict[str, Any]:
-    return about(s, row.matcher.select, name=row.matcher.name, **words)
+def _about(run: RuleContext, row: Any, *, severity: str | None = None, **words: object) -> Violation:
+    return about(run, row.matcher.select, severity=severity, name=row.matcher.name, **words)
 
 
-def own_rows(s: RuleContext) -> tuple[ModuleRow, ...]:
+def own_rows(run: RuleContext) -> tuple[ModuleRow, ...]:
     """Return the rows of the precision's `modules`."""
-    return module_rows(s.stated.get("modules"))
+    return module_rows(run.stated.get("modules"))
 
 
-def _rows(s: RuleContext) -> Sequence[Any]:
+def _rows(run: RuleContext) -> Sequence[Any]:
     """Return the rows or matchers with what they take; none for a model that cannot be planned."""
-    return s.selection.rows if s.selection is not None else ()
+    return run.selection.rows if run.selection is not None else ()
 
 
-def empty(s: RuleContext) -> list[dict[str, Any]]:
+def empty(run: RuleContext) -> list[Violation]:
     """Return the rows and matchers that take no linear layer; rows of layers beyond the model are PB292's."""
-    if not s.is_whole:
-        return _misspelt(s)
+    if not run.is_whole:
+        return _misspelt(run)
     found = []
-    for row in _rows(s):
-        missed = [number for number in row.missed if not _is_beyond(number, s.selection.num_layers)]
+    for row in _rows(run):
+        missed = [number for number in row.missed if not _is_beyond(number, run.selection.num_layers)]
         if not row.is_empty or (row.missed and not missed):
             continue
         unread = _listed(row.unread)
         reason = f": it takes {unread} alone, which read no per-module recipe" if unread else ""
-        severity = {"severity": "warning"} if s.selection.is_foreign else {}  # a file may serve several models
+        severity = "warning" if run.selection.is_foreign else None  # a file may serve several models
         near = _near(row.nearest)
-        found.append(_about(s, row, reason=reason, near=near, **severity))
+        found.append(_about(run, row, severity=severity, reason=reason, near=near))
     return found
 
 
-def _misspelt(s: RuleContext) -> list[dict[str, Any]]:
+def _misspelt(run: RuleContext) -> list[Violation]:
     """Return the rows that take no linear layer of any Megatron model, for a sync, which has no plan."""
     names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
     found = []
-    for number, row in enumerate(own_rows(s)):
+    for number, row in enumerate(own_rows(run)):
         if not takes_a_linear_layer(row):
             last = (row.select or row.module).rpartition(".")[2].strip("*")
             near = _near(close_matches(last, names))
-            found.append(about(s, str(row), name=number, reason="", near=near))
+            found.append(about(run, str(row), name=number, reason="", near=near))
     return found
 
 
@@ -86,76 +88,76 @@ def _is_beyond(number: int, num_layers: int) -> bool:
     return not -num_layers <= number < num_layers
 
 
-def missed_layers(s: RuleContext) -> list[dict[str, Any]]:
+def missed_layers(run: RuleContext) -> list[Violation]:
     """Return the rows that name layers in which they take nothing."""
-    if not s.is_whole:
-        return _beyond_the_model(s, whole_number(s.model.num_layers) or 0)
-    if s.selection is None or s.selection.is_foreign:
+    if not run.is_whole:
+        return _beyond_the_model(run, whole_number(run.model.num_layers) or 0)
+    if run.precision is None or run.selection is None or run.selection.is_foreign:
         return []
-    found = _beyond_the_model(s, s.selection.num_layers)
-    for row in s.selection.rows:
-        missed = [number for number in row.missed if not _is_beyond(number, s.selection.num_layers)]
+    found = _beyond_the_model(run, run.selection.num_layers)
+    for row in run.selection.rows:
+        missed = [number for number in row.missed if not _is_beyond(number, run.selection.num_layers)]
         if missed and not row.is_empty:
-            words = {"layers": _numbers(missed), "reason": "there is no such module there", "severity": "warning"}
-            found.append(_about(s, row, remedy="drop these numbers", **words))
+            words = {"layers": _numbers(missed), "reason": "there is no such module there"}
+            found.append(_about(run, row, severity="warning", remedy="drop these numbers", **words))
     return found
 
 
-def _beyond_the_model(s: RuleContext, num_layers: int) -> list[dict[str, Any]]:
+def _beyond_the_model(run: RuleContext, num_layers: int) -> list[Violation]:
     """Return the rows that name layers which the model does not have; none where its layers are not known."""
-    is_hybrid = s.model.is_hybrid_model or s.model.hybrid_override_pattern or s.model.hybrid_layer_pattern
-    if num_layers < 1 or (is_hybrid and not s.is_whole):  # a pattern counts a hybrid model's layers
+    is_hybrid = run.model.is_hybrid_model or run.model.hybrid_override_pattern or run.model.hybrid_layer_pattern
+    if num_layers < 1 or (is_hybrid and not run.is_whole):  # a pattern counts a hybrid model's layers
         return []
     reason, remedy = f"the model's layers are 0 to {num_layers - 1}", "correct these numbers"
     return [
-        about(s, str(row), name=number, layers=_numbers(beyond), reason=reason, remedy=remedy)
-        for number, row in enumerate(own_rows(s))
+        about(run, str(row), name=number, layers=_numbers(beyond), reason=reason, remedy=remedy)
+        for number, row in enumerate(own_rows(run))
         if (beyond := row.layers_beyond(num_layers))
     ]
 
 
-def hidden(s: RuleContext) -> list[dict[str, Any]]:
+def hidden(run: RuleContext) -> list[Violation]:
     """Return the rows behind earlier ones that take all of their modules."""
-    return [_about(s, row, by=" and ".join(row.by)) for row in _rows(s) if row.is_hidden]
+    return [_about(run, row, by=" and ".join(row.by)) for row in _rows(run) if row.is_hidden]
 
 
-def unread(s: RuleContext) -> list[dict[str, Any]]:
+def unread(run: RuleContext) -> list[Violation]:
     """Return the rows that choose FP8 or FP4 and select modules too that read no such choice, without naming them."""
     return [
-        about(
-            s, row.matcher.select, name=row.matcher.name, precision=row.matcher.precision, modules=_listed(row.unread)
-        )
-        for row in _rows(s)
+        _about(run, row, precision=row.matcher.precision, modules=_listed(row.unread))
+        for row in _rows(run)
         if row.unread and not row.is_empty and row.matcher.precision != HIGH
     ]
 
 
-def elsewhere(s: RuleContext) -> list[dict[str, Any]]:
+def elsewhere(run: RuleContext) -> list[Violation]:
     """Return the foreign matchers that mean other layers under another pipeline size."""
     return [
-        {
-            "name": one.row.matcher.name,
-            "value": one.row.matcher.select,
-            "precision": one.row.matcher.precision,
-            "here": _numbers(one.row.numbers),
-            "there": _numbers(one.there),
-            "stages": one.stages,
-        }
-        for one in (s.selection.elsewhere if s.selection is not None else ())
+        Violation(
+            value=one.row.matcher.select,
+            words={
+                "name": one.row.matcher.name,
+                "precision": one.row.matcher.precision,
+                "here": _numbers(one.row.numbers),
+                "there": _numbers(one.there),
+                "stages": one.stages,
+            },
+        )
+        for one in (run.selection.elsewhere if run.selection is not None else ())
     ]
 
 
-def in_another_scheme(s: RuleContext) -> list[dict[str, Any]]:
+def in_another_scheme(run: RuleContext) -> list[Violation]:
     """Return the rows that multiply weights stored in the run's format in another scheme.
 
     A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
     """
-    is_stored = (s.fp8 and s.gathers_fp8) or (s.fp4 and s.gathers_fp4)
-    if not is_stored or (s.is_hybrid and at_least(s.mcore, "0.18") is not False):
+    is_stored = (run.fp8 and run.gathers_fp8) or (run.fp4 and run.gathers_fp4)
+    if not is_stored or (run.is_hybrid and at_least(run.mcore, "0.18") is not False):
         return []
     found = []
-    for row in _rows(s):
-        others = [one for one in (row.matcher.precision, row.matcher.outside) if one not in (None, HIGH, s.scheme)]
+    for row in _rows(run):
+        others = [one for one in (row.matcher.precision, row.matcher.outside) if one not in (None, HIGH, run.scheme)]
         if others and any(module.is_low for module in row.taken):
-            found.append(_about(s, row, other=others[0]))
+            found.append(_about(run, row, other=others[0]))
     return found

@@ -113,6 +113,15 @@ class Target:
         """Compute capability of the GPU, or None."""
         return self.gpu.capability if self.gpu is not None else None
 
+    def stated(self, name: str) -> str | int | None:
+        """Return what is stated of one part of the target, gpu, count or a product; of all of it without a name."""
+        if name == "gpu":
+            return self.gpu.title if self.gpu is not None else None
+        if name == "te" and self.has_te is False:
+            return "none"
+        known: Version | int | None = getattr(self, name) if name else None
+        return str(self) if not name else str(known) if isinstance(known, Version) else known
+
     def __str__(self) -> str:
         parts = []
         if self.gpu is not None:

@@ -28,7 +28,7 @@ from bridge.precision.dtypes import dtype_token, is_torch_dtype
 from bridge.precision.matchers import quant_recipes
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import RuleFinding, ask, by_gate
+from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
 from bridge.rules.versions import installed
@@ -332,7 +332,7 @@ def _overruled(rows: Sequence[SyncRow], owner: Owner, derived: Mapping[str, Any]
     ]
 
 
-_GATES = by_gate(rule for rule in RULES if rule.sync is not None)
+_RULES = tuple(rule for rule in RULES if rule.sync is not None)
 
 
 class _OwnerView:
@@ -393,7 +393,7 @@ def sync_findings(
         config, views=views, given=given, rows=rows, scheme=scheme, target=_installed(), is_last=is_last
     )
     context.read_owners()
-    return ask(_GATES, context)
+    return ask(_RULES, context)
 
 
 def is_refused(finding: RuleFinding, *, is_last: bool) -> bool:

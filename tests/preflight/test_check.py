@@ -15,7 +15,6 @@ from bridge.preflight.target import Target, parse_target
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
-from bridge.rules.rule import by_gate
 from bridge.rules.rulebook import RULES
 from bridge.rules.target import GPUS
 from tests.rules.cases import CASES
@@ -166,8 +165,8 @@ def test_a_rule_that_stumbles_does_not_hide_the_others(monkeypatch: pytest.Monke
     import sys
 
     module = sys.modules["bridge.preflight.check"]
-    broken = dataclasses.replace(RULES[0], predicate=lambda setup: setup.no_such_thing)
-    monkeypatch.setattr(module, "_GATES", by_gate((broken, *RULES[1:])))
+    broken = dataclasses.replace(RULES[0], when=lambda run: run.no_such_thing)
+    monkeypatch.setattr(module, "RULES", (broken, *RULES[1:]))
     report = check(setup_of(CASES["PB243"][0]))
     assert {one.id: one.severity for one in report.findings} == {"PB243": "error", RULES[0].id: "warning"}
 

@@ -14,7 +14,7 @@ from bridge.preflight.setup import Setup
 from bridge.rules import rulebook
 from bridge.rules.context import PRECISION_OWNERS, RuleContext
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, ask, by_gate, findings_of
+from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, Violation, ask, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from tests.rules.cases import CASES
 from tests.rules.situations import setup_of
@@ -40,30 +40,27 @@ def test_a_rule_speaks_word_for_word_of_the_run_that_breaks_it_and_of_nothing_be
 
 def test_a_negated_predicate_does_not_pass_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = tuple(
-        dataclasses.replace(rule, predicate=lambda setup, rule=rule: not rule.predicate(setup)) for rule in RULES
+        dataclasses.replace(rule, when=lambda run, rule=rule: [] if rule.when(run) else [Violation()]) for rule in RULES
     )
     for name in IDS:
         own = [one for one in rules if one.id == name]
-        monkeypatch.setattr(check_module, "_GATES", by_gate(own))
+        monkeypatch.setattr(check_module, "RULES", own)
         assert name not in said_by(setup_of(CASES[name][0])), name
 
 
 def test_every_rule_is_a_whole_row() -> None:
-    plain = Setup("bf16_mixed")
     for rule in RULES:
         assert re.fullmatch(r"PB\d{3}", rule.id)
-        assert sum(bool(getattr(rule, severity)) for severity in SEVERITIES) == 1, rule.id
-        assert re.fullmatch(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)?", rule.path), rule.id
+        assert rule.severity in SEVERITIES, rule.id
+        assert re.fullmatch(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)?", rule.setting), rule.id
         assert rule.message, rule.id
-        assert rule.heading == f"{rule.id}: {rule.title}"
-        assert sum(bool(getattr(rule, evidence)) for evidence in EVIDENCE) == 1, rule.id
+        assert rule.evidence in EVIDENCE, rule.id
         assert rule.needs in NEEDS
         assert rule.sync is None or (rule.sync in SYNC and rule.needs in ("precision", "owners")), rule.id
         assert rule.title, rule.id
         assert not rule.message.endswith(".")
         assert rule.remedies, rule.id
         assert all(not way.endswith(".") for way in rule.remedies)
-        assert rule.gate is None or hasattr(plain, rule.gate), rule.id
         dated = re.search(r"\d+\.\d+|20\d\d|issues? \d+|pull requests? \d+|this (check|project)", rule.source)
         assert dated, f"{rule.id}: its source names no version, date or thread"
         if rule.evidence == "weak":
@@ -100,7 +97,7 @@ def test_a_rule_reads_no_more_than_it_says_it_needs(needs: str) -> None:
             known = {"views": setup.views, "given": setup.given, "rows": setup.rows, "target": setup.target}
             context = RuleContext(setup.precision, **known)
             context.read_owners()
-        assert [one.rule for one in ask(by_gate(rules), context) if "could not be judged" in one.rule] == []
+        assert [one.rule for one in ask(rules, context) if "could not be judged" in one.rule] == []
 
 
 def test_ids_are_unique_in_order_and_complete() -> None:
@@ -133,6 +130,6 @@ def test_a_version_that_is_known_in_part_decides_where_it_can() -> None:
     outcome = {}
     for version in ("0.16", "0.17", "0.17.0", "0.17.1", "0.18"):
         setup = setup_of(dict(case, target=f"h100x8,te2.9,cuda12.9,mcore{version}"))
-        found = findings_of(rule, setup, rule.predicate(setup))
+        found = findings_of(rule, setup)
         outcome[version] = found[0].severity if found else None
     assert outcome == {"0.16": None, "0.17": "warning", "0.17.0": None, "0.17.1": "error", "0.18": "error"}

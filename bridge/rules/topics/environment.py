@@ -1,10 +1,7 @@
 """Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
 
-from functools import partial
-from typing import Any
-
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import environment_rule
+from bridge.rules.rule import Rule, Violation, violated_if
 
 _CHANGES = {
     "tensorwise": ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES",),
@@ -20,125 +17,144 @@ _CHANGES = {
 """Scheme -> variables that give it other numbers."""
 
 
-def _is_on(s: RuleContext, name: str) -> bool:
-    return s.environment.get(name, "").lower() not in ("", "0", "none")
+def _is_on(run: RuleContext, name: str) -> bool:
+    return run.environment.get(name, "").lower() not in ("", "0", "none")
 
 
-def _is_refused(s: RuleContext) -> bool:
-    is_blackwell = s.capability is not None and s.capability >= (10, 0)
-    return is_blackwell and _is_on(s, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
+def _is_refused(run: RuleContext) -> bool:
+    is_blackwell = run.capability is not None and run.capability >= (10, 0)
+    return is_blackwell and _is_on(run, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
 
 
-def _another_source(s: RuleContext) -> Any:
-    stated = s.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
+def _another_source(run: RuleContext) -> bool:
+    stated = run.environment.get("ACCELERATE_MIXED_PRECISION", "").lower()
     theirs = {"no": "fp32", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16"}.get(stated)
-    if not stated or theirs == s.mode or (stated == "fp8" and s.fp8):
-        return None
-    return {"value": stated}
+    return bool(stated) and theirs != run.mode and not (stated == "fp8" and run.fp8)
 
 
-def _changed_numbers(s: RuleContext) -> list[dict[str, Any]]:
+def _changed_numbers(run: RuleContext) -> list[Violation]:
+    if not run.is_low or run.is_delayed:
+        return []
     names = ["NVTE_BACKWARD_OVERRIDE"]
-    if not (s.is_blockwise and _is_refused(s)):
-        names += _CHANGES.get(s.scheme or "", ())
-    return [{"path": f"environment.{name}", "value": s.environment[name]} for name in names if _is_on(s, name)]
+    if not (run.is_blockwise and _is_refused(run)):
+        names += _CHANGES.get(run.scheme or "", ())
+    return [Violation(f"environment.{name}") for name in names if _is_on(run, name)]
 
 
-def _attention_overruled(s: RuleContext) -> Any:
-    recipe = s.environment.get("NVTE_DPA_FP8_RECIPE")
-    on = s.model.fp8_dot_product_attention or s.model.fp8_multi_head_attention
-    return bool(recipe and on) and {"value": recipe}
+def _attention_overruled(run: RuleContext) -> bool:
+    is_on = run.model.fp8_dot_product_attention or run.model.fp8_multi_head_attention
+    return bool(run.environment.get("NVTE_DPA_FP8_RECIPE") and is_on)
 
 
-def _attention_variables(s: RuleContext) -> list[dict[str, Any]]:
+def _attention_variables(run: RuleContext) -> list[Violation]:
     """Return the variables that say another attention backend than the model's field."""
-    given = s.model.attention_backend
+    given = run.model.attention_backend
     chosen = str(getattr(given, "name", given) or "auto").lower()
     expected = {"auto": "111", "local": "000", "flash": "100", "fused": "010", "unfused": "001"}.get(chosen)
     names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
     return [
-        {"path": f"environment.{name}", "value": s.environment[name], "on": on, "chosen": chosen}
+        Violation(f"environment.{name}", words={"on": on, "chosen": chosen})
         for name, on in zip(names, expected or (), strict=False)
-        if s.environment.get(name, on) != on
+        if run.environment.get(name, on) != on
     ]
 
 
-_variable = partial(environment_rule, gate="has_environment")
-
 RULES = (
-    environment_rule(
-        heading="PB521: FP32 block scales on Blackwell",
-        predicate=lambda s: _is_refused(s) and {"value": s.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"]},
-        error="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES: blockwise scaling runs as MXFP8 there, which takes "
-        "power-of-two scales only",
+    Rule(
+        id="PB521",
+        title="FP32 block scales on Blackwell",
+        setting="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
+        severity="error",
+        when=violated_if(lambda run: run.is_blockwise and _is_refused(run)),
+        message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
         remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
-        verified="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
-        gate="is_blockwise",
+        source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
     ),
-    _variable(
-        heading="PB522: query-key scaling set in one place only",
-        predicate=lambda s: (
-            s.model.transformer_impl == "transformer_engine"
-            and not s.is_emulated
-            and s.model.apply_query_key_layer_scaling != _is_on(s, "NVTE_APPLY_QK_LAYER_SCALING")
+    Rule(
+        id="PB522",
+        title="query-key scaling set in one place only",
+        setting="model.apply_query_key_layer_scaling",
+        severity="error",
+        when=violated_if(
+            lambda run: (
+                run.has_environment
+                and run.model.transformer_impl == "transformer_engine"
+                and not run.is_emulated
+                and run.model.apply_query_key_layer_scaling != _is_on(run, "NVTE_APPLY_QK_LAYER_SCALING")
+            )
         ),
-        error="model.apply_query_key_layer_scaling: must agree with the environment variable "
-        "NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
+        message="must agree with the environment variable NVTE_APPLY_QK_LAYER_SCALING (1 or unset)",
         remedies=("set the variable to 1 where it is True and unset it where it is False", "change the field"),
-        verified="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
+        source="megatron-core 0.16.1 extensions/transformer_engine.py TEDotProductAttention",
     ),
-    _variable(
-        heading="PB523: determinism set in one place only",
-        predicate=lambda s: (
-            s.model.deterministic_mode
-            and not s.is_emulated
-            and s.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
+    Rule(
+        id="PB523",
+        title="determinism set in one place only",
+        setting="model.deterministic_mode",
+        severity="error",
+        when=violated_if(
+            lambda run: (
+                run.has_environment
+                and run.model.deterministic_mode
+                and not run.is_emulated
+                and run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
+            )
         ),
-        error="model.deterministic_mode: needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
+        message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
         remedies=("set the variable", "set deterministic_mode=False"),
-        verified="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
+        source="megatron-core 0.19.2 extensions/transformer_engine.py: RuntimeError",
     ),
-    _variable(
-        heading="PB524: another source says another precision",
-        predicate=_another_source,
-        warning="environment.ACCELERATE_MIXED_PRECISION: says another precision than this run's {s.mode}; Megatron "
-        "does not read it, other libraries do",
+    Rule(
+        id="PB524",
+        title="another source says another precision",
+        setting="environment.ACCELERATE_MIXED_PRECISION",
+        severity="warning",
+        when=violated_if(_another_source),
+        message="says another precision than this run's {run.mode}; Megatron does not read it, other libraries do",
         remedies=("unset it", "make it agree"),
-        reported="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
+        source="huggingface/transformers issue 29510; huggingface/accelerate issue 3139, 2024-10-02",
+        evidence="reported",
     ),
-    _variable(
-        heading="PB525: FP8 attention overruled by a variable",
-        predicate=_attention_overruled,
-        warning="environment.NVTE_DPA_FP8_RECIPE: replaces the attention's scheme, and F16 turns FP8 attention off, "
-        "whatever the config says",
+    Rule(
+        id="PB525",
+        title="FP8 attention overruled by a variable",
+        setting="environment.NVTE_DPA_FP8_RECIPE",
+        severity="warning",
+        when=violated_if(_attention_overruled),
+        message="replaces the attention's scheme, and F16 turns FP8 attention off, whatever the config says",
         remedies=("unset it",),
-        verified="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
+        source="Transformer Engine 2.20 pytorch/attention/dot_product_attention/dot_product_attention.py",
     ),
-    environment_rule(
-        heading="PB526: backward override under delayed scaling",
-        predicate=lambda s: _is_on(s, "NVTE_BACKWARD_OVERRIDE") and {"value": s.environment["NVTE_BACKWARD_OVERRIDE"]},
-        error="environment.NVTE_BACKWARD_OVERRIDE: must be unset under delayed scaling, whose recipe class refuses any "
-        "value",
+    Rule(
+        id="PB526",
+        title="backward override under delayed scaling",
+        setting="environment.NVTE_BACKWARD_OVERRIDE",
+        severity="error",
+        when=violated_if(lambda run: run.is_delayed and _is_on(run, "NVTE_BACKWARD_OVERRIDE")),
+        message="must be unset under delayed scaling, whose recipe class refuses any value",
         remedies=("unset it", "use fp8_recipe='tensorwise'"),
-        verified="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
-        gate="is_delayed",
+        source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
     ),
-    environment_rule(
-        heading="PB527: a variable changes the numbers",
-        predicate=lambda s: [] if s.is_delayed else _changed_numbers(s),
-        warning="environment.NVTE_BACKWARD_OVERRIDE: gives {s.scheme} scaling other numbers than the config shows, on "
-        "every rank that has it set",
+    Rule(
+        id="PB527",
+        title="a variable changes the numbers",
+        setting="environment.NVTE_BACKWARD_OVERRIDE",
+        severity="warning",
+        when=_changed_numbers,
+        message="gives {run.scheme} scaling other numbers than the config shows, on every rank that has it set",
         remedies=("unset it", "set it on every rank and keep it with the run"),
-        verified="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
-        gate="is_low",
+        source="Transformer Engine 2.20 common/recipe/__init__.py: read once, at import",
     ),
-    _variable(
-        heading="PB528: attention backend in two places",
-        predicate=_attention_variables,
-        error="environment.NVTE_FUSED_ATTN: must be {on} or unset under model.attention_backend={chosen}, or Megatron "
-        "stops when it builds the model",
+    Rule(
+        id="PB528",
+        title="attention backend in two places",
+        setting="environment.NVTE_FUSED_ATTN",
+        severity="error",
+        when=_attention_variables,
+        message="must be {on} or unset under model.attention_backend={chosen}, or Megatron stops when it builds the "
+        "model",
         remedies=("unset it", "choose the backend with model.attention_backend"),
-        verified="megatron-core 0.16.1 and 0.19.2 models/common/language_module/language_module.py:102; met in a "
+        source="megatron-core 0.16.1 and 0.19.2 models/common/language_module/language_module.py:102; met in a "
         "rehearsal of ROCm/Megatron-LM gpt3_345m_weekly_dgx_h100_1N8G_mcore_tp1_pp2_fp8_pp, written for an earlier one",
     ),
 )

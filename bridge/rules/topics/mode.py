@@ -1,67 +1,66 @@
 """FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
 
-from typing import Any
-
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, mcore, violated_if, without_effect
 from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.versions import at_least
 
 
-def _several_modes(s: RuleContext) -> Any:
-    on = [mode for mode in ("fp32", "fp16", "bf16") if s.stated.get(mode)]
+def _several_modes(run: RuleContext) -> list[Violation]:
+    on = [mode for mode in ("fp32", "fp16", "bf16") if run.stated.get(mode)]
     if len(on) > 1:
-        return {"path": on[-1], "value": on}
-    for role, owner in (("model", s.model), ("optimizer", s.optimizer)):
-        if owner.fp16 and owner.bf16:
-            return {"path": f"{role}.bf16", "value": ["fp16", "bf16"]}
-    return None
+        return [Violation(on[-1], value=on)]
+    owners = {"model": run.model, "optimizer": run.optimizer}
+    both = [role for role, owner in owners.items() if owner.fp16 and owner.bf16]
+    return [Violation(f"{role}.bf16", value=["fp16", "bf16"]) for role in both[:1]]
 
 
-def _dtype_of_another_mode(s: RuleContext) -> list[dict[str, Any]]:
-    if _weights_are_not_cast(s):
+def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
+    if _weights_are_not_cast(run):
         return []
-    legal = {"params_dtype": [s.mode, "fp32"] if s.is_half else ["fp32"]}
-    autocast = [s.model.autocast_dtype] if s.model.enable_autocast and s.model.autocast_dtype else []
+    legal = {"params_dtype": [run.mode, "fp32"] if run.is_half else ["fp32"]}
+    autocast = [run.model.autocast_dtype] if run.model.enable_autocast and run.model.autocast_dtype else []
     legal["pipeline_dtype"] = list(dict.fromkeys(legal["params_dtype"] + autocast))
     return [
-        {"path": name, "value": getattr(s.model, name), "legal": " or ".join(dtypes)}
+        Violation(name, value=getattr(run.model, name), words={"legal": " or ".join(dtypes)})
         for name, dtypes in legal.items()
-        if getattr(s.model, name) not in (*dtypes, None)
+        if getattr(run.model, name) not in (*dtypes, None)
     ]
 
 
-def _received_in_another_dtype(s: RuleContext) -> dict[str, str] | None:
-    received = s.model.pipeline_dtype
-    if s.pp < 2 or received is None:
-        return None
-    if s.model.fp32_residual_connection and at_least(s.mcore, RESIDUAL_IS_KEPT) is not False:
-        return None  # Megatron's __post_init__ makes it FP32
-    is_local = s.model.transformer_impl == "local" or (s.is_own and s.backend != "te_cpu" and not s.has_gpu)
-    sent = sent_between_stages(s.model, s.mcore, is_local=is_local)
-    return {"sent": sent} if sent not in (received, None) else None
+def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
+    received = run.model.pipeline_dtype
+    if not run.has_model or run.pp < 2 or received is None:
+        return []
+    if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
+        return []  # Megatron's __post_init__ makes it FP32
+    is_local = run.model.transformer_impl == "local" or (run.is_own and run.backend != "te_cpu" and not run.has_gpu)
+    sent = sent_between_stages(run.model, run.mcore, is_local=is_local)
+    return [Violation(words={"sent": sent})] if sent not in (received, None) else []
 
 
-def _without_mode(s: RuleContext) -> dict[str, Any] | None:
+def _without_mode(run: RuleContext) -> list[Violation]:
     """Return the format of an FP8 or FP4 run in FP32 that does not state fp32."""
-    if s.precision is None or not s.is_low or not s.is_fp32 or s.stated.get("fp32"):
-        return None
-    return {"path": "fp8" if s.fp8 else "fp4", "value": s.fp8 or s.fp4}
+    if run.precision is None or not run.is_low or not run.is_fp32 or run.stated.get("fp32"):
+        return []
+    return [Violation("fp8" if run.fp8 else "fp4", value=run.fp8 or run.fp4)]
 
 
-def _weights_are_not_cast(s: RuleContext) -> bool:
+def _weights_are_not_cast(run: RuleContext) -> bool:
     """FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast."""
-    return s.precision is None and s.is_fp32 and s.model.params_dtype in ("fp16", "bf16")
+    return run.precision is None and run.is_fp32 and run.model.params_dtype in ("fp16", "bf16")
 
 
-RECEIVED = target_rule(
-    heading="PB109: stage that receives another dtype than was sent",
-    predicate=_received_in_another_dtype,
-    error="pipeline_dtype: a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
+RECEIVED = Rule(
+    id="PB109",
+    title="stage that receives another dtype than was sent",
+    setting="pipeline_dtype",
+    severity="error",
+    when=_received_in_another_dtype,
+    message="a pipeline stage receives its input in this dtype, and the stage before it sends {sent}",
     remedies=("state pipeline_dtype='{sent}'",),
-    verified="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
+    source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
     "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
-    gate="has_model",
     explanation="No message says its dtype: over gloo the run goes on with other numbers, over NCCL it can hang. With "
     "FP32 weights under autocast a stage sends autocast's dtype before megatron-core 0.17 (FP32 where a local layer "
     "adds a bias), and FP32 since. fp32_residual_connection reaches the next stage since 0.17, where Megatron corrects "
@@ -69,130 +68,189 @@ RECEIVED = target_rule(
 )
 
 RULES = (
-    precision_rule(
-        heading="PB101: more than one mode",
+    Rule(
+        id="PB101",
+        title="more than one mode",
+        setting="bf16",
+        severity="error",
+        needs="precision",
         sync="refused",
-        predicate=_several_modes,
-        error="bf16: only one of fp32, fp16 and bf16 can be on",
+        when=_several_modes,
+        message="only one of fp32, fp16 and bf16 can be on",
         remedies=("keep one and set the others to False",),
-        verified=f"{MODEL_CHECK}; Megatron Bridge training/config.py, 2026-08-22",
+        source=f"{MODEL_CHECK}; Megatron Bridge training/config.py, 2026-08-22",
         explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does not, and would pick "
         "FP16.",
     ),
-    precision_rule(
-        heading="PB102: dtype of another mode",
-        predicate=_dtype_of_another_mode,
-        error="params_dtype: must be {legal} in a run whose mode is {s.mode}",
+    Rule(
+        id="PB102",
+        title="dtype of another mode",
+        setting="params_dtype",
+        severity="error",
+        needs="precision",
+        when=_dtype_of_another_mode,
+        message="must be {legal} in a run whose mode is {run.mode}",
         remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
-        verified="Megatron-LM training/arguments.py validate_args, 0.19.2 (nothing checks it for configs built in "
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (nothing checks it for configs built in "
         "Python)",
         explanation="Megatron-LM's argument parser derives the dtype of weights and of pipeline buffers from --bf16 "
         "and --fp16. Configs built in Python can disagree: weights of one dtype then meet norms and embeddings of "
         "another, which fails in a matrix multiplication or trains in a dtype that no setting states.",
     ),
-    owners_rule(
-        heading="PB103: no FP32 master weights and no loss scale",
-        predicate=_weights_are_not_cast,
-        error="model.params_dtype: half-precision weights need the mode switched on, or the optimizer steps on them "
-        "without FP32 masters",
-        remedies=("set model.{s.model.params_dtype} and optimizer.{s.model.params_dtype} to True", "choose a recipe"),
-        verified="megatron-core 0.16.1 optimizer/__init__.py: FP32Optimizer is chosen by optimizer.fp16 and "
+    Rule(
+        id="PB103",
+        title="no FP32 master weights and no loss scale",
+        setting="model.params_dtype",
+        severity="error",
+        needs="owners",
+        when=violated_if(_weights_are_not_cast),
+        message="half-precision weights need the mode switched on, or the optimizer steps on them without FP32 masters",
+        remedies=(
+            "set model.{run.model.params_dtype} and optimizer.{run.model.params_dtype} to True",
+            "choose a recipe",
+        ),
+        source="megatron-core 0.16.1 optimizer/__init__.py: FP32Optimizer is chosen by optimizer.fp16 and "
         "optimizer.bf16",
         explanation="An update of the size lr x gradient is often smaller than half an ulp of a BF16 weight (one part "
         "in 256 or less), so that it rounds away and the weight never moves. FP32 master weights keep the sum.",
     ),
-    precision_rule(
-        heading="PB104: autocast to FP32",
+    Rule(
+        id="PB104",
+        title="autocast to FP32",
+        setting="autocast_enabled",
+        severity="error",
+        needs="precision",
         sync="reported",
-        predicate=lambda s: s.model.enable_autocast and (s.model.autocast_dtype or s.model.params_dtype) == "fp32",
-        error="autocast_enabled: autocast needs a half-precision dtype to cast to, and would cast to fp32",
+        when=violated_if(
+            lambda run: run.model.enable_autocast and (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
+        ),
+        message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
-        verified="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
     ),
-    sync_rule(
-        heading="PB105: autocast dtype without autocast",
-        warning="autocast_dtype: has no effect: {why}",
-        predicate=lambda s: s.inert_and_stated(["autocast_dtype"]),
+    Rule(
+        id="PB105",
+        title="autocast dtype without autocast",
+        setting="autocast_dtype",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=lambda run: without_effect(run, ["autocast_dtype"]),
+        message="has no effect: {why}",
         remedies=("state autocast_enabled=True", "drop it"),
-        verified="megatron-core 0.16.1 pipeline_parallel/schedules.py",
+        source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
     ),
     Rule(
-        heading="PB106: FP32 residual in an FP32 run",
-        predicate=lambda s: s.model.fp32_residual_connection and s.is_fp32,
-        error="model.fp32_residual_connection: an FP32 residual stream means something in fp16 and bf16 runs only",
+        id="PB106",
+        title="FP32 residual in an FP32 run",
+        setting="model.fp32_residual_connection",
+        severity="error",
+        when=violated_if(lambda run: run.model.fp32_residual_connection and run.is_fp32),
+        message="an FP32 residual stream means something in fp16 and bf16 runs only",
         remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
-        verified=PARSER,
+        source=PARSER,
     ),
     Rule(
-        heading="PB107: FP16 cross entropy outside FP16",
-        predicate=lambda s: s.model.fp16_lm_cross_entropy and not s.is_fp16,
-        error="model.fp16_lm_cross_entropy: cross entropy in FP16 works in an fp16 run only",
+        id="PB107",
+        title="FP16 cross entropy outside FP16",
+        setting="model.fp16_lm_cross_entropy",
+        severity="error",
+        when=violated_if(lambda run: run.model.fp16_lm_cross_entropy and not run.is_fp16),
+        message="cross entropy in FP16 works in an fp16 run only",
         remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
-        verified=PARSER,
+        source=PARSER,
     ),
     Rule(
-        heading="PB108: pipeline without a dtype",
-        predicate=lambda s: s.has_model and s.pp > 1 and s.model.pipeline_dtype is None,
-        error="model.pipeline_dtype: pipeline stages need the dtype of what they receive",
-        remedies=("set it to the dtype of the activations ({s.mode})", "choose a recipe, which does"),
-        verified="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
+        id="PB108",
+        title="pipeline without a dtype",
+        setting="model.pipeline_dtype",
+        severity="error",
+        when=violated_if(lambda run: run.has_model and run.pp > 1 and run.model.pipeline_dtype is None),
+        message="pipeline stages need the dtype of what they receive",
+        remedies=("set it to the dtype of the activations ({run.mode})", "choose a recipe, which does"),
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",
     ),
     RECEIVED,
     Rule(
-        heading="PB110: autocast under expert-parallel overlap",
-        predicate=lambda s: s.model.enable_autocast and s.model.overlap_moe_expert_parallel_comm,
-        warning="model.enable_autocast: has no effect under model.overlap_moe_expert_parallel_comm: the schedule "
-        "enters another context instead",
+        id="PB110",
+        title="autocast under expert-parallel overlap",
+        setting="model.enable_autocast",
+        severity="warning",
+        when=violated_if(
+            lambda run: run.is_moe and run.model.enable_autocast and run.model.overlap_moe_expert_parallel_comm
+        ),
+        message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters another context "
+        "instead",
         remedies=("turn the overlap off", "use a recipe without autocast"),
-        verified="megatron-core 0.16.1 and 0.19.2 pipeline_parallel/combined_1f1b.py",
-        gate="is_moe",
+        source="megatron-core 0.16.1 and 0.19.2 pipeline_parallel/combined_1f1b.py",
     ),
     Rule(
-        heading="PB111: a switch of the whole process",
-        predicate=lambda s: s.is_bf16 and s.model.disable_bf16_reduced_precision_matmul,
-        info="model.disable_bf16_reduced_precision_matmul: is set for the whole process when the config is made, and "
-        "never set back",
+        id="PB111",
+        title="a switch of the whole process",
+        setting="model.disable_bf16_reduced_precision_matmul",
+        severity="info",
+        when=violated_if(lambda run: run.is_bf16 and run.model.disable_bf16_reduced_precision_matmul),
+        message="is set for the whole process when the config is made, and never set back",
         remedies=("make no other model in the same process that relies on it being on",),
-        verified=MODEL_CHECK,
+        source=MODEL_CHECK,
     ),
     Rule(
-        heading="PB112: batch-invariant mode outside BF16",
-        predicate=lambda s: s.model.batch_invariant_mode and s.model.params_dtype != "bf16",
-        warning="model.batch_invariant_mode: batch-invariant kernels are made for BF16 weights, which Megatron asserts "
-        "from 0.20 on",
+        id="PB112",
+        title="batch-invariant mode outside BF16",
+        setting="model.batch_invariant_mode",
+        severity="warning",
+        when=violated_if(lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16"),
+        message="batch-invariant kernels are made for BF16 weights, which Megatron asserts from 0.20 on",
         remedies=("choose a bf16 recipe", "turn it off"),
-        verified="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
-    ),
-    precision_rule(
-        heading="PB113: autocast dtype that autocast does not take",
-        predicate=lambda s: s.model.autocast_dtype not in (None, "bf16", "fp16", "fp32"),
-        error="autocast_dtype: must be bf16, fp16 or fp32",
-        remedies=("use one of these", "drop it"),
-        verified="PyTorch 2.13 torch/amp/autocast_mode.py",
-    ),
-    sync_rule(
-        heading="PB114: BF16 sums outside BF16",
-        predicate=lambda s: s.stands_out("disable_bf16_reduced_precision_matmul") and not s.is_bf16,
-        warning="disable_bf16_reduced_precision_matmul: has no effect: Megatron sets the switch in bf16 runs only, and "
-        "this one is {s.mode}",
-        remedies=("drop it", "choose a bf16 recipe"),
-        verified="megatron-core 0.16.1 transformer/transformer_config.py:921",
+        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
     ),
     Rule(
-        heading="PB115: dtype of Mamba's states without Mamba",
-        predicate=lambda s: s.stands_out("mamba_training_ssm_states_dtype") and s.has_model and not s.is_hybrid,
-        warning="mamba_training_ssm_states_dtype: has no effect: the model has no Mamba layers",
-        remedies=("drop it", "set model.hybrid_layer_pattern"),
-        verified="megatron-core 0.19.2 ssm/mamba_mixer.py:227",
-        versions=(mcore(since="0.19"),),
+        id="PB113",
+        title="autocast dtype that autocast does not take",
+        setting="autocast_dtype",
+        severity="error",
+        needs="precision",
+        when=violated_if(lambda run: run.model.autocast_dtype not in (None, "bf16", "fp16", "fp32")),
+        message="must be bf16, fp16 or fp32",
+        remedies=("use one of these", "drop it"),
+        source="PyTorch 2.13 torch/amp/autocast_mode.py",
     ),
-    precision_rule(
-        heading="PB116: FP8 or FP4 without a mode",
+    Rule(
+        id="PB114",
+        title="BF16 sums outside BF16",
+        setting="disable_bf16_reduced_precision_matmul",
+        severity="warning",
+        needs="owners",
         sync="reported",
-        predicate=_without_mode,
-        warning="fp8: no mode is stated, so that everything around the low-precision GEMMs is FP32, weights and "
+        when=violated_if(lambda run: run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16),
+        message="has no effect: Megatron sets the switch in bf16 runs only, and this one is {run.mode}",
+        remedies=("drop it", "choose a bf16 recipe"),
+        source="megatron-core 0.16.1 transformer/transformer_config.py:921",
+    ),
+    Rule(
+        id="PB115",
+        title="dtype of Mamba's states without Mamba",
+        setting="mamba_training_ssm_states_dtype",
+        severity="warning",
+        versions=(mcore(since="0.19"),),
+        when=violated_if(
+            lambda run: run.stands_out("mamba_training_ssm_states_dtype") and run.has_model and not run.is_hybrid
+        ),
+        message="has no effect: the model has no Mamba layers",
+        remedies=("drop it", "set model.hybrid_layer_pattern"),
+        source="megatron-core 0.19.2 ssm/mamba_mixer.py:227",
+    ),
+    Rule(
+        id="PB116",
+        title="FP8 or FP4 without a mode",
+        setting="fp8",
+        severity="warning",
+        needs="precision",
+        sync="reported",
+        when=_without_mode,
+        message="no mode is stated, so that everything around the low-precision GEMMs is FP32, weights and "
         "activations too",
         remedies=("state bf16=True", "state fp32=True, if that is meant"),
-        verified="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
     ),
 )

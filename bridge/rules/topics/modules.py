@@ -10,7 +10,7 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
 from bridge.rules.context import RuleContext
 from bridge.rules.factories import why_not_found
-from bridge.rules.rule import Rule, mcore, owners_rule, target_rule
+from bridge.rules.rule import Rule, Violation, mcore, violated_if
 from bridge.rules.versions import dotted
 
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
@@ -19,119 +19,126 @@ MADE_FOR_ROW = re.compile(r"row_(\d+)(?:_\d+)?")
 """Name of a matcher that `bridge.precision.module_schemes` makes for a row."""
 
 
-def _acts_nowhere(s: RuleContext) -> dict[str, Any] | None:
+def _acts_nowhere(run: RuleContext) -> list[Violation]:
     """Return the rows without FP8 and FP4 of a run without either, unless a later row chooses one of them."""
-    rows = selected_modules.own_rows(s)
-    if s.is_low or not rows or any(row.precision.family is not None for row in rows):
-        return None
-    return {"value": [str(row) for row in rows][: selected_modules.MOST]}
+    rows = selected_modules.own_rows(run)
+    if run.is_low or not rows or any(row.precision.family is not None for row in rows):
+        return []
+    return [Violation(value=[str(row) for row in rows][: selected_modules.MOST])]
 
 
-def _effects(s: RuleContext) -> list[tuple[str, Effect]]:
+def _effects(run: RuleContext) -> list[tuple[str, Effect]]:
     """Return (row or matcher, effect in training) of each matcher that is on; the chunks' recipes share payloads."""
     found: dict[str, Effect] = {}
-    for recipe in quant_recipes(s.model.quant_recipe):
+    for recipe in quant_recipes(run.model.quant_recipe):
         for matcher in recipe.matchers:
             if matcher.training is not None:
-                found.setdefault(_stated_name(s, matcher.name), matcher.training)
+                found.setdefault(_stated_name(run, matcher.name), matcher.training)
     return list(found.items())
 
 
-def _stated_name(s: RuleContext, matcher: str) -> str:
+def _stated_name(run: RuleContext, matcher: str) -> str:
     """Return the pattern of the row that a matcher was made for; a foreign matcher's own name."""
-    made, rows = MADE_FOR_ROW.fullmatch(matcher), selected_modules.own_rows(s)
+    made, rows = MADE_FOR_ROW.fullmatch(matcher), selected_modules.own_rows(run)
     return str(rows[int(made[1])]) if made is not None and int(made[1]) < len(rows) else matcher
 
 
-def _without_effect(s: RuleContext) -> dict[str, Any] | None:
+def _without_effect(run: RuleContext) -> list[Violation]:
     """Return the schemes of a recipe that changes nothing, since the run enters no FP8 or FP4 context."""
-    low = [effect for _, effect in _effects(s) if effect.family is not None]
-    if s.is_low or not low or any(effect.chooses_in_high for effect in low):
-        return None
-    return {"schemes": ", ".join(dict.fromkeys(str(effect.scheme) for effect in low)), "value": len(low)}
-
-
-def _stale(s: RuleContext) -> dict[str, Any] | None:
-    acting = [name for name, effect in _effects(s) if effect.chooses_in_high]
-    if s.is_low or not acting or s.is_emulated or s.model.disable_parameter_transpose_cache:
-        return None
-    return selected_modules.about(s, ", ".join(acting))
-
-
-def _beyond_the_gpu(s: RuleContext) -> list[dict[str, Any]]:
-    """Return the schemes of single modules that the GPU cannot run; PB602 and PB603 are about that of the run."""
-    if s.capability is None or not s.has_gpu or s.is_emulated:
+    low = [effect for _, effect in _effects(run) if effect.family is not None]
+    if run.is_low or not low or any(effect.chooses_in_high for effect in low):
         return []
-    chosen = {effect.scheme for _, effect in _effects(s) if effect.acts(is_low=s.is_low)} - {s.scheme}
+    schemes = ", ".join(dict.fromkeys(str(effect.scheme) for effect in low))
+    return [Violation(value=len(low), words={"schemes": schemes})]
+
+
+def _stale(run: RuleContext) -> list[Violation]:
+    acting = [name for name, effect in _effects(run) if effect.chooses_in_high]
+    if run.is_low or not acting or run.is_emulated or run.model.disable_parameter_transpose_cache:
+        return []
+    return [selected_modules.about(run, ", ".join(acting))]
+
+
+def _beyond_the_gpu(run: RuleContext) -> list[Violation]:
+    """Return the schemes of single modules that the GPU cannot run; PB602 and PB603 are about that of the run."""
+    if run.capability is None or not run.has_gpu or run.is_emulated:
+        return []
+    chosen = {effect.scheme for _, effect in _effects(run) if effect.acts(is_low=run.is_low)} - {run.scheme}
     found = []
     for row in SCHEMES:
         least, limit = row.min_compute_capability, row.below_compute_capability
-        needs = [f"{dotted(least)} or later"] if least is not None and s.capability < least else []
-        needs += [f"below {dotted(limit)}"] if limit is not None and s.capability >= limit else []
+        needs = [f"{dotted(least)} or later"] if least is not None and run.capability < least else []
+        needs += [f"below {dotted(limit)}"] if limit is not None and run.capability >= limit else []
         if row.name in chosen and needs:
-            found.append(selected_modules.about(s, row.name, needs=" and ".join(needs), has=dotted(s.capability)))
+            found.append(selected_modules.about(run, row.name, needs=" and ".join(needs), has=dotted(run.capability)))
     return found
 
 
-def _stored(s: RuleContext) -> dict[str, Any] | None:
-    names = [name for name, effect in _effects(s) if effect.stored]
-    return selected_modules.about(s, ", ".join(names)) if names else None
+def _stored(run: RuleContext) -> list[Violation]:
+    names = [name for name, effect in _effects(run) if effect.stored]
+    return [selected_modules.about(run, ", ".join(names))] if names else []
 
 
-def _differing_chunks(s: RuleContext) -> dict[str, Any] | None:
+def _differing_chunks(run: RuleContext) -> list[Violation]:
     """Return the stages whose model chunks have recipes of their own."""
-    held = s.model.quant_recipe
+    held = run.model.quant_recipe if run.precision is not None else None
     files = list(getattr(held, "files", held) or ()) if not isinstance(held, Mapping | str) else []
-    stages = s.model.pipeline_model_parallel_size or 1
+    stages = run.model.pipeline_model_parallel_size or 1
     if len(files) <= stages or len(files) % stages:
-        return None
-    differing = [stage for stage, file in enumerate(stage_recipes(files, stages)) if file is None]
-    if not differing:
-        return None
-    rows = [str(row) for row in selected_modules.own_rows(s) if row.names_layers]
-    return {"value": rows, "stages": ", ".join(map(str, differing)), "chunks": len(files) // stages}
+        return []
+    differing = [str(stage) for stage, file in enumerate(stage_recipes(files, stages)) if file is None]
+    rows = [str(row) for row in selected_modules.own_rows(run) if row.names_layers]
+    words = {"stages": ", ".join(differing), "chunks": len(files) // stages}
+    return [Violation(value=rows, words=words)] if differing else []
 
 
-def _off(s: RuleContext) -> list[dict[str, Any]]:
-    held = s.model.quant_recipe
+def _off(run: RuleContext) -> list[Violation]:
+    held = run.model.quant_recipe
     matchers = held.get("matchers") if isinstance(held, Mapping) else None
     return [
-        {"name": name, "value": row.get("pattern")}
+        Violation(value=row.get("pattern"), words={"name": name})
         for name, row in (matchers.items() if isinstance(matchers, Mapping) else ())
         if isinstance(row, Mapping) and "enabled" not in row
     ]
 
 
-def _missing_factories(s: RuleContext) -> list[dict[str, Any]]:
+def _missing_factories(run: RuleContext) -> list[Violation]:
     """Return the quantizer factories, of the run and of single modules, that are not found on this machine."""
-    if s.is_emulated:  # which refuses every factory
+    if run.is_emulated:  # which refuses every factory
         return []
-    factories = [row.get("custom_recipe_factory") for _, row in _payloads(s)]
-    paths = [selected_modules.about(s, factory) for factory in factories if factory]
+    factories = [row.get("custom_recipe_factory") for _, row in _payloads(run)]
+    setting = selected_modules.about(run, None).path
+    paths = [(setting, factory) for factory in factories if factory]
     for family in ("fp8", "fp4"):
         name = f"{family}_quantizer_factory"
-        if s.is_custom and getattr(s, family) and getattr(s.model, name):
-            paths.append({"path": name, "value": getattr(s.model, name)})
-    return [{**one, "why": why} for one in paths if (why := why_not_found(str(one["value"]))) is not None]
+        if run.is_custom and getattr(run, family) and getattr(run.model, name):
+            paths.append((name, getattr(run.model, name)))
+    return [
+        Violation(path, value=factory, words={"why": why})
+        for path, factory in paths
+        if (why := why_not_found(str(factory))) is not None
+    ]
 
 
-def next_to_stored_weights(s: RuleContext) -> dict[str, Any] | None:
+def next_to_stored_weights(run: RuleContext) -> list[Violation]:
     """Return the patterns of a hybrid model's recipes in a run that stores its weights in FP8 or FP4.
 
     A GPT reads no fp8_param of a payload (PB289).
     """
-    recipes = quant_recipes(s.model.quant_recipe) if s.is_hybrid and (s.gathers_fp8 or s.gathers_fp4) else ()
-    return selected_modules.about(s, [matcher.select for matcher in recipes[0].matchers]) if recipes else None
+    is_stored = run.is_low and run.is_hybrid and (run.gathers_fp8 or run.gathers_fp4)
+    recipes = quant_recipes(run.model.quant_recipe)[:1] if is_stored else ()
+    return [selected_modules.about(run, [matcher.select for matcher in one.matchers]) for one in recipes]
 
 
-def wrong_payloads(s: RuleContext) -> list[dict[str, str]]:
+def wrong_payloads(run: RuleContext) -> list[Violation]:
     """Return what Transformer Engine's per-module recipes refuse."""
-    return [{"key": key, "what": fault} for key, row in _payloads(s) for fault in payload_faults(row)]
+    payloads = _payloads(run) if run.has_model else ()
+    return [Violation(words={"key": key, "what": fault}) for key, row in payloads for fault in payload_faults(row)]
 
 
-def _payloads(s: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (name.part, recipe) of each payload; the chunks' recipes share them."""
-    for recipe in quant_recipes(s.model.quant_recipe)[:1]:
+    for recipe in quant_recipes(run.model.quant_recipe)[:1]:
         for name, body in recipe.configs.items():
             for part in (TRAINING, EVALUATION) if isinstance(body, Mapping) else ():
                 if isinstance(body.get(part), Mapping):
@@ -139,155 +146,205 @@ def _payloads(s: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 RULES = (
-    owners_rule(
-        heading="PB281: a choice per module that takes nothing",
+    Rule(
+        id="PB281",
+        title="a choice per module that takes nothing",
+        setting="model.quant_recipe",
+        severity="error",
+        needs="owners",
         sync="strict",
-        predicate=selected_modules.empty,
-        error="model.quant_recipe: {noun} {name} takes no linear layer of this model{reason}",
+        when=selected_modules.empty,
+        message="{noun} {name} takes no linear layer of this model{reason}",
         remedies=("use a name that `precision-bridge modules` lists{near}", "drop it"),
-        verified=MATCHING,
+        source=MATCHING,
         explanation="Transformer Engine's linear layers read a per-module recipe. Embeddings, norms, the router and "
         "the output layer do not, and compute in the dtype of the run.",
     ),
     Rule(
-        heading="PB282: a choice per module behind an earlier one",
-        predicate=selected_modules.hidden,
-        warning="model.quant_recipe: {noun} {name} decides for no module: each that it selects is taken before, by "
-        "{noun} {by}",
+        id="PB282",
+        title="a choice per module behind an earlier one",
+        setting="model.quant_recipe",
+        severity="warning",
+        when=selected_modules.hidden,
+        message="{noun} {name} decides for no module: each that it selects is taken before, by {noun} {by}",
         remedies=("put it before {noun} {by}", "drop it"),
-        verified=MATCHING,
+        source=MATCHING,
     ),
     Rule(
-        heading="PB283: FP8 or FP4 for modules that have none",
-        predicate=selected_modules.unread,
-        warning="model.quant_recipe: {noun} {name} asks for {precision} in {modules} too, which read no per-module "
-        "recipe and stay in {s.mode}",
+        id="PB283",
+        title="FP8 or FP4 for modules that have none",
+        setting="model.quant_recipe",
+        severity="warning",
+        when=selected_modules.unread,
+        message="{noun} {name} asks for {precision} in {modules} too, which read no per-module recipe and stay in "
+        "{run.mode}",
         remedies=("name the linear layers, *.linear_* say",),
-        verified=MATCHING,
+        source=MATCHING,
     ),
     Rule(
-        heading="PB284: a per-module file that depends on the pipeline",
-        predicate=selected_modules.elsewhere,
-        warning="model.quant_recipe: matcher {name} chooses {precision} for {here} under PP={s.pp}, and for {there} "
-        "under PP={stages}: its numbers count within a stage",
+        id="PB284",
+        title="a per-module file that depends on the pipeline",
+        setting="model.quant_recipe",
+        severity="warning",
+        when=selected_modules.elsewhere,
+        message="matcher {name} chooses {precision} for {here} under PP={run.pp}, and for {there} under PP={stages}: "
+        "its numbers count within a stage",
         remedies=("state the layers in mixed_precision.modules, whose numbers count over the model",),
-        verified=MATCHING,
+        source=MATCHING,
     ),
-    owners_rule(
-        heading="PB285: model chunks that need recipes of their own",
+    Rule(
+        id="PB285",
+        title="model chunks that need recipes of their own",
+        setting="modules",
+        severity="warning",
+        needs="owners",
         sync="reported",
-        predicate=_differing_chunks,
-        warning="modules: the {chunks} chunks of stage {stages} need different recipes, and Megatron gives all chunks "
-        "of a stage one: a trainer that does not hand each chunk its own stops when it builds the model",
+        when=_differing_chunks,
+        message="the {chunks} chunks of stage {stages} need different recipes, and Megatron gives all chunks of a "
+        "stage one: a trainer that does not hand each chunk its own stops when it builds the model",
         remedies=(
             "train with scripts/train.py, which does",
             "build each chunk with model.quant_recipe.of_chunk(number)",
             "use virtual_pipeline_model_parallel_size=None",
             "state rows without layers",
         ),
-        verified=MATCHING,
-        gate="precision",
+        source=MATCHING,
         explanation="Megatron's matcher sees the path of a module within its chunk, which is the same in every chunk, "
         "and all chunks of a stage share one config.",
     ),
-    owners_rule(
-        heading="PB286: per-module FP8 without effect",
+    Rule(
+        id="PB286",
+        title="per-module FP8 without effect",
+        setting="model.quant_recipe",
+        severity="warning",
+        needs="owners",
         sync="reported",
-        predicate=_without_effect,
-        warning="model.quant_recipe: has no effect: {schemes} is chosen for modules of a run without FP8 and FP4, and "
-        "no payload says override_nonquantized_autocast",
+        when=_without_effect,
+        message="has no effect: {schemes} is chosen for modules of a run without FP8 and FP4, and no payload says "
+        "override_nonquantized_autocast",
         remedies=(
             "state override_nonquantized_autocast: true in the payloads",
             "choose a recipe with FP8 or FP4",
             "drop it",
         ),
-        verified=PAYLOAD,
+        source=PAYLOAD,
     ),
-    target_rule(
-        heading="PB287: stale FP8 weights",
-        predicate=_stale,
-        error="model.quant_recipe: modules in FP8 of a run without FP8 keep the quantised weights of the first step: "
-        "Megatron renews them only where fp8 or fp4 is on",
+    Rule(
+        id="PB287",
+        title="stale FP8 weights",
+        setting="model.quant_recipe",
+        severity="error",
+        versions=(mcore(until="0.19"),),
+        when=_stale,
+        message="modules in FP8 of a run without FP8 keep the quantised weights of the first step: Megatron renews "
+        "them only where fp8 or fp4 is on",
         remedies=(
             "use megatron-core 0.19",
             "set model.disable_parameter_transpose_cache=True",
             "choose a recipe with FP8 and the modules that stay in BF16",
         ),
-        verified="megatron-core 0.16.1 transformer/module.py:110 set_is_first_microbatch; NVIDIA/Megatron-LM issues "
+        source="megatron-core 0.16.1 transformer/module.py:110 set_is_first_microbatch; NVIDIA/Megatron-LM issues "
         "5641 and 5642",
-        versions=(mcore(until="0.19"),),
     ),
-    owners_rule(
-        heading="PB288: weights stored per module in an old Megatron",
+    Rule(
+        id="PB288",
+        title="weights stored per module in an old Megatron",
+        setting="model.quant_recipe",
+        severity="error",
+        needs="owners",
         sync="reported",
-        predicate=_stored,
-        error="model.quant_recipe: a payload with fp8_param or fp4_param is refused when the model is built",
-        remedies=("use megatron-core 0.18", "drop fp8_param and fp4_param there"),
-        verified=f"{PAYLOAD}: the keys are absent from 0.17.1 and there in 0.18.0",
         versions=(mcore(until="0.18"),),
+        when=_stored,
+        message="a payload with fp8_param or fp4_param is refused when the model is built",
+        remedies=("use megatron-core 0.18", "drop fp8_param and fp4_param there"),
+        source=f"{PAYLOAD}: the keys are absent from 0.17.1 and there in 0.18.0",
     ),
     Rule(
-        heading="PB289: weights stored per module in a GPT",
-        predicate=lambda s: not s.is_hybrid and _stored(s),
-        warning="model.quant_recipe: fp8_param and fp4_param of a payload have no effect in a GPT: its layers are "
-        "built without the names that payloads are matched by",
-        remedies=("state fp8_param_gather for the whole run", "drop it"),
-        verified="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, extensions/transformer_engine.py",
+        id="PB289",
+        title="weights stored per module in a GPT",
+        setting="model.quant_recipe",
+        severity="warning",
         versions=(mcore(since="0.18"),),
+        when=lambda run: _stored(run) if not run.is_hybrid else [],
+        message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are built without the names "
+        "that payloads are matched by",
+        remedies=("state fp8_param_gather for the whole run", "drop it"),
+        source="Megatron-LM main of 2026-08-22 transformer/transformer_block.py, extensions/transformer_engine.py",
     ),
     Rule(
-        heading="PB290: a matcher that is off",
-        predicate=_off,
-        warning="model.quant_recipe: matcher {name} is off: it has no `enabled`",
+        id="PB290",
+        title="a matcher that is off",
+        setting="model.quant_recipe",
+        severity="warning",
+        when=_off,
+        message="matcher {name} is off: it has no `enabled`",
         remedies=("write enabled: true", "write enabled: false, to say so"),
-        verified=MATCHING,
-    ),
-    target_rule(
-        heading="PB291: scheme of a module that the GPU does not run",
-        predicate=_beyond_the_gpu,
-        error="model.quant_recipe: {value} of single modules needs compute capability {needs}, and the target has "
-        "{has}",
-        remedies=("choose another scheme for them", "use other GPUs"),
-        verified="Transformer Engine 2.20 pytorch/quantization.py",
-    ),
-    owners_rule(
-        heading="PB292: a layer in which a choice per module takes nothing",
-        sync="refused",
-        predicate=selected_modules.missed_layers,
-        error="model.quant_recipe: {noun} {name} takes nothing in {layers}: {reason}",
-        remedies=("{remedy}",),
-        verified=MATCHING,
-        gate="precision",
-    ),
-    owners_rule(
-        heading="PB293: rows in the run's dtype of a run without FP8 and FP4",
-        sync="reported",
-        predicate=_acts_nowhere,
-        warning="modules: the rows have no effect: every module computes in {s.mode} without them",
-        remedies=("choose a recipe with FP8 or FP4", "drop the rows"),
-        verified=MATCHING,
-        gate="precision",
-    ),
-    owners_rule(
-        heading="PB294: the path of a per-module file",
-        predicate=lambda s: isinstance(s.model.quant_recipe, str) and s.model.quant_recipe,
-        error="model.quant_recipe: is the content of a file of configs and matchers, not its path",
-        remedies=("write the content", "show it with `precision-bridge modules --file {s.model.quant_recipe}`"),
-        verified=MATCHING,
-    ),
-    target_rule(
-        heading="PB295: a quantizer factory that is not found",
-        predicate=_missing_factories,
-        warning="fp8_quantizer_factory: the factory is not found on this machine: {why}",
-        remedies=("correct the import path", "install the package where the run starts"),
-        verified="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the model is built",
+        source=MATCHING,
     ),
     Rule(
-        heading="PB296: stored weights in another scheme",
-        predicate=selected_modules.in_another_scheme,
-        error="model.quant_recipe: {noun} {name} asks for {other} on weights that the run stores in {s.scheme}, which "
-        "Transformer Engine refuses in the first step",
-        remedies=("store the weights in {s.mode} (fp8_param_gather=False, fp4_param_gather=False)", "choose bf16"),
-        verified="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
+        id="PB291",
+        title="scheme of a module that the GPU does not run",
+        setting="model.quant_recipe",
+        severity="error",
+        when=_beyond_the_gpu,
+        message="{value} of single modules needs compute capability {needs}, and the target has {has}",
+        remedies=("choose another scheme for them", "use other GPUs"),
+        source="Transformer Engine 2.20 pytorch/quantization.py",
+    ),
+    Rule(
+        id="PB292",
+        title="a layer in which a choice per module takes nothing",
+        setting="model.quant_recipe",
+        severity="error",
+        needs="owners",
+        sync="refused",
+        when=selected_modules.missed_layers,
+        message="{noun} {name} takes nothing in {layers}: {reason}",
+        remedies=("{remedy}",),
+        source=MATCHING,
+    ),
+    Rule(
+        id="PB293",
+        title="rows in the run's dtype of a run without FP8 and FP4",
+        setting="modules",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=_acts_nowhere,
+        message="the rows have no effect: every module computes in {run.mode} without them",
+        remedies=("choose a recipe with FP8 or FP4", "drop the rows"),
+        source=MATCHING,
+    ),
+    Rule(
+        id="PB294",
+        title="the path of a per-module file",
+        setting="model.quant_recipe",
+        severity="error",
+        needs="owners",
+        when=violated_if(lambda run: isinstance(run.model.quant_recipe, str) and run.model.quant_recipe),
+        message="is the content of a file of configs and matchers, not its path",
+        remedies=("write the content", "show it with `precision-bridge modules --file {run.model.quant_recipe}`"),
+        source=MATCHING,
+    ),
+    Rule(
+        id="PB295",
+        title="a quantizer factory that is not found",
+        setting="fp8_quantizer_factory",
+        severity="warning",
+        when=_missing_factories,
+        message="the factory is not found on this machine: {why}",
+        remedies=("correct the import path", "install the package where the run starts"),
+        source="megatron-core 0.16.1 fp8_utils._get_custom_recipe, which imports it when the model is built",
+    ),
+    Rule(
+        id="PB296",
+        title="stored weights in another scheme",
+        setting="model.quant_recipe",
+        severity="error",
+        when=selected_modules.in_another_scheme,
+        message="{noun} {name} asks for {other} on weights that the run stores in {run.scheme}, which Transformer "
+        "Engine refuses in the first step",
+        remedies=("store the weights in {run.mode} (fp8_param_gather=False, fp4_param_gather=False)", "choose bf16"),
+        source="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
     ),
 )

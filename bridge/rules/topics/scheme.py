@@ -1,13 +1,11 @@
 """Which low-precision format under which scaling scheme, settings that it does not read, and delayed scaling itself."""
 
-from typing import Any
-
 from bridge.errors import close_matches, did_you_mean, listed
 from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.rule import MODEL_CHECK, Rule, mcore, owners_rule, precision_rule, sync_rule, target_rule
+from bridge.rules.rule import MODEL_CHECK, Rule, Violation, mcore, violated_if, without_effect
 from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
 from bridge.rules.versions import at_least
 
@@ -21,267 +19,352 @@ def _hint(value: object, known: tuple[str, ...]) -> str:
     return did_you_mean(close_matches(str(value), known)) or f"use {listed(known)}"
 
 
-def _unknown_format(s: RuleContext) -> list[dict[str, Any]]:
+def _unknown_format(run: RuleContext) -> list[Violation]:
     found = []
-    for family, value in (("fp8", s.fp8), ("fp4", s.fp4)):
+    for family, value in (("fp8", run.fp8), ("fp4", run.fp4)):
         if value and value not in _FORMATS[family]:
             hint = _hint(value, _FORMATS[family])
             if value in _SCHEMES["fp8"] or value in _SCHEMES["fp4"]:
                 hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(_FORMATS[family])} here"
             elif value == "e5m2":
                 hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
-            found.append({"path": family, "known": listed(_FORMATS[family]), "hint": hint})
+            found.append(Violation(family, words={"known": listed(_FORMATS[family]), "hint": hint}))
     return found
 
 
-def _unknown_scheme(s: RuleContext) -> list[dict[str, Any]]:
+def _unknown_scheme(run: RuleContext) -> list[Violation]:
     return [
-        {"path": f"{family}_recipe", "known": listed(_SCHEMES[family]), "hint": _hint(scheme, _SCHEMES[family])}
-        for family, scheme, on in (
-            ("fp8", s.stated.get("fp8_recipe", s.model.fp8_recipe), s.fp8 or "fp8_recipe" in s.stated),
-            ("fp4", s.stated.get("fp4_recipe", s.model.fp4_recipe), s.fp4 or "fp4_recipe" in s.stated),
+        Violation(
+            f"{family}_recipe", words={"known": listed(_SCHEMES[family]), "hint": _hint(scheme, _SCHEMES[family])}
         )
-        if on and scheme not in _SCHEMES[family] and (scheme is not None or getattr(s, family))
+        for family, scheme, on in (
+            ("fp8", run.stated.get("fp8_recipe", run.model.fp8_recipe), run.fp8 or "fp8_recipe" in run.stated),
+            ("fp4", run.stated.get("fp4_recipe", run.model.fp4_recipe), run.fp4 or "fp4_recipe" in run.stated),
+        )
+        if on and scheme not in _SCHEMES[family] and (scheme is not None or getattr(run, family))
     ]
 
 
-def _unknown_algorithm(s: RuleContext) -> Any:
-    algorithm = s.stated.get("fp8_amax_compute_algo", s.model.fp8_amax_compute_algo)
-    return algorithm not in _ALGORITHMS and {"value": algorithm, "hint": _hint(algorithm, _ALGORITHMS)}
+def _unknown_algorithm(run: RuleContext) -> list[Violation]:
+    algorithm = run.stated.get("fp8_amax_compute_algo", run.model.fp8_amax_compute_algo)
+    words = {"hint": _hint(algorithm, _ALGORITHMS)} if algorithm not in _ALGORITHMS else {}
+    return [Violation(value=algorithm, words=words)] if words else []
 
 
-def _scheme_without_format(s: RuleContext) -> list[dict[str, Any]]:
+def _without_factory(run: RuleContext) -> list[Violation]:
+    factories = {"fp8": run.model.fp8_quantizer_factory, "fp4": run.model.fp4_quantizer_factory}
+    return [
+        Violation(f"model.{family}_quantizer_factory", value=factory)
+        for family, factory in factories.items()
+        if run.is_custom and getattr(run, family) and "." not in (factory or "")
+    ]
+
+
+def _scheme_without_format(run: RuleContext) -> list[Violation]:
     found = []
     for family, other in (("fp8", "fp4"), ("fp4", "fp8")):
-        scheme = s.stated.get(f"{family}_recipe")
+        scheme = run.stated.get(f"{family}_recipe")
         # A family that is stated to be off, or a run in the other one, leaves no doubt.
-        is_open = family not in s.stated and not s.stated.get(other)
-        if scheme is not None and not s.stated.get(family) and is_open:
+        is_open = family not in run.stated and not run.stated.get(other)
+        if scheme is not None and not run.stated.get(family) and is_open:
             row = FP8_SCHEMES.get(scheme) if family == "fp8" else None
             chosen = row.formats[-1] if row else _FORMATS[family][-1]
-            found.append({"path": f"{family}_recipe", "family": family, "chosen": chosen, "mode": s.mode.upper()})
+            found.append(
+                Violation(f"{family}_recipe", words={"family": family, "chosen": chosen, "mode": run.mode.upper()})
+            )
     return found
 
 
-def _without_effect(s: RuleContext) -> list[dict[str, Any]]:
+def _without_effect(run: RuleContext) -> list[Violation]:
     # A model's own FP8 output head and router padding are errors (PB215, PB423).
-    errors = {BUFFER, *({"fp8_output_proj", PADDING} - {*s.stated})}
+    errors = {BUFFER, *({"fp8_output_proj", PADDING} - {*run.stated})}
     settings = [name for name in (*SCHEME_SETTINGS, PADDING) if name not in errors]
-    if not s.fp8:
+    if not run.fp8:
         settings.append("fp8_wgrad")
     # A scheme, stored weights or the buffer without their format are an error (PB205, PB305, PB244) unless the format
     # is stated to be off, or the run is in the other one.
-    off = [family for family in ("fp8", "fp4") if not getattr(s, family) and (family in s.stated or s.is_low)]
+    off = [family for family in ("fp8", "fp4") if not getattr(run, family) and (family in run.stated or run.is_low)]
     for family in off:
-        stored = [name for name in (f"{family}_param_gather", f"{family}_param") if name in s.stated][:1]
-        settings += [name for name in (f"{family}_recipe", *stored) if s.stated.get(name)]
-    if "fp8" in off and s.stated.get(BUFFER):
+        stored = [name for name in (f"{family}_param_gather", f"{family}_param") if name in run.stated][:1]
+        settings += [name for name in (f"{family}_recipe", *stored) if run.stated.get(name)]
+    if "fp8" in off and run.stated.get(BUFFER):
         settings.append(BUFFER)
-    return s.inert_and_stated(settings)
+    return without_effect(run, settings)
 
 
-def _refused_values(s: RuleContext) -> list[dict[str, Any]]:
+def _refused_values(run: RuleContext) -> list[Violation]:
     return [
-        {"path": name, "legal": listed([one.replace("uint8", "fp8") for one in legal])}
+        Violation(name, words={"legal": listed([one.replace("uint8", "fp8") for one in legal])})
         for name, legal in CHOICES.items()
-        if s.stated.get(name) not in (None, *legal)
+        if run.stated.get(name) not in (None, *legal)
     ]
 
 
-def _unfused_activation(s: RuleContext) -> bool:
-    is_fused = s.model.bias_activation_fusion or s.model.use_te_activation_func
-    return s.stands_out("activation_func_fp8_input_store") and s.has_model and not is_fused
+def _unfused_activation(run: RuleContext) -> bool:
+    is_fused = run.model.bias_activation_fusion or run.model.use_te_activation_func
+    return run.stands_out("activation_func_fp8_input_store") and run.has_model and not is_fused
 
 
 RULES = (
-    precision_rule(
-        heading="PB201: unknown format",
-        predicate=_unknown_format,
-        error="fp8: must be {known}",
+    Rule(
+        id="PB201",
+        title="unknown format",
+        setting="fp8",
+        severity="error",
+        needs="precision",
+        when=_unknown_format,
+        message="must be {known}",
         remedies=("{hint}",),
-        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, and only with "
         "Transformer Engine",
-        gate="is_low",
     ),
-    precision_rule(
-        heading="PB202: unknown scheme",
-        predicate=_unknown_scheme,
-        error="fp8_recipe: must be {known}",
+    Rule(
+        id="PB202",
+        title="unknown scheme",
+        setting="fp8_recipe",
+        severity="error",
+        needs="precision",
+        when=_unknown_scheme,
+        message="must be {known}",
         remedies=("{hint}",),
-        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked at the first layer",
     ),
-    precision_rule(
-        heading="PB203: unknown amax algorithm",
-        predicate=_unknown_algorithm,
-        error="fp8_amax_compute_algo: must be 'most_recent' or 'max'",
+    Rule(
+        id="PB203",
+        title="unknown amax algorithm",
+        setting="fp8_amax_compute_algo",
+        severity="error",
+        needs="precision",
+        when=_unknown_algorithm,
+        message="must be 'most_recent' or 'max'",
         remedies=("{hint}",),
-        verified="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
+        source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
     ),
-    precision_rule(
-        heading="PB204: FP8 and FP4 together",
-        predicate=lambda s: s.fp8 and s.fp4,
-        error="fp4: cannot be combined with FP8, which is {s.fp8!r}",
+    Rule(
+        id="PB204",
+        title="FP8 and FP4 together",
+        setting="fp4",
+        severity="error",
+        needs="precision",
+        when=violated_if(lambda run: run.is_low and run.fp8 and run.fp4),
+        message="cannot be combined with FP8, which is {run.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
-        verified=MODEL_CHECK,
-        gate="is_low",
+        source=MODEL_CHECK,
     ),
-    precision_rule(
-        heading="PB205: scheme without a format",
-        predicate=_scheme_without_format,
-        error="fp8_recipe: a scheme needs a format: without {family} this is a plain {mode} run",
+    Rule(
+        id="PB205",
+        title="scheme without a format",
+        setting="fp8_recipe",
+        severity="error",
+        needs="precision",
+        when=_scheme_without_format,
+        message="a scheme needs a format: without {family} this is a plain {mode} run",
         remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
-        verified="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
-        gate="precision",
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: accepted silently",
     ),
-    precision_rule(
-        heading="PB206: format that the scheme was not made for",
+    Rule(
+        id="PB206",
+        title="format that the scheme was not made for",
+        setting="fp8",
+        severity="warning",
+        needs="precision",
         sync="reported",
-        predicate=lambda s: s.fp8 == "hybrid",
-        warning="fp8: MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
+        when=violated_if(lambda run: run.is_mxfp8 and run.fp8 == "hybrid"),
+        message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
         remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
-        reported="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
+        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine 2.20, and run in "
         "NVIDIA's own CI from megatron-core 0.14 to 0.16",
-        gate="is_mxfp8",
+        evidence="reported",
     ),
-    precision_rule(
-        heading="PB207: format under blockwise scaling",
-        predicate=lambda s: s.fp8 in ("hybrid", "e4m3"),
-        info="fp8: whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
+    Rule(
+        id="PB207",
+        title="format under blockwise scaling",
+        setting="fp8",
+        severity="info",
+        needs="precision",
+        when=violated_if(lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3")),
+        message="whether hybrid or e4m3 tracks BF16 better under blockwise scaling is an open question",
         remedies=("compare both with a BF16 run of the same seed before a long run",),
-        weak="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in e4m3",
-        gate="is_blockwise",
+        source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its followers train in "
+        "e4m3",
+        evidence="weak",
     ),
-    owners_rule(
-        heading="PB208: custom scheme without a factory",
-        predicate=lambda s: [
-            {"path": f"model.{family}_quantizer_factory", "value": getattr(s.model, f"{family}_quantizer_factory")}
-            for family in ("fp8", "fp4")
-            if getattr(s, family) and "." not in (getattr(s.model, f"{family}_quantizer_factory") or "")
-        ],
-        error="model.fp8_quantizer_factory: a custom scheme needs the dotted path of a function that makes quantizers",
+    Rule(
+        id="PB208",
+        title="custom scheme without a factory",
+        setting="model.fp8_quantizer_factory",
+        severity="error",
+        needs="owners",
+        when=_without_factory,
+        message="a custom scheme needs the dotted path of a function that makes quantizers",
         remedies=("set it to package.module.function", "choose a named scheme"),
-        verified=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
-        gate="is_custom",
+        source=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
     ),
-    precision_rule(
-        heading="PB209: custom scheme does not read the format",
-        predicate=lambda s: s.fp8 == "e4m3",
-        warning="fp8: is not handed to a custom recipe, whose own default is hybrid",
+    Rule(
+        id="PB209",
+        title="custom scheme does not read the format",
+        setting="fp8",
+        severity="warning",
+        needs="precision",
+        when=violated_if(lambda run: run.is_custom and run.fp8 == "e4m3"),
+        message="is not handed to a custom recipe, whose own default is hybrid",
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
-        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
-        gate="is_custom",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
     ),
-    sync_rule(
-        heading="PB210: setting without effect",
-        warning="fp8_margin: has no effect: {why}",
-        predicate=_without_effect,
+    Rule(
+        id="PB210",
+        title="setting without effect",
+        setting="fp8_margin",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=_without_effect,
+        message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
-        verified="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
         explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
     ),
-    sync_rule(
-        heading="PB211: weight gradients cannot leave FP8",
-        predicate=lambda s: s.model.fp8_wgrad is False and at_least(s.te, "2.0") is not False,
-        warning="fp8_wgrad: has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
+    Rule(
+        id="PB211",
+        title="weight gradients cannot leave FP8",
+        setting="fp8_wgrad",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=violated_if(lambda run: run.fp8 and run.model.fp8_wgrad is False and at_least(run.te, "2.0") is not False),
+        message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
-        verified="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
-        gate="fp8",
+        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 extensions/transformer_engine.py",
     ),
-    target_rule(
-        heading="PB212: local layers run no FP8",
-        predicate=lambda s: s.model.transformer_impl == "local" and not s.is_emulated,
-        warning="model.transformer_impl: Megatron's local layers ignore FP8 and FP4: every GEMM of this {s.scheme} run "
-        "would be {s.mode}",
+    Rule(
+        id="PB212",
+        title="local layers run no FP8",
+        setting="model.transformer_impl",
+        severity="warning",
+        when=violated_if(lambda run: run.is_low and run.model.transformer_impl == "local" and not run.is_emulated),
+        message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run would be {run.mode}",
         remedies=("use transformer_impl='transformer_engine'", "choose a recipe without FP8 and FP4"),
-        verified="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; "
-        "hiyouga/LLaMA-Factory issue 9500, 2025-11-16",
-        gate="is_low",
+        source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; hiyouga/LLaMA-Factory "
+        "issue 9500, 2025-11-16",
     ),
     Rule(
-        heading="PB213: per-module recipe that Transformer Engine refuses",
-        predicate=wrong_payloads,
-        error="model.quant_recipe: {key}: {what}",
+        id="PB213",
+        title="per-module recipe that Transformer Engine refuses",
+        setting="model.quant_recipe",
+        severity="error",
+        when=wrong_payloads,
+        message="{key}: {what}",
         remedies=("correct the entry",),
-        verified="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
-        gate="has_model",
+        source="megatron-core 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe.parse_from_config",
     ),
     Rule(
-        heading="PB214: per-module recipes together with stored weights",
-        predicate=next_to_stored_weights,
-        warning="model.quant_recipe: each module recipe has fp8_param and fp4_param of its own, which Megatron does "
-        "not compare with the run's",
-        remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {s.mode}"),
-        verified="Megatron-LM main of 2026-08-22 training/argument_utils.py",
-        gate="is_low",
+        id="PB214",
+        title="per-module recipes together with stored weights",
+        setting="model.quant_recipe",
+        severity="warning",
+        when=next_to_stored_weights,
+        message="each module recipe has fp8_param and fp4_param of its own, which Megatron does not compare with the "
+        "run's",
+        remedies=("make them agree with fp8_param_gather and fp4_param_gather", "gather weights in {run.mode}"),
+        source="Megatron-LM main of 2026-08-22 training/argument_utils.py",
     ),
     Rule(
-        heading="PB215: FP8 output head without MXFP8",
-        predicate=lambda s: s.model.fp8_output_proj and not s.is_mxfp8,
-        error="model.fp8_output_proj: the output head runs in FP8 under MXFP8 only",
+        id="PB215",
+        title="FP8 output head without MXFP8",
+        setting="model.fp8_output_proj",
+        severity="error",
+        versions=(mcore(since="0.18"),),
+        when=violated_if(lambda run: run.model.fp8_output_proj and not run.is_mxfp8),
+        message="the output head runs in FP8 under MXFP8 only",
         remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
-        verified="megatron-core 0.19.2 transformer_config.py __post_init__",
-        versions=(mcore(since="0.18"),),
+        source="megatron-core 0.19.2 transformer_config.py __post_init__",
     ),
     Rule(
-        heading="PB216: FP8 output head of a hybrid model",
-        predicate=lambda s: s.model.fp8_output_proj and s.is_hybrid,
-        warning="model.fp8_output_proj: has no effect: only GPTModel has an FP8 output head",
+        id="PB216",
+        title="FP8 output head of a hybrid model",
+        setting="model.fp8_output_proj",
+        severity="warning",
+        versions=(mcore(since="0.18"),),
+        when=violated_if(lambda run: run.is_mxfp8 and run.model.fp8_output_proj and run.is_hybrid),
+        message="has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
-        verified="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
-        gate="is_mxfp8",
-        versions=(mcore(since="0.18"),),
+        source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
     ),
     Rule(
-        heading="PB217: FP8 activation input without SwiGLU",
-        predicate=lambda s: s.model.activation_func_fp8_input_store and not s.model.gated_linear_unit,
-        error="model.activation_func_fp8_input_store: the activation's input can be stored in FP8 for SwiGLU only",
+        id="PB217",
+        title="FP8 activation input without SwiGLU",
+        setting="model.activation_func_fp8_input_store",
+        severity="error",
+        when=violated_if(lambda run: run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit),
+        message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
-        verified=MODEL_CHECK,
+        source=MODEL_CHECK,
     ),
-    precision_rule(
-        heading="PB218: value that Megatron does not take",
-        predicate=_refused_values,
-        error="moe_router_dtype: must be {legal}",
+    Rule(
+        id="PB218",
+        title="value that Megatron does not take",
+        setting="moe_router_dtype",
+        severity="error",
+        needs="precision",
+        when=_refused_values,
+        message="must be {legal}",
         remedies=("use one of these",),
-        verified="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
-        gate="precision",
+        source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
     ),
-    sync_rule(
-        heading="PB219: FP8 activation input without the fused activation",
-        predicate=_unfused_activation,
-        warning="activation_func_fp8_input_store: has no effect: only a fused activation stores its input in FP8",
+    Rule(
+        id="PB219",
+        title="FP8 activation input without the fused activation",
+        setting="activation_func_fp8_input_store",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=violated_if(_unfused_activation),
+        message="has no effect: only a fused activation stores its input in FP8",
         remedies=("drop it", "set model.bias_activation_fusion=True"),
-        verified="megatron-core 0.16.1 transformer/mlp.py:179",
+        source="megatron-core 0.16.1 transformer/mlp.py:179",
     ),
 )
 
 DELAYED_RULES = (
     Rule(
-        heading="PB221: amax reduction over pipeline or expert ranks",
-        predicate=lambda s: s.pp > 1 or s.ep > 1,
-        warning="fp8_recipe: amax histories are reduced over groups of ranks, and every FP8 module has to run on all "
-        "of them in the first step (PP {s.pp}, EP {s.ep}); hangs were reported",
+        id="PB221",
+        title="amax reduction over pipeline or expert ranks",
+        setting="fp8_recipe",
+        severity="warning",
+        when=violated_if(lambda run: run.is_delayed and (run.pp > 1 or run.ep > 1)),
+        message="amax histories are reduced over groups of ranks, and every FP8 module has to run on all of them in "
+        "the first step (PP {run.pp}, EP {run.ep}); hangs were reported",
         remedies=(
             "use fp8_recipe='tensorwise', which keeps no history",
             "make sure that no expert or stage stays idle",
         ),
-        reported="NVIDIA/Megatron-LM issues 442 (2023-08-01) and 912 (2024-07-09); NVIDIA/TransformerEngine issue 2343",
-        gate="is_delayed",
+        source="NVIDIA/Megatron-LM issues 442 (2023-08-01) and 912 (2024-07-09); NVIDIA/TransformerEngine issue 2343",
+        evidence="reported",
     ),
-    precision_rule(
-        heading="PB222: largest of one amax",
-        predicate=lambda s: s.model.fp8_amax_history_len == 1 and s.model.fp8_amax_compute_algo == "max",
-        info="fp8_amax_history_len: the largest of a history of one step is the most recent",
+    Rule(
+        id="PB222",
+        title="largest of one amax",
+        setting="fp8_amax_history_len",
+        severity="info",
+        needs="precision",
+        when=violated_if(
+            lambda run: (
+                run.is_delayed and run.model.fp8_amax_history_len == 1 and run.model.fp8_amax_compute_algo == "max"
+            )
+        ),
+        message="the largest of a history of one step is the most recent",
         remedies=("use 1024, the length that the delayed recipes state", "say fp8_amax_compute_algo='most_recent'"),
-        verified="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
-        gate="is_delayed",
+        source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
     ),
-    owners_rule(
-        heading="PB223: first step without a scale",
-        predicate=lambda s: s.model.fp8_param,
-        info="model.fp8_param: delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
+    Rule(
+        id="PB223",
+        title="first step without a scale",
+        setting="model.fp8_param",
+        severity="info",
+        needs="owners",
+        when=violated_if(lambda run: run.is_delayed and run.model.fp8_param),
+        message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
-        verified="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
-        gate="is_delayed",
+        source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
     ),
 )

@@ -1,165 +1,218 @@
 """FSDP: what its variants turn off, ignore or refuse."""
 
-from typing import Any
-
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, mcore, owners_rule, sync_rule, te
+from bridge.rules.rule import PARSER, Rule, Violation, mcore, te, violated_if
 
 CACHE = "keep_fp8_transpose_cache"
 
 
-def _refused_by_v2(s: RuleContext) -> list[dict[str, Any]]:
+def _refused_by_v2(run: RuleContext) -> list[Violation]:
     rows = (
-        (not s.is_bf16, "bf16", "BF16 only"),
-        (bool(s.optimizer.loss_scale), "loss_scale", "no loss scale"),
-        (s.has_precision_aware, "optimizer.use_precision_aware_optimizer", "no precision-aware optimizer"),
-        (bool(s.fp8), "fp8", "no FP8 (MXFP8 is a prototype: pull requests 6485 and 7588)"),
-        (bool(s.fp4), "fp4", "no FP4"),
+        (not run.is_bf16, "bf16", "BF16 only"),
+        (bool(run.optimizer.loss_scale), "loss_scale", "no loss scale"),
+        (run.has_precision_aware, "optimizer.use_precision_aware_optimizer", "no precision-aware optimizer"),
+        (bool(run.fp8), "fp8", "no FP8 (MXFP8 is a prototype: pull requests 6485 and 7588)"),
+        (bool(run.fp4), "fp4", "no FP4"),
     )
-    return [{"path": path, "what": what} for applies, path, what in rows if applies]
+    return [Violation(path, words={"what": what}) for applies, path, what in rows if run.has_fsdp_v2 and applies]
 
 
-def _switched(s: RuleContext) -> list[dict[str, Any]]:
+def _switched(run: RuleContext) -> list[Violation]:
     planned = [
-        {"path": f"{row.owner}.{row.attribute}", "value": False, "why": row.why, "where": "turned on before the run"}
-        for row in s.rows
+        Violation(f"{row.owner}.{row.attribute}", value=False, where="turned on before the run", words={"why": row.why})
+        for row in run.rows
         if row.attribute in SWITCHES and row.changes
     ]
-    if planned or not {"optimizer", "ddp"} <= s.given:
+    if planned or not {"optimizer", "ddp"} <= run.given:
         return planned
     return [
-        {"path": f"{role}.{name}", "value": False, "why": why}
-        for role, name, why in off_switches(lambda role, name: getattr(s.views[role], name))
+        Violation(f"{role}.{name}", value=False, words={"why": why})
+        for role, name, why in off_switches(lambda role, name: getattr(run.views[role], name))
     ]
 
 
-def _buffer_under_fsdp(s: RuleContext) -> Any:
-    if not s.has_megatron_fsdp or not (s.reuses_buffer or (s.is_mxfp8 and s.stated.get(BUFFER))):
-        return None
-    by_recipe = (s.where(f"mixed_precision.{BUFFER}") or "").startswith("recipe ")
+def _buffer_under_fsdp(run: RuleContext) -> list[Violation]:
+    if not run.has_megatron_fsdp or not (run.reuses_buffer or (run.is_mxfp8 and run.stated.get(BUFFER))):
+        return []
+    by_recipe = (run.where(f"mixed_precision.{BUFFER}") or "").startswith("recipe ")
     # A recipe states it for runs without FSDP, and the last sync before a run turns it off.
-    return {"severity": "info" if by_recipe and (s.is_last or s.is_whole) else "warning"}
+    return [Violation(severity="info" if by_recipe and (run.is_last or run.is_whole) else None)]
 
 
 _OF_FSDP = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_fsdp_"))
 
 
-def _unread_by_ddp(s: RuleContext) -> list[dict[str, Any]]:
-    stated = [name for name in (*_OF_FSDP, CACHE) if s.stands_out(name) and s.has_ddp]
-    if not s.has_megatron_fsdp:
-        return [{"path": name, "why": "Megatron-FSDP does not shard this run"} for name in stated]
-    is_cached = bool(s.fp8) and s.ddp.fp8_param_gather and not s.is_mxfp8
+def _unread_by_ddp(run: RuleContext) -> list[Violation]:
+    stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name) and run.has_ddp]
+    if not run.has_megatron_fsdp:
+        return [Violation(name, words={"why": "Megatron-FSDP does not shard this run"}) for name in stated]
+    is_cached = bool(run.fp8) and run.ddp.fp8_param_gather and not run.is_mxfp8
     why = "it is about transposed FP8 weights, which this run does not store"
-    return [{"path": CACHE, "why": why}] if CACHE in stated and not is_cached else []
+    return [Violation(CACHE, words={"why": why})] if CACHE in stated and not is_cached else []
 
 
 RULES = (
-    owners_rule(
-        heading="PB321: FSDP2 turns FP8 weights off",
-        predicate=lambda s: s.has_torch_fsdp2,
-        warning="fp8_param_gather: Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and "
-        "later",
-        remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
-        verified="Megatron-LM training/arguments.py validate_args, 0.19.2",
-        gate="gathers_fp8",
+    Rule(
+        id="PB321",
+        title="FSDP2 turns FP8 weights off",
+        setting="fp8_param_gather",
+        severity="warning",
+        needs="owners",
         versions=(te(since="2.0"),),
+        when=violated_if(lambda run: run.gathers_fp8 and run.has_torch_fsdp2),
+        message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
+        remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
     ),
-    owners_rule(
-        heading="PB322: FSDP2 turns FP4 weights off",
-        predicate=lambda s: s.has_torch_fsdp2,
-        warning="fp4_param_gather: Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
-        remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
-        verified="Megatron-LM training/arguments.py validate_args, 0.19.2",
-        gate="gathers_fp4",
+    Rule(
+        id="PB322",
+        title="FSDP2 turns FP4 weights off",
+        setting="fp4_param_gather",
+        severity="warning",
+        needs="owners",
         versions=(te(until="2.7"),),
+        when=violated_if(lambda run: run.gathers_fp4 and run.has_torch_fsdp2),
+        message="Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
+        remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
     ),
-    owners_rule(
-        heading="PB323: FSDP2 in FP16",
-        predicate=lambda s: s.has_torch_fsdp2,
-        error="fp16: torch FSDP2 cannot train in FP16 under Megatron",
+    Rule(
+        id="PB323",
+        title="FSDP2 in FP16",
+        setting="fp16",
+        severity="error",
+        needs="owners",
+        when=violated_if(lambda run: run.is_fp16 and run.has_torch_fsdp2),
+        message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
-        verified=PARSER,
-        gate="is_fp16",
+        source=PARSER,
     ),
-    sync_rule(
-        heading="PB324: Megatron-FSDP turns the shared buffer off",
-        predicate=_buffer_under_fsdp,
-        warning="reuse_grad_buf_for_mxfp8_param_ag: has no effect: Megatron-FSDP does not implement it, and it is "
-        "turned off before a run",
+    Rule(
+        id="PB324",
+        title="Megatron-FSDP turns the shared buffer off",
+        setting="reuse_grad_buf_for_mxfp8_param_ag",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=_buffer_under_fsdp,
+        message="has no effect: Megatron-FSDP does not implement it, and it is turned off before a run",
         remedies=("set it to False, as runtime_config_update does", "use the distributed optimizer"),
-        verified="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge training/config.py, "
         "2026-08-22",
     ),
-    owners_rule(
-        heading="PB325: FSDP with stored FP8 weights needs a newer Transformer Engine",
-        predicate=lambda s: s.has_megatron_fsdp,
-        error="fp8_param_gather: FSDP gathers FP8 weights from Transformer Engine 2.3 on",
-        remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
-        verified="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
-        gate="gathers_fp8",
+    Rule(
+        id="PB325",
+        title="FSDP with stored FP8 weights needs a newer Transformer Engine",
+        setting="fp8_param_gather",
+        severity="error",
+        needs="owners",
         versions=(te(until="2.3"),),
+        when=violated_if(lambda run: run.gathers_fp8 and run.has_megatron_fsdp),
+        message="FSDP gathers FP8 weights from Transformer Engine 2.3 on",
+        remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
+        source="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
     ),
-    owners_rule(
-        heading="PB326: refused by Megatron-FSDP 2",
-        predicate=_refused_by_v2,
-        error="ddp.megatron_fsdp_version: version 2 of Megatron-FSDP takes {what}",
+    Rule(
+        id="PB326",
+        title="refused by Megatron-FSDP 2",
+        setting="ddp.megatron_fsdp_version",
+        severity="error",
+        needs="owners",
+        when=_refused_by_v2,
+        message="version 2 of Megatron-FSDP takes {what}",
         remedies=("use version 1", "use the distributed optimizer", "change the setting"),
-        verified="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
-        "distributed/fsdp/mcore_fsdp_adapter.py; "
-        "Megatron Bridge training/config.py, 2026-08-22",
-        gate="has_fsdp_v2",
+        source="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
+        "distributed/fsdp/mcore_fsdp_adapter.py; Megatron Bridge training/config.py, 2026-08-22",
     ),
-    sync_rule(
-        heading="PB327: Megatron-FSDP does not read the reduction dtype",
-        predicate=lambda s: "grad_reduce_in_fp32" in s.stated,
-        warning="grad_reduce_in_fp32: has no effect under Megatron-FSDP of megatron-core 0.19 and later",
+    Rule(
+        id="PB327",
+        title="Megatron-FSDP does not read the reduction dtype",
+        setting="grad_reduce_in_fp32",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        versions=(mcore(since="0.19"),),
+        when=violated_if(lambda run: run.has_megatron_fsdp and "grad_reduce_in_fp32" in run.stated),
+        message="has no effect under Megatron-FSDP of megatron-core 0.19 and later",
         remedies=("set ddp.megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype instead",),
-        verified="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
-        gate="has_megatron_fsdp",
-        versions=(mcore(since="0.19"),),
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
     ),
-    owners_rule(
-        heading="PB328: Megatron-FSDP accumulates gradients in the weights' dtype",
-        predicate=lambda s: s.is_half and s.ddp.megatron_fsdp_main_grads_dtype is None,
-        warning="ddp.megatron_fsdp_main_grads_dtype: None means the weights' dtype, so main gradients are {s.mode}",
-        remedies=("set it to fp32", "accept {s.mode} gradients"),
-        verified="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
-        gate="has_megatron_fsdp",
+    Rule(
+        id="PB328",
+        title="Megatron-FSDP accumulates gradients in the weights' dtype",
+        setting="ddp.megatron_fsdp_main_grads_dtype",
+        severity="warning",
+        needs="owners",
         versions=(mcore(since="0.19"),),
+        when=violated_if(
+            lambda run: run.has_megatron_fsdp and run.is_half and run.ddp.megatron_fsdp_main_grads_dtype is None
+        ),
+        message="None means the weights' dtype, so main gradients are {run.mode}",
+        remedies=("set it to fp32", "accept {run.mode} gradients"),
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
     ),
-    owners_rule(
-        heading="PB329: emerging optimizer under FSDP",
-        predicate=lambda s: (s.has_megatron_fsdp or s.has_torch_fsdp2) and s.optimizer.optimizer not in ("adam", "sgd"),
-        error="optimizer.optimizer: optimizers other than adam and sgd do not work under FSDP",
+    Rule(
+        id="PB329",
+        title="emerging optimizer under FSDP",
+        setting="optimizer.optimizer",
+        severity="error",
+        needs="owners",
+        when=violated_if(
+            lambda run: (
+                run.has_optimizer
+                and (run.has_megatron_fsdp or run.has_torch_fsdp2)
+                and run.optimizer.optimizer not in ("adam", "sgd")
+            )
+        ),
+        message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
-        verified=PARSER,
-        gate="has_optimizer",
+        source=PARSER,
     ),
-    sync_rule(
-        heading="PB330: sharding switch that is off in one place",
-        predicate=_switched,
-        warning="optimizer.use_distributed_optimizer: has to be on: {why}",
+    Rule(
+        id="PB330",
+        title="sharding switch that is off in one place",
+        setting="optimizer.use_distributed_optimizer",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=_switched,
+        message="has to be on: {why}",
         remedies=("set {path}=True, as runtime_config_update does",),
-        verified="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
+        source="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
     ),
-    sync_rule(
-        heading="PB331: setting of Megatron-FSDP without effect",
-        predicate=_unread_by_ddp,
-        warning="megatron_fsdp_main_params_dtype: has no effect: {why}",
+    Rule(
+        id="PB331",
+        title="setting of Megatron-FSDP without effect",
+        setting="megatron_fsdp_main_params_dtype",
+        severity="warning",
+        needs="owners",
+        sync="reported",
+        when=_unread_by_ddp,
+        message="has no effect: {why}",
         remedies=("drop it", "set ddp.use_megatron_fsdp=True"),
-        verified="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py:134, "
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py:134, "
         "fsdp/src/megatron_fsdp/megatron_fsdp.py:625",
     ),
-    owners_rule(
-        heading="PB332: gradients that the optimizer does not read",
-        predicate=lambda s: s.ddp.megatron_fsdp_use_decoupled_grad and s.has_optimizer and not s.has_precision_aware,
-        error="ddp.megatron_fsdp_use_decoupled_grad: hands gradients to the precision-aware optimizer, which is off",
-        remedies=("set use_precision_aware_optimizer=True", "set it to False"),
-        verified="megatron-core 0.19.2 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
-        gate="has_megatron_fsdp",
+    Rule(
+        id="PB332",
+        title="gradients that the optimizer does not read",
+        setting="ddp.megatron_fsdp_use_decoupled_grad",
+        severity="error",
+        needs="owners",
         versions=(mcore(since="0.18"),),
+        when=violated_if(
+            lambda run: (
+                run.has_megatron_fsdp
+                and run.ddp.megatron_fsdp_use_decoupled_grad
+                and run.has_optimizer
+                and not run.has_precision_aware
+            )
+        ),
+        message="hands gradients to the precision-aware optimizer, which is off",
+        remedies=("set use_precision_aware_optimizer=True", "set it to False"),
+        source="megatron-core 0.19.2 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
     ),
 )
