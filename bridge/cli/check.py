@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,11 @@ from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from bridge.preflight.auto import Support
     from bridge.preflight.check import Report
+    from bridge.report.findings import Line
 
 TITLES = {"te": "TE", "cuda": "CUDA"}
 WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
@@ -56,14 +60,26 @@ def _check(chosen: argparse.Namespace) -> int:
     )
     if chosen.sarif:
         _write_sarif(report, chosen)
-    from bridge.report.findings import findings_dict, findings_text  # rich is heavy
-    from bridge.report.table import show
+    from bridge.report.findings import findings_dict, findings_lines
 
     if chosen.json:
         print_json(findings_dict(report, strict=chosen.strict))
     else:
-        show(findings_text(report, is_quiet=chosen.quiet))
+        _show(findings_lines(report, is_quiet=chosen.quiet))
     return report.exit_code(strict=chosen.strict)
+
+
+def _show(lines: Sequence[Line]) -> None:
+    """Print lines: with styles on a terminal, as they are into a file or a pipe."""
+    if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
+        print("\n".join("".join(text for text, _ in line) for line in lines))
+        return
+    from rich.console import Group  # heavy
+    from rich.text import Text
+
+    from bridge.report.table import show
+
+    show(Group(*(Text.assemble(*line) for line in lines)))
 
 
 def _reason(word: str) -> tuple[str, str]:

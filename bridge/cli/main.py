@@ -2,52 +2,35 @@
 
 import argparse
 import functools
+import importlib
 import os
 import sys
 import warnings
 from importlib.metadata import version
 from typing import NoReturn
 
-from bridge.cli import (
-    audit,
-    check,
-    checkpoint,
-    convert,
-    explain,
-    gradients,
-    manifest,
-    memory,
-    modules,
-    plan,
-    quantisation_error,
-    recipes,
-    rehearse,
-    report,
-    sources,
-    twin,
-    watch,
-)
 from bridge.errors import BridgeError, close_matches, did_you_mean
 
-MODULES = (
-    recipes,
-    explain,
-    check,
-    quantisation_error,
-    gradients,
-    convert,
-    sources,
-    plan,
-    memory,
-    modules,
-    rehearse,
-    report,
-    audit,
-    twin,
-    watch,
-    manifest,
-    checkpoint,
-)
+MODULES = {
+    "recipes": ("recipes", "show", "diff"),
+    "explain": ("explain",),
+    "check": ("check", "support-matrix"),
+    "quantisation_error": ("quantisation-error",),
+    "gradients": ("gradients",),
+    "convert": ("convert",),
+    "sources": ("sources",),
+    "plan": ("plan", "align"),
+    "memory": ("memory",),
+    "modules": ("modules",),
+    "rehearse": ("rehearse",),
+    "report": ("report",),
+    "audit": ("audit",),
+    "twin": ("twin",),
+    "watch": ("watch",),
+    "manifest": ("manifest",),
+    "checkpoint": ("checkpoint",),
+}
+"""Module of this package -> its commands: a command imports its own module, the help imports all."""
 TRAIN = "train"
 COMPARE = "compare"
 
@@ -70,15 +53,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 @functools.cache
-def _parser() -> _Parser:
+def _parser(asked: str = "") -> _Parser:
+    """Return the parser of one command, or of all where `asked` is the name of none."""
     parser = _Parser(
         prog="precision-bridge",
         description="Named mixed-precision recipes for Megatron Core: what they are and what they do.",
     )
     parser.add_argument("--version", action="version", version=f"precision-bridge {version('precision-bridge')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in MODULES:
-        module.add_parsers(commands)
+    for module in [name for name, own in MODULES.items() if asked in own] or MODULES:
+        importlib.import_module(f"bridge.cli.{module}").add_parsers(commands)
     commands.add_parser(TRAIN, add_help=False, help="train in the precision of a recipe, as scripts/train.py does")
     text = "train with several recipes and seeds, and judge each recipe's loss, as scripts/compare.py does"
     commands.add_parser(COMPARE, add_help=False, help=text)
@@ -94,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         (main_train if words[0] == TRAIN else main_compare)(words[1:])
         return 0
-    parser = _parser()
+    parser = _parser(words[0] if words else "")
     chosen, more = parser.parse_known_args(words)
     if more and (not hasattr(chosen, "overrides") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")

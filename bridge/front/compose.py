@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -98,6 +97,8 @@ def _launched(pattern: str) -> str:
     """Return the time of the launch: every process of a ``torchrun`` reads the clock of their common parent."""
     if "RANK" not in os.environ:
         return datetime.now().astimezone().strftime(pattern)
+    import psutil  # for a launch of several processes alone
+
     started: float = psutil.Process(os.getppid()).create_time()
     return datetime.fromtimestamp(started).astimezone().strftime(pattern)
 

@@ -11,20 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge.audit.early_warnings import WARNINGS
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.preflight.auto import Choice
 from bridge.preflight.setup import ROLES, Setup, read_section
 from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.registry.schedule import Phase, planned_phases
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
 from bridge.rules.versions import installed
 from bridge.sync.owner import MappingOwner
+
+if TYPE_CHECKING:
+    from bridge.preflight.auto import Choice
+    from bridge.registry.schedule import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,10 @@ def check(setup: Setup, silenced: Mapping[str, str] | None = None) -> Report:
 
 def refuse_unknown(reasons: Mapping[str, str]) -> None:
     """Refuse to silence a name that is neither a rule nor an early warning, or one without a reason."""
+    if not reasons:
+        return
+    from bridge.audit.early_warnings import WARNINGS  # of a run in progress: most checks do without them
+
     known = [*(rule.id for rule in RULES), *WARNINGS]
     for name, reason in reasons.items():
         if name not in known:
@@ -166,6 +171,8 @@ def phases_of(sections: Mapping[str, Any], precision: Any, target: Target) -> Se
     if train_iters is None:
         rule = "a precision schedule needs the number of steps"
         raise RunConfigError.of("train.train_iters", rule, None, "State it.")
+    from bridge.registry.schedule import planned_phases  # few runs have one
+
     owners = [
         MappingOwner(role, read_section(role, sections.get(role)).values, target.mcore) for role in PRECISION_OWNERS
     ]

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from bridge.preflight.check import Report
 from bridge.rules.rule import EVIDENCE, Rule, RuleFinding
 from bridge.rules.rulebook import BY_ID, RULES
@@ -14,18 +11,22 @@ _FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedie
 STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-def findings_text(report: Report, *, is_quiet: bool = False) -> RenderableType:
-    """Return the report as something rich can print: the subject of the check, every finding, the verdict."""
-    lines: list[RenderableType] = [Text(f"{report.precision} against {report.target}")]
+Line = tuple[tuple[str, str], ...]
+"""A line for people: its parts, each a text and its style in rich's words."""
+
+
+def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
+    """Return the report for people: the subject of the check, every finding, the verdict."""
+    lines: list[Line] = [((f"{report.precision} against {report.target}", ""),)]
     if report.setup.choice is not None:
-        lines.append(Text(f"  {report.setup.choice}", style="dim"))
-    lines.append(Text(f"  gradients: {report.flow}", style="dim"))
+        lines.append(((f"  {report.setup.choice}", "dim"),))
+    lines.append(((f"  gradients: {report.flow}", "dim"),))
     for finding in report.findings:
         if not (is_quiet and finding.severity == "info"):
             lines.extend(_finding(finding))
-    lines.extend(Text(f"silenced {one.id} {one.path}: {one.silenced}", style="dim") for one in report.silenced)
-    lines.append(Text(verdict_line(report)))
-    return Group(*lines)
+    lines.extend(((f"silenced {one.id} {one.path}: {one.silenced}", "dim"),) for one in report.silenced)
+    lines.append(((verdict_line(report), ""),))
+    return lines
 
 
 def verdict_line(report: Report) -> str:
@@ -56,18 +57,18 @@ def _row(finding: RuleFinding) -> dict[str, Any]:
     return row | ({"silenced": finding.silenced} if finding.silenced is not None else {})
 
 
-def _finding(finding: RuleFinding) -> list[Text]:
+def _finding(finding: RuleFinding) -> list[Line]:
     where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
-    head = Text()
-    head.append(f"{finding.severity} {finding.id}", style=STYLES[finding.severity])
-    head.append(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
-    lines = [head]
-    lines += [
-        Text(f"    - {text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}") for text in finding.remedies
-    ]
+    fault = f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}."
     note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
-    lines.append(Text(f"    source: {finding.source}{note}", style="dim"))
-    return lines
+    return [
+        ((f"{finding.severity} {finding.id}", STYLES[finding.severity]), (fault, "")),
+        *(
+            ((f"    - {text[:1].upper()}{text[1:]}{'' if text.endswith('?') else '.'}", ""),)
+            for text in finding.remedies
+        ),
+        ((f"    source: {finding.source}{note}", "dim"),),
+    ]
 
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
