@@ -57,6 +57,7 @@ def _check(chosen: argparse.Namespace) -> int:
         backend=chosen.backend,
         origins=values.origin_of,
         choice=values.choice,
+        environment=values.reading.environment,
     )
     if chosen.sarif:
         _write_sarif(report, chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -11,6 +12,7 @@ from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.files.kinds import MAPPINGS, read_file
 from bridge.front.files.reading import FileReading
 from bridge.front.problems import COMMAND_LINE, KEYS, PRECISION, RECIPES, Origins, Problems, leaves
+from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def read_config_file(
     for override in sorted(parsed, key=lambda override: "." in override.key_or_group):  # groups first, as Hydra does
         file.write(override, problems)
     problems.raise_any()
+    file.start()
     return file
 
 
@@ -48,7 +51,7 @@ class ConfigFile:
 
     def __init__(self, reading: FileReading, name: str, *, trust: bool) -> None:
         self.reading = reading
-        self.whole = dict(reading.sections)
+        self.whole = {key: dict(value) if isinstance(value, dict) else value for key, value in reading.sections.items()}
         self.name = name
         self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
         self.choice: str | None = None
@@ -70,11 +73,11 @@ class ConfigFile:
 
     def write(self, override: Override, problems: Problems) -> None:
         """Write one override over the sections, or add to the problems what is wrong with it."""
-        key = override.key_or_group
+        key = self.reading.own_name(override.key_or_group)
         section, _, field = key.partition(".")
         text = (override.input_line or "").partition("=")[2]
-        if section not in KEYS:
-            problems.unknown(key, text, "no such section", KEYS, word=section)
+        if section not in KEYS and section not in self.reading.sections:
+            problems.unknown(key, text, "no such section", (*KEYS, *self.reading.sections), word=section)
             return
         if override.is_sweep_override():
             problems.add(key, "takes one value", text)
@@ -89,6 +92,22 @@ class ConfigFile:
         if key == PRECISION:
             self.choice = self.recipe = None
             self._choose_recipe()
+
+    def start(self) -> None:
+        """Write what the file's framework sets at start, and the file's release into a target that states none."""
+        if isinstance(self.whole.get("target"), list):  # target=[h100x8,te2.8], which Hydra takes without quotes
+            self.whole["target"] = ",".join(map(str, self.whole["target"]))
+        target = self.whole.get("target")
+        place = Target() if target is None else parse_target(str(target))
+        self.reading = self.reading.started(self.whole, place.count)
+        for row in self.reading.derived:
+            self.by_key[row.path] = f"{row.framework} at start"
+        if place.mcore is None and self.reading.release is not None:
+            self.whole["target"] = ",".join(
+                word for word in (str(target or ""), f"mcore{self.reading.release}") if word
+            )
+        elif place.mcore is not None:
+            self.reading = replace(self.reading, release=place.mcore, release_reason="the target states it")
 
     def _set(self, key: str, value: Any, *, delete: bool) -> None:
         *parents, last = key.split(".")

@@ -8,7 +8,7 @@ the training script's in either case. Neither torch nor Megatron Core is importe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from bridge.front.bounded_references import bounded_references
 from bridge.front.compose import Composition, Search, composed
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import decode_fields
+from bridge.front.files.reading import FileReading
 from bridge.front.problems import KEYS, MADE_BY, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
 from bridge.precision.dtypes import torch_dtype
 from bridge.precision.modules import schemes_of_rows
@@ -58,6 +59,8 @@ class RunValues:
     """The faults found so far; `load_run` has raised them."""
     name: str = "config"
     """The file, or the primary config, that was read."""
+    reading: FileReading = field(default_factory=FileReading)
+    """What a file says besides its sections: its framework, its release, its environment."""
 
     def section(self, name: str) -> dict[str, Any]:
         """Return a section's values, none where it is absent; the problems take one that is no mapping."""
@@ -131,6 +134,7 @@ def load_run(
     if config_file is not None:
         read = read_config_file(_file(config_file), overrides, trust=trust, sections=sections)
         run = _run(read.whole, read.choice, read.recipe, read.origins, name=str(config_file))
+        run = replace(run, reading=read.reading)
     else:
         search = Search(str(config_folder(config_path)), config_name, config_dir)
         with composed(search, overrides, trust=trust) as composition:

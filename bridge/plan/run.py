@@ -68,8 +68,13 @@ class PlannedRun:
     @cached_property
     def memory(self) -> MemoryReport:
         """The bytes of a rank of each pipeline stage."""
+        gpu = self.target.gpu
         capability = self.target.capability
-        return memory_report(self.plan, workload=self.workload, ddp=self.section("ddp"), capability=capability)
+        report = memory_report(self.plan, workload=self.workload, ddp=self.section("ddp"), capability=capability)
+        if gpu is None or gpu.memory_gib or not gpu.is_gpu:
+            return report
+        note = f"The memory of {gpu.title} is not known here; state it in the target, as in {gpu.name},memory=80GiB."
+        return replace(report, notes=(*report.notes, note))
 
     @property
     def memory_bytes(self) -> int | None:

@@ -30,7 +30,7 @@ PIPES = ("/dev/fd/", "/dev/stdin", "/proc/")
 """A shell's process substitution: a pipe that another process fills."""
 ODD_FILES = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
 CORE = "tag:yaml.org,2002:"
-TAGS = tuple(f"{CORE}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null"))
+TAGS = tuple(f"{CORE}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "set"))
 RESOLVED: tuple[tuple[str, str, list[str]], ...] = (
     ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
     ("bool", r"(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)\Z", list("yYnNtTfFoO")),
@@ -227,6 +227,12 @@ class _Loader(BASE):  # type: ignore[misc]
         except ValueError:
             raise self.wrong(node, "a number must have fewer digits", "This is no configuration") from None
 
+    def construct_yaml_set(self, node: Any) -> list[Any]:
+        """Return the members of a ``!!set`` in the order of the file."""
+        if not isinstance(node, yaml.MappingNode):
+            raise self.wrong(node, "a set must be written as a mapping", "Write `? value` on a line each")
+        return list(self.construct_mapping(node))
+
     def construct_yaml_float(self, node: Any) -> float:
         text = str(node.value).replace("_", "").lower()
         return float(text.replace(".", "", 1) if text.endswith(("inf", "nan")) else text)
@@ -236,3 +242,4 @@ for _tag, _pattern, _first in RESOLVED:
     _Loader.add_implicit_resolver(f"{CORE}{_tag}", re.compile(_pattern), _first)
 _Loader.add_constructor(f"{CORE}int", _Loader.construct_yaml_int)
 _Loader.add_constructor(f"{CORE}float", _Loader.construct_yaml_float)
+_Loader.add_constructor(f"{CORE}set", _Loader.construct_yaml_set)

@@ -123,6 +123,7 @@ def check_run(
     backend: str | None = None,
     origins: Callable[[str], str] | None = None,
     choice: Choice | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Report:
     """Check a run before anything of it is built.
 
@@ -134,6 +135,8 @@ def check_run(
         backend: te, emulated or te_cpu: what will run low-precision GEMMs.
         origins: Path of a setting -> its source.
         choice: The choice that `auto` was resolved to, where the caller resolved it.
+        environment: Environment variables that the run sets itself; those of this machine override them where it is the
+            target.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
@@ -146,7 +149,7 @@ def check_run(
     known: dict[str, Any] = {
         **{role: sections[role] for role in ROLES},
         "target": place,
-        "environment": os.environ if place.is_detected else None,
+        "environment": {**(environment or {}), **os.environ} if place.is_detected else environment or None,
         "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
         "is_own": stated is not None and _section(sections["model"], "seq_length") is not None,
         "origins": origins,

@@ -30,6 +30,9 @@ KNOWN = {
 }
 """Product -> versions that there are or may soon be; anything else is a slip of the pen."""
 EXAMPLE = "h100x8,te2.8,cuda12.9,mcore0.16"
+MEMORY = "memory"
+UNITS = {"gib": 2**30, "gb": 10**9}
+ONE = {MEMORY: "one memory size"}
 
 
 def parse_target(text: str) -> Target:
@@ -37,8 +40,9 @@ def parse_target(text: str) -> Target:
 
     Args:
         text: Words separated by commas: a GPU with or without its number ("h100x8"; or "sm90", "cpu"), and products
-            with their versions ("te2.8", "cuda12.9", "cudnn9.13.1", "mcore0.16", "torch2.9", "te-none"). "auto" is
-            this machine; words after it override what was found.
+            with their versions ("te2.8", "cuda12.9", "cudnn9.13.1", "mcore0.16", "torch2.9", "te-none"), and the
+            memory of a GPU ("memory=288GiB") where it is not the known one. "auto" is this machine; words after it
+            override what was found.
 
     Raises:
         RunConfigError: A word that is neither, with the nearest; two GPUs, or two versions of one product.
@@ -51,15 +55,22 @@ def parse_target(text: str) -> Target:
         target = detect_target()
         words = words[1:]
     given: dict[str, str] = {}
+    memory_gib: int | None = None
     for word in words:
         fields = _meaning(word)
-        twice = next((name for name in fields if name in given), None)
-        if twice is not None:
-            one = f"one version of {TITLES[twice]}" if twice in PRODUCTS else "one GPU"
+        for twice in given.keys() & fields:
+            one = f"one version of {TITLES[twice]}" if twice in PRODUCTS else ONE.get(twice, "one GPU")
             raise RunConfigError.of("target", f"must name {one}", f"{given[twice]},{word}", "Drop one of the two.")
         given.update(dict.fromkeys(fields, word))
+        memory_gib = fields.pop(MEMORY, memory_gib)
         target = replace(target, **fields)
-    return target
+    if memory_gib is None:
+        return target
+    if target.gpu is None:
+        raise RunConfigError.of(
+            "target", "must name the GPU of this memory", given[MEMORY], f"Write h100x8,{given[MEMORY]}."
+        )
+    return replace(target, gpu=replace(target.gpu, memory_gib=memory_gib))
 
 
 def detect_target() -> Target:
@@ -135,6 +146,11 @@ def _meaning(word: str) -> dict[str, Any]:
             )
         found: dict[str, Any] = {product[1]: version}
         return found | {"has_te": True} if product[1] == "te" else found
+    memory = re.fullmatch(r"memory=(\d+)(gib|gb)", word)
+    if memory is not None and int(memory[1]):
+        return {MEMORY: int(memory[1]) * UNITS[memory[2]] // 2**30}
+    if word.startswith(MEMORY):
+        raise RunConfigError.of("target", "must give the memory of a GPU in GiB or GB", word, "Write memory=80GiB.")
     capability = re.fullmatch(r"sm_?(\d+)(\d)a?(?:x(\d+))?", word)
     if capability is not None:
         row = gpu_of_capability((int(capability[1]), int(capability[2])))

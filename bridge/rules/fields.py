@@ -5,6 +5,7 @@ that it names; a default is that of the newest release. Settings of a run that n
 and the settings that two configs hold: pairs that must agree, and switches of sharding that are meant for both.
 """
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
 
 def _versions(releases: list[str], known: list[str]) -> VersionRange:
     """Return the range from the first of `releases` to the one of `known` that no longer has the field."""
-    numbers = [_MAIN if name.startswith("main") else name for name in known]
+    numbers = [_MAIN if _is_main(name) else name for name in known]
     first, last = known.index(releases[0]), known.index(releases[-1])
     limits = [f">={numbers[first]}"] if first else []
     limits += [f"<{numbers[last + 1]}"] if last + 1 < len(known) else []
@@ -74,13 +75,28 @@ def _versions(releases: list[str], known: list[str]) -> VersionRange:
 
 def releases() -> tuple[Version, Version]:
     """Return the first and the last release of Megatron Core that the fields, and the tests, are of."""
-    content = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
-    numbers = [parse_version(name) for name in content["releases"] if not name.startswith("main")]
-    return min(numbers), max(numbers)
+    published = known_releases()[:-1]
+    return published[0], published[-1]
+
+
+def known_releases() -> tuple[Version, ...]:
+    """Return the releases of Megatron Core that the fields are of, in order; the last is the one of its main branch."""
+    return tuple(map(parse_version, [*(name for name in _content()["releases"] if not _is_main(name)), _MAIN]))
+
+
+@functools.cache
+def _content() -> dict[str, Any]:
+    """Return the content of `megatron_fields.json`."""
+    found: dict[str, Any] = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _is_main(name: str) -> bool:
+    return name.startswith("main")
 
 
 def _rows() -> dict[str, dict[str, OwnerField]]:
-    content = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
+    content = _content()
     found: dict[str, dict[str, OwnerField]] = {role: {} for role in OTHER}
     for role, fields in content["fields"].items():
         for name, row in fields.items():

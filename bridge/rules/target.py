@@ -21,7 +21,7 @@ class Gpu:
     capability: tuple[int, int] | None
     """CUDA compute capability; None for what has none."""
     memory_gib: int
-    """Device memory as the driver reports it, rounded down; the common model where there are several."""
+    """Device memory as the driver reports it, rounded down; the common model where there are several; 0: not known."""
     formats: tuple[str, ...]
     """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4."""
     aliases: tuple[str, ...] = ()
@@ -43,7 +43,8 @@ _FOUR = (*_EIGHT, "mxfp8", "nvfp4")
 
 
 # Capabilities: NVIDIA, CUDA GPUs (developer.nvidia.com/cuda-gpus). Formats: NVIDIA architecture white papers and
-# Transformer Engine 2.20 pytorch/quantization.py; MI300X: AMD CDNA 3 white paper (its FP8 is the "fnuz" kind).
+# Transformer Engine 2.20 pytorch/quantization.py; MI300X: AMD CDNA 3 white paper (its FP8 is the "fnuz" kind). Rubin:
+# CUDA 13.4 release notes (capability 10.7); how much memory a driver reports there is not published.
 _TABLE: tuple[tuple[Any, ...], ...] = (
     ("v100", "V100", "Volta", (7, 0), 31, ("fp16",), ""),
     ("t4", "T4", "Turing", (7, 5), 15, ("fp16",), "rtx20 rtx2080"),
@@ -60,6 +61,8 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("gb200", "GB200", "Blackwell", (10, 0), 184, _FOUR, ""),
     ("b300", "B300", "Blackwell", (10, 3), 268, _FOUR, ""),
     ("gb300", "GB300", "Blackwell", (10, 3), 277, _FOUR, ""),
+    ("r100", "R100", "Rubin", (10, 7), 0, _FOUR, "rubin"),
+    ("vr200", "VR200", "Rubin", (10, 7), 0, _FOUR, "verarubin"),
     ("rtx50", "RTX 50", "Blackwell (RTX)", (12, 0), 31, _FOUR, "rtx5090 rtx5080"),
     ("rtxpro", "RTX PRO Blackwell", "Blackwell (RTX)", (12, 0), 95, _FOUR, "rtxproblackwell rtxpro6000"),
     ("mi300x", "MI300X", "CDNA 3", None, 191, _EIGHT, "mi300"),
@@ -126,6 +129,9 @@ class Target:
         parts = []
         if self.gpu is not None:
             parts.append(self.gpu.name + (f"x{self.count}" if self.count is not None else ""))
+            known = GPUS.get(self.gpu.name)
+            if self.gpu.memory_gib != (known.memory_gib if known is not None else 0):
+                parts.append(f"memory={self.gpu.memory_gib}GiB")
         for product in PRODUCTS:
             version: Version | None = getattr(self, product)
             if version is not None:

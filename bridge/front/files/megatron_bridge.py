@@ -1,35 +1,133 @@
-"""Megatron Bridge's YAML of a run: a saved `ConfigContainer`, or the ``run_config.yaml`` of a checkpoint."""
+"""Megatron Bridge's YAML of a run: a saved `ConfigContainer`, or the ``run_config.yaml`` of a checkpoint.
+
+Each object is a mapping whose ``_target_`` names its class; nothing in it is imported or instantiated. The sections
+keep Megatron Bridge's names where we have none for them: `comm_overlap`, `peft`, `rerun_state_machine`, `dist`, ...
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from bridge.errors import RunConfigError
+from bridge.front.files.own_fields import has_text, own_fields
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
-from bridge.front.problems import KEYS
+from bridge.front.files.release import release_of
+from bridge.front.problems import OWNERS
+from bridge.rules.fields import DEFAULTS, FIELDS
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_", "_partial_"
+DATA, MODEL, NESTED, ENVIRONMENT = "dataset", "model", "transformer", "env_vars"
+ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
+"""Section and field of Megatron Bridge -> ours."""
 
 
 def is_of(whole: Mapping[str, Any]) -> bool:
     """Return whether Megatron Bridge wrote a file of these contents: it names the class of each object."""
-    return "_target_" in whole
+    return TARGET in whole
 
 
 def read(whole: Mapping[str, Any]) -> FileReading:
-    """Return what a file of these contents says of a run."""
-    sections = {key: value for key, value in _data(whole).items() if key in KEYS}
-    return FileReading(framework=MEGATRON_BRIDGE, sections=sections)
+    """Return what a file of these contents says of a run; RunConfigError for a run of a diffusion model."""
+    container = _Container(whole)
+    if not has_text(MEGATRON_BRIDGE, container.model_class):
+        rule = "a diffusion model has no layers of a language model"
+        raise RunConfigError.of("model", rule, container.model_class, "Give a run of a language model.")
+    sections, environment = container.sections, container.sections.pop(ENVIRONMENT, None)
+    held = {role: sections[role] for role in OWNERS if isinstance(sections.get(role), dict)}
+    own = {
+        f"{role}.{field}": fields.pop(field)
+        for role, fields in held.items()
+        for field in own_fields(MEGATRON_BRIDGE, container.classes.get(role, ()), fields, role)
+    }
+    release = release_of(held, is_whole=MODEL in container.classes)
+    return FileReading(
+        framework=MEGATRON_BRIDGE,
+        sections=sections,
+        names=container.names,
+        environment={str(key): str(value) for key, value in (environment or {}).items()},
+        own_fields=own,
+        unknown=tuple(f"{path}: the file names a {kind} without its content." for path, kind in container.lost),
+        release=release.version,
+        release_reason=release.because,
+    )
 
 
-def _data(value: Any) -> Any:
-    """Return the data of a Megatron Bridge YAML, with names for the functions, dtypes and enums it would build."""
-    if isinstance(value, list):
-        return [_data(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "_target_" in value and value.get("_call_") is False:
-        return value["_target_"]
-    if "_target_" in value and value.get("_args_"):
-        return _data(value["_args_"][-1])  # an enum's value; the attribute that getattr reads
-    return {str(key): _data(item) for key, item in value.items() if key not in ("_target_", "_call_", "_args_")}
+class _Container:
+    """A container's sections under our names while they are read."""
+
+    def __init__(self, whole: Mapping[str, Any]) -> None:
+        self.sections: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+        """Key of the file -> ours, where they differ."""
+        self.classes: dict[str, tuple[str, ...]] = {}
+        """Section -> import paths of the classes whose fields it has."""
+        self.lost: list[tuple[str, str]] = []
+        """Path of each object whose content is not in the file, and its class."""
+        for key, value in whole.items():
+            if key != TARGET:
+                self._add(str(key), value)
+        for (section, field), (ours, name) in ELSEWHERE.items():
+            held = self.sections.get(section)
+            if isinstance(held, dict) and field in held:
+                self.sections.setdefault(ours, {})[name] = held[field]
+                self.names[f"{section}.{field}"] = f"{ours}.{name}"
+
+    @property
+    def model_class(self) -> str:
+        """Import path of the model's class, empty where the file names none."""
+        return next(iter(self.classes.get(MODEL, ())), "")
+
+    def _add(self, key: str, value: Any) -> None:
+        """Add a section; releases before 0.2 write ``_config`` behind its name."""
+        theirs = key.removesuffix("_config")
+        ours = "data" if theirs == DATA else theirs
+        if ours != key:
+            self.names[key] = ours
+        parts = [value]
+        if isinstance(value, Mapping) and isinstance(value.get(NESTED), Mapping):
+            parts = [{name: one for name, one in value.items() if name != NESTED}, value[NESTED]]
+            self.names[f"{ours}.{NESTED}"] = ours
+        if not isinstance(value, Mapping) or value.get(CALL) is False:
+            self.sections[ours] = self._plain(value, ours)
+            return
+        self.classes[ours] = tuple(str(part[TARGET]) for part in parts if TARGET in part)
+        merged: dict[str, Any] = {}
+        for part in parts:
+            merged |= _without_nulls(ours, {name: self._plain(one, f"{ours}.{name}") for name, one in _fields(part)})
+        self.sections[ours] = merged
+
+    def _plain(self, value: Any, path: str) -> Any:
+        """Return a value as plain data: names of functions, classes and dtypes, values or names of enums."""
+        if isinstance(value, list):
+            return [self._plain(item, path) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        if TARGET not in value:
+            return {str(key): self._plain(item, f"{path}.{key}") for key, item in value.items()}
+        if value.get(CALL) is False or value.get(PARTIAL):
+            return value[TARGET]
+        if value.get(ARGUMENTS):
+            member = value[ARGUMENTS][-1]  # an enum's value; the attribute that getattr reads
+            return member if isinstance(member, str) else value.get(NAME, member)
+        if value.get(CALL) and not dict(_fields(value)):
+            self.lost.append((path, str(value[TARGET]).rpartition(".")[2]))
+            return None
+        return {key: self._plain(item, f"{path}.{key}") for key, item in _fields(value)}
+
+
+def _fields(value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """Return the fields of an object, without the keys that say how it is made."""
+    return [(str(key), one) for key, one in value.items() if not str(key).startswith("_")]
+
+
+def _without_nulls(role: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields without nulls where Megatron's field takes none: a switch is off, a number its default."""
+    rows, defaults = FIELDS.get(role, {}), DEFAULTS.get(role, {})
+    kept = {}
+    for name, value in fields.items():
+        if value is not None or defaults.get(name) is None or rows[name].kind in ("name", "dtype", "any"):
+            kept[name] = value
+        elif rows[name].kind == "bool":
+            kept[name] = False
+    return kept

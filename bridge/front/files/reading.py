@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,15 +40,32 @@ class FileReading:
     """The framework that starts a run of this file."""
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key of the file, or its beginning -> ours, where they differ; an override may be written with either."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the file sets."""
     derived: tuple[Derived, ...] = ()
     """Values that the framework sets at start; they stand in the sections of the run, not in `sections`."""
-    own_fields: tuple[str, ...] = ()
-    """Dotted keys of fields of the framework's own classes, which Megatron Core does not have."""
+    own_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted key of a field of the framework's own classes, which Megatron Core does not have -> its value."""
     unknown: tuple[str, ...] = ()
     """What the file leaves open, as sentences."""
     release: Version | None = None
     """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
-    release_reason: str = ""
-    """Why that release is assumed, as a clause."""
+    release_reason: str = "is installed here"
+    """Why that release is assumed, as a clause without its subject."""
+
+    def own_name(self, key: str) -> str:
+        """Return our name of a dotted key that may be written with the file's."""
+        for theirs, ours in self.names.items():
+            if key == theirs or key.startswith(f"{theirs}."):
+                return ours + key[len(theirs) :]
+        return key
+
+    def started(self, sections: dict[str, Any], gpus: int | None) -> FileReading:
+        """Write what the framework sets at the start of these sections into them, and return the reading with it."""
+        from bridge.front.files.megatron_bridge_start import derived  # only a file of its needs it
+
+        if self.framework != MEGATRON_BRIDGE:
+            return self
+        return replace(self, derived=derived(sections, self.own_fields, gpus))
