@@ -16,9 +16,10 @@ from bridge.errors import Finding, RunConfigError, TrainingError
 from bridge.front.loader import container, load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.preflight.check import check_run
-from bridge.rules.own_run.fields import HONOURED, KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, WITHOUT_EFFECT
+from bridge.rules.own_run.fields import KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE
 from bridge.rules.own_run.refusals import class_defaults, require_honoured, unhonoured
 from bridge.training.loop import pretrain
+from tests.megatron.run_field_tables import HONOURED, WITHOUT_EFFECT
 from tests.training.loop_tiny import tiny, trace
 
 CLASSES: dict[str, Any] = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}

@@ -160,6 +160,27 @@ def _wrong_values(model: Values) -> Iterator[Finding]:
 
 def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
     """Yield the fields of a layout with which Megatron ends in a traceback, or trains another model."""
+    yield from _wrong_context(model)
+    yield from _wrong_pipeline(model, backend)
+    if model["tensor_model_parallel_size"] > 1 and not model["sequence_parallel"]:
+        yield from _wrong_without_sequence_parallelism(model)
+    elif model["tensor_model_parallel_size"] > 1 and model["enable_autocast"] and backend not in (*WITH_TE, None):
+        rule = (
+            "must be off under autocast without Transformer Engine's layers: the backward pass of Megatron Core's own "
+            "would reduce gradients in half precision into an FP32 tensor, which is an error"
+        )
+        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, True, "Set model.sequence_parallel=false.")
+    parts = model["expert_tensor_parallel_size"] or model["tensor_model_parallel_size"]
+    dispatcher = model["moe_token_dispatcher_type"]
+    sends_unevenly = model["expert_model_parallel_size"] > 1 and dispatcher == "alltoall"
+    if model["num_moe_experts"] and parts > 1 and sends_unevenly and backend not in ("te", None):
+        rule = "must be 1 where experts are on several ranks without a GPU: gloo gathers equal numbers of tokens alone"
+        remedy = "Set it to 1, or model.moe_token_dispatcher_type=allgather."
+        yield _fault(WRONG_LAYOUT, "model.expert_tensor_parallel_size", rule, parts, remedy)
+
+
+def _wrong_context(model: Values) -> Iterator[Finding]:
+    """Yield the sizes that context parallelism cannot cut."""
     ranks, tensor, length = model["context_parallel_size"], model["tensor_model_parallel_size"], model["seq_length"]
     if ranks > 1 and length % (2 * ranks):
         rule = f"must be a multiple of 2 x context_parallel_size = {2 * ranks}"
@@ -170,6 +191,10 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
             rule = f"must be a multiple of tensor x context ranks = {tensor * ranks} with cp_comm_type=a2a"
             remedy = "Use cp_comm_type=all_gather, or change one of them."
             yield _fault(WRONG_LAYOUT, f"model.{name}", rule, heads, remedy)
+
+
+def _wrong_pipeline(model: Values, backend: str | None) -> Iterator[Finding]:
+    """Yield the settings of a pipeline that interleave what is not there, or send another dtype than is received."""
     chunks, stages = model["virtual_pipeline_model_parallel_size"], model["pipeline_model_parallel_size"]
     if chunks is not None and stages < 2:
         rule = f"interleaves the stages of a pipeline, and there is {stages} (pipeline_model_parallel_size)"
@@ -178,35 +203,26 @@ def _wrong_layouts(model: Values, backend: str | None) -> Iterator[Finding]:
     if chunks is not None and stages == 2 and not model["overlap_p2p_comm"]:
         rule, remedy = TWO_STAGES.message, remedy_of(TWO_STAGES.remedies)
         yield _fault(TWO_STAGES.id, "model.overlap_p2p_comm", rule, model["overlap_p2p_comm"], remedy)
-    if model["enable_autocast"] and stages > 1:
+    received = model["pipeline_dtype"]
+    if model["enable_autocast"] and stages > 1 and received is not None:
         sent = sent_between_stages(model, installed("mcore"), is_local=backend not in WITH_TE)
-        received = model["pipeline_dtype"]
-        if received is not None and dtype_token(received) != sent:
+        if dtype_token(received) != sent:
             rule, remedy = (text.format(sent=sent) for text in (RECEIVED.message, remedy_of(RECEIVED.remedies)))
             yield _fault(RECEIVED.id, "model.pipeline_dtype", rule, dtype_token(received), remedy)
-    is_cut = tensor > 1
-    if model["enable_autocast"] and is_cut and model["sequence_parallel"] and backend not in (*WITH_TE, None):
-        rule = (
-            "must be off under autocast without Transformer Engine's layers: the backward pass of Megatron Core's own "
-            "would reduce gradients in half precision into an FP32 tensor, which is an error"
-        )
-        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, True, "Set model.sequence_parallel=false.")
-    if model["num_moe_experts"] and is_cut and not model["sequence_parallel"]:
+
+
+def _wrong_without_sequence_parallelism(model: Values) -> Iterator[Finding]:
+    """Yield what Megatron trains wrong under tensor parallelism alone."""
+    if model["num_moe_experts"]:
         rule = "must be on for experts under tensor parallelism, without which Megatron Core does not train them"
         yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, False, "Set model.sequence_parallel=true.")
-    parts, dispatcher = model["expert_tensor_parallel_size"] or tensor, model["moe_token_dispatcher_type"]
-    sends_unevenly = model["expert_model_parallel_size"] > 1 and dispatcher == "alltoall"
-    if model["num_moe_experts"] and parts > 1 and sends_unevenly and backend not in ("te", None):
-        rule = "must be 1 where experts are on several ranks without a GPU: gloo gathers equal numbers of tokens alone"
-        remedy = "Set it to 1, or model.moe_token_dispatcher_type=allgather."
-        yield _fault(WRONG_LAYOUT, "model.expert_tensor_parallel_size", rule, parts, remedy)
-    if model["multi_latent_attention"] and is_cut and not model["sequence_parallel"]:
+    if model["multi_latent_attention"]:
         rule = "must be on for latent attention under tensor parallelism"
         remedy = (
             "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
             "model. Set model.sequence_parallel=true."
         )
-        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, model["sequence_parallel"], remedy)
+        yield _fault(WRONG_LAYOUT, "model.sequence_parallel", rule, False, remedy)
 
 
 def _expert_biases(model: Values) -> Iterator[Finding]:

@@ -2,11 +2,10 @@
 
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS, FIELDS
+from bridge.rules.own_run.fields import BUILT
 from bridge.rules.own_run.refusals import NOT_HONOURED, WRONG_LAYOUT, WRONG_VALUE, refusals
 from bridge.rules.rule import Predicate, Rule, Violation
 
-BUILT = ("vocab_size", "seq_length", "make_vocab_size_divisible_by", "position_embedding_type")
-"""Fields of the model that the build reads and no class of Megatron Core has."""
 _DEFAULTS = {
     role: {name: DEFAULTS[role][name] for name, row in FIELDS[role].items() if row.is_megatron or name in BUILT}
     for role in ("model", "optimizer", "ddp")
