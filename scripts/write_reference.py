@@ -18,6 +18,7 @@ from pathlib import Path
 from bridge.cli.check import matrix_markdown
 from bridge.cli.explain import explanation, rule_dict
 from bridge.errors import BridgeWarning
+from bridge.precision.config import settings_of
 from bridge.precision.groups import GROUPS
 from bridge.precision.schemes import SCHEMES
 from bridge.registry.registry import REGISTRY, Recipe, Registry
@@ -94,7 +95,7 @@ def fields_page() -> str:
     )
     lines.append("|---|---|---|---|---|---|")
     for row in SCHEMES:
-        settings = ", ".join(f"`{name}`" for name in row.settings) or "none"
+        settings = ", ".join(f"`{name}`" for name in settings_of(row)) or "none"
         kept = "yes" if row.first_last_layers_bf16 else "no"
         formats = ", ".join(row.formats)
         lines.append(f"| {row.name} | `{row.family}_recipe` | {row.title} | {formats} | {settings} | {kept} |")

@@ -7,46 +7,24 @@ of the optimizer and the scales of delayed scaling. A change that touches none o
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from bridge.precision import subjects
+from bridge.precision.config import FIELDS
+from bridge.precision.fields import StatedField
 from bridge.precision.groups import GROUPS
+from bridge.precision.subjects import ASKED, IMPOSSIBLE, OUTCOMES
 from bridge.sync.routes import ROUTES, Route
 
-REDERIVED = "re-derived"
-ASKED = "needs resume.allow_precision_change=true"
-IMPOSSIBLE = "impossible"
-OUTCOMES = (REDERIVED, ASKED, IMPOSSIBLE)
-"""Outcomes of a change, the mildest first."""
 MODE = "mixed_precision mode"
-_COMPUTE = "it takes effect in the next step; the checkpoint's weights and optimizer state stay as they are"
-_UNSTORED = "nothing of it is in a checkpoint"
 _STORED = "weights are saved in the dtype of the mode and quantised again from the FP32 master weights"
-_ROUNDED = "the optimizer's state is rounded to the new dtype when it is read; digits that are gone do not come back"
 _BEGINS = "scales and amax histories begin anew: a scale is 1 until the first amax is known"
-_SCALE = "a dynamic loss scale goes on at the checkpoint's value, and a new one begins at initial_loss_scale"
-SUBJECTS: Mapping[str, tuple[str, str]] = {
-    "Compute": (REDERIVED, _COMPUTE),
-    "Parameters and gradients": (REDERIVED, _UNSTORED),
-    "Optimizer state": (ASKED, _ROUNDED),
-    "Communication": (REDERIVED, _UNSTORED),
-    "Megatron-FSDP": (ASKED, _ROUNDED),
-    "Attention": (REDERIVED, _COMPUTE),
-    "Mixture of experts": (REDERIVED, _COMPUTE),
-    "FP8": (REDERIVED, _COMPUTE),
-    "FP4": (REDERIVED, _COMPUTE),
-    "Layers in BF16": (REDERIVED, _COMPUTE),
-    "Single modules": (REDERIVED, _COMPUTE),
-    "Loss scale": (REDERIVED, _SCALE),
-}
-"""Subject of a field -> the outcome and the meaning of its change; the mode is judged by `_of_mode`."""
-FIELDS: Mapping[str, str] = {
-    **dict.fromkeys(("fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather"), _STORED),
-    "fp8_amax_history_len": _BEGINS,
-}
-"""Field -> its meaning, where that is not its subject's."""
-HISTORY = ("fp8_amax_history_len", "fp8_amax_compute_algo")
-"""Fields that only say something next to the same field of another run in delayed scaling."""
+_UNUSED = "the checkpoint's scales and amax histories are not used"
 MODULES = "mixed_precision.modules"
-DERIVED = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+HISTORY = tuple(name for name in FIELDS if name.startswith("fp8_amax"))
+"""Fields that only say something next to the same field of another run in delayed scaling."""
+DERIVED = tuple(dict.fromkeys(route.field for route in ROUTES if route.rule.endswith("dtype")))
 """Fields that follow from the mode."""
+_ROUTES = {name: [route for route in ROUTES if route.field == name] for names in GROUPS.values() for name in names}
+"""Field -> its routes, in the order in which changes are listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,33 +57,39 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Chan
     if modes[0] != modes[1]:
         outcome, meaning = _of_mode(*modes)
         yield Change(path=MODE, before=modes[0], now=modes[1], outcome=outcome, meaning=meaning)
-    seen = set[str]()
-    for subject, names in GROUPS.items():
-        for route in [route for name in names for route in ROUTES if route.field == name]:
-            path = MODULES if route.field == "modules" else f"{route.owner}.{route.attribute}"
-            one, two = before.get(path), now.get(path)
-            acts = _acts(route, before), _acts(route, now)
-            is_known = subject != "Mode" and route.field not in (*DERIVED, *seen) and None not in (one, two)
-            if not is_known or one == two or not any(acts):
-                continue
-            seen.add(route.field)
-            if route.field in HISTORY and not all(acts):
-                continue
-            outcome, meaning = SUBJECTS[subject]
-            meaning = FIELDS.get(route.field, meaning)
-            if route.field == "fp8_recipe" and "delayed" in (one, two):
-                meaning = _BEGINS if two == "delayed" else "the checkpoint's scales and amax histories are not used"
-            yield Change(path=path, before=str(one), now=str(two), outcome=outcome, meaning=meaning)
+    for name, routes in _ROUTES.items():
+        if FIELDS[name].subject is not subjects.MODE and name not in DERIVED:
+            changes = (_of_field(route, before, now) for route in routes)
+            yield from [change for change in changes if change is not None][:1]
 
 
-def _acts(route: Route, settings: Mapping[str, str]) -> bool:
+def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -> Change | None:
+    """Return the change of one home of a field, None without one that has an effect in either run."""
+    field = FIELDS[route.field]
+    path = MODULES if route.field == "modules" else f"{route.owner}.{route.attribute}"
+    one, two = before.get(path), now.get(path)
+    acts = _acts(field, before), _acts(field, now)
+    if None in (one, two) or one == two or not any(acts):
+        return None
+    if route.field in HISTORY and not all(acts):
+        return None
+    subject = field.subject or subjects.COMPUTE
+    meaning = _STORED if field.twin is not None else subject.meaning
+    if route.field == "fp8_amax_history_len" or (route.field == "fp8_recipe" and two == "delayed"):
+        meaning = _BEGINS
+    elif route.field == "fp8_recipe" and one == "delayed":
+        meaning = _UNUSED
+    return Change(path=path, before=str(one), now=str(two), outcome=subject.outcome, meaning=meaning)
+
+
+def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
     """Return whether a field has an effect in a run."""
     fp8, fp4 = (settings.get(f"model.{name}", "None") != "None" for name in ("fp8", "fp4"))
-    if route.field.startswith("fp8_amax"):
-        return fp8 and settings.get("model.fp8_recipe") == "delayed"
-    if route.field in GROUPS["Loss scale"]:
+    if field.name in HISTORY:
+        return fp8 and settings.get("model.fp8_recipe") in field.schemes
+    if field.subject is subjects.SCALER:
         return settings.get("model.fp16") == "True"
-    return {None: True, "fp8": fp8, "fp4": fp4, "low": fp8 or fp4}[route.family]
+    return {None: True, "fp8": fp8, "fp4": fp4, "low": fp8 or fp4}[field.family]
 
 
 def _mode(settings: Mapping[str, str]) -> str:

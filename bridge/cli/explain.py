@@ -19,10 +19,9 @@ from bridge.audit.setting import Setting
 from bridge.cli.arguments import add_command, print_json
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
-from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.field_docs import field_docs, field_types
 from bridge.precision.groups import GROUPS, by_subject
-from bridge.precision.schemes import SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
@@ -96,7 +95,7 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
         "default": default,
         "meaning": field_docs(MixedPrecisionConfig)[name],
         "homes": [_home(route, default) for route in routes_of(name)],
-        "read_by_schemes": sorted({scheme.name for scheme in SCHEMES if name in scheme.settings}),
+        "read_by_schemes": sorted({*FIELDS[name].schemes}),
     }
     if recipe is not None:
         named = NamedRecipe.of(recipe, config_dir)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.config import PrecisionConfig
+from bridge.precision.config import PrecisionConfig, settings_of
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Effect, Matchers, quant_recipes
@@ -124,7 +124,7 @@ class Settings:
         row = (FP8_SCHEMES if family == "fp8" else FP4_SCHEMES).get(scheme or "")
         late = LATE_ATTENTION.get(scheme or "")
         is_early = late is not None and at_least(mcore, late) is False
-        reads = row.settings if row is not None else ()
+        reads = settings_of(row) if row is not None else ()
         reads = tuple(name for name in reads if not (is_early and name in ATTENTION))
         start, end = (
             whole_number(model[name]) or 0 if family is not None and model["first_last_layers_bf16"] else 0

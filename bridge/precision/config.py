@@ -18,10 +18,26 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.dtypes import LAZY_TORCH, torch_dtype
-from bridge.precision.fields import LAYER_COUNTS, stated
+from bridge.precision.fields import KEY, LAYER_COUNTS, StatedField, stated
 from bridge.precision.matchers import HIGH
 from bridge.precision.modules import module_rows
+from bridge.precision.schemes import Scheme
 from bridge.precision.statements import ORIGIN, Statements
+from bridge.precision.subjects import (
+    ATTENTION,
+    COMPUTE,
+    FP4,
+    FP8,
+    FSDP,
+    LAYERS,
+    MODE,
+    MODULES,
+    MOE,
+    OPTIMIZER,
+    SCALER,
+    WEIGHTS,
+    WIRE,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -49,134 +65,148 @@ class PrecisionConfig(Statements):
 
     _origin: InitVar[PrecisionConfig | None] = ORIGIN
 
-    fp32: bool = stated(False, kind="bool")
+    fp32: bool = stated(False, "bool", MODE, flag=None)
     """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and `bf16` off."""
-    fp16: bool = stated(False, kind="bool")
+    fp16: bool = stated(False, "bool", MODE)
     """Train in FP16 with FP32 master weights and a loss scale."""
-    bf16: bool = stated(False, kind="bool")
+    bf16: bool = stated(False, "bool", MODE)
     """Train in BF16 with FP32 master weights."""
-    params_dtype: torch.dtype | None = stated(None, kind="dtype", unstates=True)
+    params_dtype: torch.dtype | None = stated(None, "dtype", WEIGHTS, unstates=True, flag=KEY)
     """Dtype the weights are created in; None: that of the mode."""
-    pipeline_dtype: torch.dtype | None = stated(None, kind="dtype", unstates=True)
+    pipeline_dtype: torch.dtype | None = stated(None, "dtype", WIRE, unstates=True, flag=KEY)
     """Dtype of what pipeline stages send each other; None: that of the mode."""
-    autocast_dtype: torch.dtype | None = stated(None, kind="dtype", unstates=True)
+    autocast_dtype: torch.dtype | None = stated(None, "dtype", COMPUTE, unstates=True, flag=KEY)
     """Dtype per-operator autocast casts to; None: `params_dtype`. Without effect unless `autocast_enabled`."""
-    autocast_enabled: bool = stated(False, kind="bool")
+    autocast_enabled: bool = stated(False, "bool", COMPUTE)
     """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
-    grad_reduce_in_fp32: bool = stated(True, kind="bool")
+    grad_reduce_in_fp32: bool = stated(True, "bool", WEIGHTS)
     """Accumulate and reduce gradients in FP32 instead of the weights' dtype."""
-    fp8: str | None = stated(None, kind="name", optional=True, examples=("hybrid", "e4m3"))
+    fp8: str | None = stated(None, "name", FP8, optional=True, examples=("hybrid", "e4m3"), is_live=True)
     """FP8 format: "e4m3", or "hybrid" for E4M3 forward and E5M2 gradients; None: no FP8."""
-    fp8_recipe: str = stated("tensorwise", kind="name", optional=True)
+    fp8_recipe: str = stated("tensorwise", "name", FP8, optional=True, family="fp8", is_live=True)
     """FP8 scaling scheme: tensorwise (current scaling), delayed, blockwise, mxfp8 or custom."""
-    first_last_layers_bf16: bool = stated(False, kind="bool")
+    first_last_layers_bf16: bool = stated(False, "bool", LAYERS, family="low", is_live=True)
     """Keep the first and last layers in BF16 where the rest runs in FP8 or FP4."""
-    fp8_margin: int = stated(0, kind="int")
+    fp8_margin: int = stated(0, "int", FP8, family="fp8", schemes=("delayed",), is_live=True)
     """Delayed scaling: scales are divided by 2 to this power."""
-    fp8_amax_history_len: int = stated(1, kind="int")
+    fp8_amax_history_len: int = stated(1, "int", FP8, family="fp8", schemes=("delayed",), is_live=True)
     """Delayed scaling: steps of amax history kept per tensor."""
-    fp8_amax_compute_algo: str = stated("most_recent", kind="name")
+    fp8_amax_compute_algo: str = stated("most_recent", "name", FP8, family="fp8", schemes=("delayed",), is_live=True)
     """Delayed scaling: "max" or "most_recent" of the history."""
-    fp8_wgrad: bool = stated(True, kind="bool")
+    fp8_wgrad: bool = stated(True, "bool", FP8, family="fp8", is_live=True)
     """Run the weight-gradient GEMM in FP8. Transformer Engine 2.0 and later cannot turn it off."""
-    fp8_dot_product_attention: bool = stated(False, kind="bool")
+    fp8_dot_product_attention: bool = stated(
+        False, "bool", ATTENTION, family="low", schemes=("delayed", "tensorwise", "mxfp8", "nvfp4"), flag=KEY
+    )
     """Run the attention core in FP8; not with blockwise scaling."""
-    fp8_multi_head_attention: bool = stated(False, kind="bool")
+    fp8_multi_head_attention: bool = stated(False, "bool", ATTENTION, family="fp8", schemes=("delayed",), flag=KEY)
     """Delayed scaling: keep FP8 between the attention core and its projections."""
-    fp8_param: bool = stated(False, kind="bool", unstates=True, twin="fp8_param_gather")
+    fp8_param: bool = stated(False, "bool", FP8, unstates=True, twin="fp8_param_gather", family="fp8", flag=None)
     """Store the weights in FP8. The same setting as `fp8_param_gather`, by the model's name for it."""
-    fp8_param_gather: bool = stated(False, kind="bool", unstates=True, twin="fp8_param", leads=True)
+    fp8_param_gather: bool = stated(False, "bool", FP8, unstates=True, twin="fp8_param", leads=True, family="fp8")
     """Store the weights in FP8 and gather them as FP8, by the DDP config's name for it."""
-    fp4: str | None = stated(None, kind="name", optional=True, examples=("e2m1",))
+    fp4: str | None = stated(None, "name", FP4, optional=True, examples=("e2m1",), is_live=True)
     """FP4 format: "e2m1"; None: no FP4."""
-    fp4_recipe: str = stated("nvfp4", kind="name", optional=True)
+    fp4_recipe: str = stated("nvfp4", "name", FP4, optional=True, family="fp4", is_live=True)
     """FP4 scaling scheme: nvfp4 or custom."""
-    fp4_param: bool = stated(False, kind="bool", unstates=True, twin="fp4_param_gather")
+    fp4_param: bool = stated(False, "bool", FP4, unstates=True, twin="fp4_param_gather", family="fp4", flag=None)
     """Store the weights in FP4. The same setting as `fp4_param_gather`, by the model's name for it."""
-    fp4_param_gather: bool = stated(False, kind="bool", unstates=True, twin="fp4_param", leads=True)
+    fp4_param_gather: bool = stated(False, "bool", FP4, unstates=True, twin="fp4_param", leads=True, family="fp4")
     """Store the weights in FP4 and gather them as FP4, by the DDP config's name for it."""
-    loss_scale: float | None = stated(None, kind="float", optional=True)
+    loss_scale: float | None = stated(None, "float", SCALER, optional=True)
     """A constant loss scale; None: dynamic under FP16, none otherwise."""
-    initial_loss_scale: float | None = stated(4294967296, kind="float", optional=True)
+    initial_loss_scale: float | None = stated(4294967296, "float", SCALER, optional=True)
     """FP16, dynamic: the scale the run begins with."""
-    min_loss_scale: float = stated(1.0, kind="float")
+    min_loss_scale: float = stated(1.0, "float", SCALER)
     """FP16, dynamic: the scale never falls below this."""
-    loss_scale_window: float = stated(1000, kind="float")
+    loss_scale_window: float = stated(1000, "float", SCALER)
     """FP16, dynamic: steps without overflow after which the scale doubles; a whole number."""
-    hysteresis: int = stated(2, kind="int")
+    hysteresis: int = stated(2, "int", SCALER)
     """FP16, dynamic: overflows the scale endures before it halves."""
-    num_layers_at_start_in_bf16: int = stated(0, kind="int")
+    num_layers_at_start_in_bf16: int = stated(0, "int", LAYERS, is_live=True)
     """Layers at the start kept in BF16 under `first_last_layers_bf16`; unstated: the model's own count (1)."""
-    num_layers_at_end_in_bf16: int = stated(0, kind="int")
+    num_layers_at_end_in_bf16: int = stated(0, "int", LAYERS, is_live=True)
     """Layers at the end kept in BF16 under `first_last_layers_bf16`; unstated: the model's own count (1)."""
-    reuse_grad_buf_for_mxfp8_param_ag: bool = stated(False, kind="bool", needs="fp8_param_gather")
+    reuse_grad_buf_for_mxfp8_param_ag: bool = stated(
+        False, "bool", FP8, needs="fp8_param_gather", family="fp8", schemes=("mxfp8",)
+    )
     """MXFP8 weights: gather the updated weights through the gradient buffer, to save memory."""
-    tf32: bool | None = stated(None, kind="bool", unstates=True)
+    tf32: bool | None = stated(None, "bool", COMPUTE, unstates=True, flag=None)
     """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run; None: leave the process as it is."""
 
     # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner keeps what it has.
 
-    fp32_residual_connection: bool = stated(False, kind="bool", unstates=True)
+    fp32_residual_connection: bool = stated(False, "bool", COMPUTE, unstates=True)
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
-    disable_bf16_reduced_precision_matmul: bool = stated(False, kind="bool", unstates=True)
+    disable_bf16_reduced_precision_matmul: bool = stated(False, "bool", COMPUTE, unstates=True)
     """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never set back."""
-    mamba_training_ssm_states_dtype: torch.dtype | None = stated(None, kind="dtype", optional=True)
+    mamba_training_ssm_states_dtype: torch.dtype | None = stated(None, "dtype", COMPUTE, optional=True)
     """Dtype of the states that Mamba layers keep between chunks in training; None: that of the weights."""
-    attention_softmax_in_fp32: bool = stated(True, kind="bool", unstates=True)
+    attention_softmax_in_fp32: bool = stated(True, "bool", ATTENTION, unstates=True)
     """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does not read it."""
-    apply_query_key_layer_scaling: bool = stated(False, kind="bool", unstates=True)
+    apply_query_key_layer_scaling: bool = stated(False, "bool", ATTENTION, unstates=True)
     """Divide attention scores by the layer's number, for FP16; turns `attention_softmax_in_fp32` on."""
-    dsa_indexer_k_norm_fp32: bool = stated(False, kind="bool", unstates=True)
+    dsa_indexer_k_norm_fp32: bool = stated(False, "bool", ATTENTION, unstates=True)
     """Compute the norm of the indexer's keys in FP32, in DeepSeek's sparse attention."""
-    use_precision_aware_optimizer: bool = stated(False, kind="bool", unstates=True)
+    use_precision_aware_optimizer: bool = stated(False, "bool", OPTIMIZER, unstates=True)
     """Let the four dtypes below differ from FP32; Adam of Transformer Engine, as a distributed optimizer."""
-    main_grads_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=("fp32", "bf16"))
+    main_grads_dtype: torch.dtype = stated("fp32", "dtype", OPTIMIZER, unstates=True, choices=("fp32", "bf16"))
     """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`, which decides."""
-    main_params_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=("fp32", "fp16"))
+    main_params_dtype: torch.dtype = stated("fp32", "dtype", OPTIMIZER, unstates=True, choices=("fp32", "fp16"))
     """Dtype of the master weights."""
-    exp_avg_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=_MOMENTS, spellings=_FP8_STATE)
+    exp_avg_dtype: torch.dtype = stated(
+        "fp32", "dtype", OPTIMIZER, unstates=True, choices=_MOMENTS, spellings=_FP8_STATE
+    )
     """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor."""
-    exp_avg_sq_dtype: torch.dtype = stated("fp32", kind="dtype", unstates=True, choices=_MOMENTS, spellings=_FP8_STATE)
+    exp_avg_sq_dtype: torch.dtype = stated(
+        "fp32", "dtype", OPTIMIZER, unstates=True, choices=_MOMENTS, spellings=_FP8_STATE
+    )
     """Dtype of Adam's second moment, as `exp_avg_dtype`."""
-    store_param_remainders: bool = stated(True, kind="bool", unstates=True)
+    store_param_remainders: bool = stated(True, "bool", OPTIMIZER, unstates=True, flag=None)
     """Keep of FP32 master weights only the 16 bits that the BF16 weights lack."""
     muon_fp32_matmul_prec: str = stated(
-        "medium", kind="name", unstates=True, choices=("highest", "high", "medium", "low")
+        "medium", "name", OPTIMIZER, unstates=True, choices=("highest", "high", "medium", "low")
     )
     """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is FP32."""
-    reduce_scatter_with_fp32_accumulation: bool = stated(False, kind="bool", unstates=True)
+    reduce_scatter_with_fp32_accumulation: bool = stated(False, "bool", WIRE, unstates=True)
     """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a reduce-scatter."""
-    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = stated((), kind="names", unstates=True)
+    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = stated(
+        (), "names", WEIGHTS, unstates=True, flag=None
+    )
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32; "all": each."""
-    megatron_fsdp_main_params_dtype: torch.dtype | None = stated("fp32", kind="dtype", optional=True)
+    megatron_fsdp_main_params_dtype: torch.dtype | None = stated("fp32", "dtype", FSDP, optional=True)
     """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
-    megatron_fsdp_main_grads_dtype: torch.dtype | None = stated(None, kind="dtype", optional=True)
+    megatron_fsdp_main_grads_dtype: torch.dtype | None = stated(None, "dtype", FSDP, optional=True)
     """Megatron-FSDP: dtype in which gradients are accumulated; None: that of the weights."""
-    megatron_fsdp_grad_comm_dtype: torch.dtype | None = stated(None, kind="dtype", optional=True)
+    megatron_fsdp_grad_comm_dtype: torch.dtype | None = stated(None, "dtype", FSDP, optional=True)
     """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated."""
-    megatron_fsdp_use_decoupled_grad: bool = stated(False, kind="bool", unstates=True)
+    megatron_fsdp_use_decoupled_grad: bool = stated(False, "bool", FSDP, unstates=True, flag=None)
     """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of the weights."""
-    keep_fp8_transpose_cache: bool = stated(False, kind="bool", unstates=True)
+    keep_fp8_transpose_cache: bool = stated(False, "bool", FSDP, unstates=True)
     """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses."""
-    moe_router_dtype: str | None = stated(None, kind="format", optional=True, choices=("fp32", "fp64"))
+    moe_router_dtype: str | None = stated(None, "format", MOE, optional=True, choices=("fp32", "fp64"))
     """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the activations."""
-    moe_router_padding_for_quantization: bool = stated(False, kind="bool", unstates=True)
+    moe_router_padding_for_quantization: bool = stated(False, "bool", MOE, unstates=True, family="low")
     """Pad the tokens of each expert to the multiple that FP8 and FP4 GEMMs need."""
-    moe_dispatch_fwd_dtype: str = stated("bf16", kind="format", unstates=True, choices=("bf16", "mxfp8"))
+    moe_dispatch_fwd_dtype: str = stated("bf16", "format", MOE, unstates=True, choices=("bf16", "mxfp8"))
     """Format in which tokens are sent to their experts in the forward pass."""
-    moe_combine_bwd_dtype: str = stated("bf16", kind="format", unstates=True, choices=("bf16", "mxfp8"))
+    moe_combine_bwd_dtype: str = stated("bf16", "format", MOE, unstates=True, choices=("bf16", "mxfp8"))
     """Format in which gradients are sent to the experts in the backward pass."""
-    fp8_output_proj: bool = stated(False, kind="bool", unstates=True)
+    fp8_output_proj: bool = stated(False, "bool", FP8, unstates=True, family="fp8", schemes=("mxfp8",))
     """MXFP8: run the output head in MXFP8 too."""
-    tp_only_amax_red: bool = stated(False, kind="bool", unstates=True)
+    tp_only_amax_red: bool = stated(False, "bool", FP8, unstates=True, family="fp8", schemes=("delayed",), flag=None)
     """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not over data-parallel."""
-    fp8_quantizer_factory: str | None = stated(None, kind="name", optional=True)
+    fp8_quantizer_factory: str | None = stated(
+        None, "name", FP8, optional=True, family="fp8", schemes=("custom",), is_live=True
+    )
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
-    activation_func_fp8_input_store: bool = stated(False, kind="bool", unstates=True)
+    activation_func_fp8_input_store: bool = stated(False, "bool", FP8, unstates=True, flag=None)
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
-    fp4_quantizer_factory: str | None = stated(None, kind="name", optional=True)
+    fp4_quantizer_factory: str | None = stated(
+        None, "name", FP4, optional=True, family="fp4", schemes=("custom",), is_live=True
+    )
     """FP4, custom scheme: dotted path of the function that makes the quantizers."""
-    modules: list[dict[str, Any]] | None = stated(None, kind="rows", unstates=True)
+    modules: list[dict[str, Any]] | None = stated(None, "rows", MODULES, unstates=True, flag=None)
     """Precision of single modules: rows of `select` and a precision, the first that selects a module decides."""
 
     @property
@@ -289,15 +319,25 @@ class PrecisionConfig(Statements):
         return {"_target_": PEER_TARGET, **values}
 
 
-FIELD_DEFAULTS = {name: getattr(PrecisionConfig, name) for name in PrecisionConfig.field_names()}
+FIELDS: dict[str, StatedField] = {
+    name: inspect.getattr_static(PrecisionConfig, name) for name in PrecisionConfig.field_names()
+}
+"""Field -> its row, in order of declaration."""
+
+FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 """Field -> the value it reads as while it is unstated."""
 
-CHOICES = {
-    name: field.choices for name in FIELD_DEFAULTS if (field := inspect.getattr_static(PrecisionConfig, name)).choices
-}
+CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
 """Field -> the only values that Megatron takes, where there are only some."""
 
 _NAMES = tuple(FIELD_DEFAULTS)
 PEER_FIELDS = _NAMES[: _NAMES.index("tf32")]
 MEGATRON_FIELDS = _NAMES[_NAMES.index("fp32_residual_connection") : _NAMES.index("fp4_quantizer_factory") + 1]
 """Fields that Megatron's configs have and Megatron Bridge's class does not."""
+
+
+def settings_of(row: Scheme) -> tuple[str, ...]:
+    """Return the fields that reach Transformer Engine under a scaling scheme."""
+    return tuple(
+        name for name, field in FIELDS.items() if row.name in field.schemes and field.family in (row.family, "low")
+    )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
 from bridge.precision.dtypes import SPELLINGS, dtype_token, is_torch_dtype, torch_dtype
 from bridge.precision.modules import WrongRowsError, plain_rows
+from bridge.precision.subjects import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 LAYER_COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 """How many layers `first_last_layers_bf16` keeps at either end."""
+NAMED, KEY = "option", "key of a --yaml-cfg file"
+"""Values of `StatedField.flag`."""
 YES = frozenset({"true", "yes", "on", "1"})
 NO = frozenset({"false", "no", "off", "0"})
 
@@ -52,6 +55,16 @@ class StatedField:
     """The only values that Megatron takes; empty: its own code decides."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Further spellings of values, each with the one it stands for."""
+    subject: Subject | None = None
+    """The subject under which it is listed, and whose meaning a change has on resume."""
+    family: str | None = None
+    """fp8, fp4 or low (either): it acts only while that family is on."""
+    schemes: tuple[str, ...] = ()
+    """The scaling schemes under which it reaches Transformer Engine; empty: whatever the scheme."""
+    is_live: bool = False
+    """Megatron reads it in every forward pass, so that a schedule may change it."""
+    flag: str | None = NAMED
+    """Megatron-LM has it as an option, or as a key of a file (`KEY`), of the field's own name; None: it has not."""
     name: str = ""
     """Set by the class that holds the field."""
 
@@ -100,9 +113,9 @@ def default_of(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def stated(default: Any, *, kind: str, **options: Any) -> Any:
+def stated(default: Any, kind: str, subject: Subject | None = None, **options: Any) -> Any:
     """Declare a field of `MixedPrecisionConfig`; see `StatedField`."""
-    return StatedField(default=default, kind=kind, **options)
+    return StatedField(default=default, kind=kind, subject=subject, **options)
 
 
 def coerce(value: object, kind: str, *, switch: bool = False) -> Any:

@@ -90,8 +90,6 @@ class Scheme:
     title: str
     formats: tuple[str, ...]
     """Legal values of `fp8` or `fp4`; `OPERAND_FORMATS` says what each means forward and backward."""
-    settings: tuple[str, ...] = ()
-    """Fields of `MixedPrecisionConfig` that reach Transformer Engine under this scheme."""
     first_last_layers_bf16: bool = True
     """Megatron can keep the first and last layers in BF16 under this scheme."""
     operands: tuple[Operand, ...] = ()
@@ -137,10 +135,6 @@ SCHEMES = (
         family="fp8",
         title="per-tensor delayed scaling",
         formats=("e4m3", "hybrid"),
-        settings=(
-            *("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_dot_product_attention"),
-            *("fp8_multi_head_attention", "tp_only_amax_red"),
-        ),
         first_last_layers_bf16=False,
         operands=_operands(WHOLE, WHOLE, WHOLE),
         scale_format="fp32",
@@ -164,7 +158,6 @@ SCHEMES = (
         family="fp8",
         title="per-tensor current scaling",
         formats=("e4m3", "hybrid"),
-        settings=("fp8_dot_product_attention",),
         operands=_operands(WHOLE, WHOLE, WHOLE),
         scale_format="fp32",
         split_accumulator=(False, True, True),
@@ -197,7 +190,6 @@ SCHEMES = (
         family="fp8",
         title="MXFP8, power-of-two scales per 32 values",
         formats=("e4m3",),
-        settings=("fp8_dot_product_attention", "reuse_grad_buf_for_mxfp8_param_ag", "fp8_output_proj"),
         operands=_operands((1, 32), (1, 32), (1, 32)),
         scale_format="e8m0",
         power_of_two_scale=True,
@@ -216,7 +208,6 @@ SCHEMES = (
         family="fp8",
         title="a quantizer factory of the team's own",
         formats=("e4m3", "hybrid"),
-        settings=("fp8_quantizer_factory",),
         min_transformer_engine="2.9",
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe",
     ),
@@ -225,7 +216,6 @@ SCHEMES = (
         family="fp4",
         title="NVFP4, E4M3 scales per 16 values under one FP32 scale",
         formats=("e2m1",),
-        settings=("fp8_dot_product_attention",),
         operands=(
             Operand(name="input", row=(1, 16), column=(16, 1), hadamard=True),
             Operand(name="weight", row=(16, 16), column=(16, 16)),
@@ -247,7 +237,6 @@ SCHEMES = (
         family="fp4",
         title="a quantizer factory of the team's own",
         formats=("e2m1",),
-        settings=("fp4_quantizer_factory",),
         min_transformer_engine="2.9",
         source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe",
     ),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError, close_matches, did_you_mean
-from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.matchers import quant_recipes
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
@@ -23,11 +23,7 @@ from bridge.sync.owner import Owner, same
 from bridge.sync.plan import plan
 from bridge.sync.report import plain
 
-SWITCHED = (
-    *("fp8", "fp8_recipe", "fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_wgrad"),
-    *("fp8_quantizer_factory", "fp4", "fp4_recipe", "fp4_quantizer_factory", "first_last_layers_bf16"),
-    *("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
-)
+SWITCHED = tuple(name for name, field in FIELDS.items() if field.is_live)
 """Fields of the model config that decide anew in every forward pass.
 
 Source: megatron-core 0.16.1 transformer_block.py:717-758, fp8_utils.py:541-654, fp4_utils.py:85-140. The two settings
@@ -37,8 +33,8 @@ _UNREAD = frozenset({("optimizer", "fp8_recipe")})
 """Read when the optimizer is made, and about weights stored in FP8 only: (role, attribute)."""
 
 _FIELDS_OF_STORED_WEIGHTS = {
-    "fp8": frozenset(("fp8_param", "fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag")),
-    "fp4": frozenset(("fp4_param", "fp4_param_gather")),
+    family: frozenset(name for name, field in FIELDS.items() if field.family == family and (field.twin or field.needs))
+    for family in ("fp8", "fp4")
 }
 """Family -> the owners' fields that follow from weights stored in it."""
 

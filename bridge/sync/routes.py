@@ -6,6 +6,8 @@ reference page and the completeness test all read these rows.
 
 from dataclasses import dataclass
 
+from bridge.precision.config import FIELDS
+
 OWNERS = {
     "model": "TransformerConfig",
     "optimizer": "OptimizerConfig",
@@ -32,8 +34,6 @@ class Route:
     """switch: always written. value: written if stated, else the owner's own value stays, else the default is written.
     count: written if stated, else left where Megatron's class has a default. stated: written if stated, else left.
     dtype: stated or derived from the mode. none: nothing is written."""
-    family: str | None = None
-    """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
     scheme: str | None = None
     """The row acts only under this scaling scheme, and is neutralised otherwise."""
     neutral: object = CLASS_DEFAULT
@@ -44,6 +44,11 @@ class Route:
     """First megatron-core known to have the attribute."""
     note: str = ""
     source: str = ""
+
+    @property
+    def family(self) -> str | None:
+        """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
+        return FIELDS[self.field].family if self.field in FIELDS else None
 
 
 def _model(field: str, rule: str, attribute: str | None = "", **more: object) -> Route:
@@ -95,60 +100,49 @@ ROUTES: tuple[Route, ...] = (
         source="distributed_data_parallel.py, megatron-core 0.16.1; mcore_fsdp_adapter.py, 0.19.2",
     ),
     _model("fp8", "switch", note="The format; None is off. Megatron checks the value at the first FP8 GEMM only."),
-    _model("fp8_recipe", "value", family="fp8", note="Megatron's default is delayed, the config's is tensorwise."),
+    _model("fp8_recipe", "value", note="Megatron's default is delayed, the config's is tensorwise."),
     _optimizer(
         "fp8_recipe",
         "value",
-        family="fp8",
         neutral=None,
         note="Anything but None or delayed sends the precision-aware optimizer down its FP8 branch, so it is None "
         "unless FP8 is on.",
         source="optimizer_config.py __post_init__, megatron-core 0.16.1 and 0.19.2",
     ),
-    _model("first_last_layers_bf16", "value", family="low", neutral=False, is_harmless=True, note=_PLACEMENT),
+    _model("first_last_layers_bf16", "value", neutral=False, is_harmless=True, note=_PLACEMENT),
     _model("num_layers_at_start_in_bf16", "count", note=f"{_PLACEMENT} Unstated, Megatron's own 1 stays."),
     _model("num_layers_at_end_in_bf16", "count", note=f"{_PLACEMENT} Unstated, Megatron's own 1 stays."),
-    _model("fp8_margin", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."),
-    _model(
-        "fp8_amax_history_len", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."
-    ),
-    _model(
-        "fp8_amax_compute_algo", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."
-    ),
+    _model("fp8_margin", "value", note="Reaches Transformer Engine under delayed scaling only."),
+    _model("fp8_amax_history_len", "value", note="Reaches Transformer Engine under delayed scaling only."),
+    _model("fp8_amax_compute_algo", "value", note="Reaches Transformer Engine under delayed scaling only."),
     _model(
         "fp8_wgrad",
         "value",
-        family="fp8",
         note="Without effect: Transformer Engine dropped the override in 2.0 and ignores the keyword.",
         source="Transformer Engine common/recipe, 2.20",
     ),
     _model(
         "fp8_dot_product_attention",
         "value",
-        family="low",
         note="Under delayed and tensorwise; mxfp8 from megatron-core 0.18, nvfp4 from 0.17; never blockwise or custom.",
     ),
-    _model(
-        "fp8_multi_head_attention", "value", family="fp8", note="Reaches Transformer Engine under delayed scaling only."
-    ),
-    _model("fp8_param", "value", family="fp8", neutral=False, note="Must equal ddp.fp8_param_gather."),
+    _model("fp8_multi_head_attention", "value", note="Reaches Transformer Engine under delayed scaling only."),
+    _model("fp8_param", "value", neutral=False, note="Must equal ddp.fp8_param_gather."),
     Route(
         field="fp8_param_gather",
         owner="ddp",
         attribute="fp8_param_gather",
         rule="value",
-        family="fp8",
         neutral=False,
         note="Must equal model.fp8_param: since 0.17.1 the distributed optimizer updates FP8 weights only with it.",
         source="distrib_optimizer.py, megatron-core 0.19.2",
     ),
     _model("fp4", "switch", note="The format; None is off."),
-    _model("fp4_recipe", "value", family="fp4"),
-    _model("fp4_param", "value", family="fp4", neutral=False, note="Must equal ddp.fp4_param_gather."),
+    _model("fp4_recipe", "value"),
+    _model("fp4_param", "value", neutral=False, note="Must equal ddp.fp4_param_gather."),
     _ddp(
         "fp4_param_gather",
         "value",
-        family="fp4",
         neutral=False,
         since="0.17.1",
         note="Before 0.17.1 neither DDP nor the distributed optimizer knows FP4 weights.",
@@ -158,11 +152,10 @@ ROUTES: tuple[Route, ...] = (
     _optimizer("min_loss_scale", "value", note=_SCALER),
     _optimizer("loss_scale_window", "value", note=f"{_SCALER} Compared by == with a count of steps."),
     _optimizer("hysteresis", "value", note=f"{_SCALER} Refilled only when the scale grows."),
-    _optimizer("reuse_grad_buf_for_mxfp8_param_ag", "value", family="fp8", scheme="mxfp8", neutral=False),
+    _optimizer("reuse_grad_buf_for_mxfp8_param_ag", "value", scheme="mxfp8", neutral=False),
     _ddp(
         "reuse_grad_buf_for_mxfp8_param_ag",
         "value",
-        family="fp8",
         scheme="mxfp8",
         neutral=False,
         note="Needs fp8_param_gather; must equal the optimizer's.",
@@ -270,7 +263,6 @@ ROUTES: tuple[Route, ...] = (
     _model(
         "moe_router_padding_for_quantization",
         "stated",
-        family="low",
         neutral=False,
         source="transformer/moe/token_dispatcher.py:617, megatron-core 0.16.1",
     ),
@@ -279,7 +271,6 @@ ROUTES: tuple[Route, ...] = (
     _model(
         "fp8_output_proj",
         "stated",
-        family="fp8",
         scheme="mxfp8",
         neutral=False,
         since="0.18",
@@ -289,14 +280,12 @@ ROUTES: tuple[Route, ...] = (
     _model(
         "tp_only_amax_red",
         "stated",
-        family="fp8",
         note="Reaches Transformer Engine under delayed scaling only.",
         source="fp8_utils.py:624, megatron-core 0.16.1",
     ),
     _model(
         "fp8_quantizer_factory",
         "stated",
-        family="fp8",
         note="Read under the scheme custom only, which needs it.",
         source="fp8_utils.py:574, megatron-core 0.16.1",
     ),
@@ -309,7 +298,6 @@ ROUTES: tuple[Route, ...] = (
     _model(
         "fp4_quantizer_factory",
         "stated",
-        family="fp4",
         note="Read under the scheme custom only, which needs it.",
         source="fp4_utils.py:107, megatron-core 0.16.1",
     ),

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.checkpoint.folder import folder_of
-from bridge.checkpoint.precision_change import ASKED, IMPOSSIBLE, MODE, precision_changes
+from bridge.checkpoint.precision_change import MODE, precision_changes
 from bridge.errors import CheckpointError
 from bridge.megatron.checkpoint.loading import facts_of, load_checkpoint
+from bridge.precision.subjects import ASKED, IMPOSSIBLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

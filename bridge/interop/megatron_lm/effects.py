@@ -7,6 +7,7 @@ from typing import Any
 from bridge.interop.builders import DELAYED, WGRAD, ImportBuilder
 from bridge.interop.megatron_lm.arguments import Arguments, Written
 from bridge.interop.megatron_lm.flags import BY_NAME, bears_on_precision
+from bridge.precision.config import settings_of
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.schemes import FP8_SCHEMES
 
@@ -122,7 +123,7 @@ def scheme(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
 def _unread(field: str, fields: Mapping[str, Any], *, modern: bool) -> str | None:
     """Return why a setting that was written has no effect, or None."""
     chosen = fields.get("fp8_recipe") if fields.get("fp8") else None
-    read_by = FP8_SCHEMES[chosen].settings if chosen in FP8_SCHEMES else ()
+    read_by = settings_of(FP8_SCHEMES[chosen]) if chosen in FP8_SCHEMES else ()
     if field in DELAYED and field not in read_by and fields[field] != DELAYED[field]:
         return f"read by delayed scaling only, and this is {chosen or 'no FP8 run'}"
     if field.startswith(("fp8_", "fp4_")) and not fields.get(field[:3]):

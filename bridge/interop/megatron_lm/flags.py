@@ -2,13 +2,15 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import PrecisionTypeError
 from bridge.interop.builders import ImportBuilder
 from bridge.interop.unsupported import Row
-from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
+from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
+from bridge.precision.fields import KEY
 from bridge.registry.config import MixedPrecisionConfig
 
 
@@ -31,26 +33,7 @@ def dest(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-_NAMED_LIKE_THEIR_FIELD = """
-    --bf16 --fp16 --fp8-recipe --fp8-margin --fp8-amax-history-len --fp8-amax-compute-algo --fp8-wgrad --fp4-recipe
-    --first-last-layers-bf16 --num-layers-at-start-in-bf16 --num-layers-at-end-in-bf16
-    --reuse-grad-buf-for-mxfp8-param-ag --loss-scale --initial-loss-scale --min-loss-scale --loss-scale-window
-    --hysteresis --fp32-residual-connection --attention-softmax-in-fp32 --apply-query-key-layer-scaling
-    --disable-bf16-reduced-precision-matmul --mamba-training-ssm-states-dtype --dsa-indexer-k-norm-fp32
-    --use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype
-    --muon-fp32-matmul-prec --megatron-fsdp-main-params-dtype --megatron-fsdp-main-grads-dtype
-    --megatron-fsdp-grad-comm-dtype --keep-fp8-transpose-cache --moe-router-dtype --moe-dispatch-fwd-dtype
-    --moe-combine-bwd-dtype --fp8-output-proj --fp8-quantizer-factory --fp4-quantizer-factory
-    params_dtype pipeline_dtype autocast_dtype fp8_dot_product_attention fp8_multi_head_attention
-    """
-"""The last line: keys of `--yaml-cfg` files, which hold fields of TransformerConfig that have no flag."""
-FLAGS = (
-    *(
-        Flag(
-            option=option, field=dest(option), kind="on" if isinstance(FIELD_DEFAULTS[dest(option)], bool) else "value"
-        )
-        for option in _NAMED_LIKE_THEIR_FIELD.split()
-    ),
+OWN_NAMES = (
     Flag(option="--fp8-format", field="fp8", also=("fp8",)),
     Flag(option="--fp8-e4m3", field="fp8", kind="on", sets="e4m3"),
     Flag(option="--fp8-hybrid", field="fp8", kind="on", sets="hybrid"),
@@ -79,6 +62,18 @@ FLAGS = (
         also=("--moe-router-padding-for-fp8",),
     ),
 )
+"""Flags of another name than their field's, or of several."""
+
+
+def _named_like_their_field() -> Iterator[Flag]:
+    others = {flag.field for flag in OWN_NAMES} - {"fp8_wgrad"}  # whose flag of its own name is of older releases
+    for name, field in FIELDS.items():
+        if field.flag is not None and name not in others:
+            option = name if field.flag == KEY else f"--{name.replace('_', '-')}"
+            yield Flag(option=option, field=name, kind="on" if isinstance(field.default, bool) else "value")
+
+
+FLAGS = (*_named_like_their_field(), *OWN_NAMES)
 """Source: Megatron-LM 0.20 training/arguments.py and yaml_arguments.py; `sets`: its releases before 0.4."""
 
 
