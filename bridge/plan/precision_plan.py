@@ -37,6 +37,7 @@ from bridge.precision.config import PrecisionConfig
 from bridge.precision.matchers import Effect, Matchers, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
+from bridge.registry.nearest import nearest_label
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel, Place
 from bridge.rules.shape.unplanned import absent_fields, without
@@ -269,7 +270,7 @@ def precision_plan(
         settings = settings.of_hybrid(mcore)
     paths = ModulePaths.of(model)
     return PrecisionPlan(
-        label=precision.label if precision is not None else f"{settings.mode}, as the configs say",
+        label=nearest_label(precision) if precision is not None else f"{settings.mode}, as the configs say",
         settings=settings,
         shape=shape,
         parallel=layout,

@@ -23,6 +23,7 @@ from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, Wrong
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import coerce
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.nearest import nearest_label
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
@@ -187,7 +188,7 @@ class Setup(RuleContext):
     @property
     def label(self) -> str:
         """The precision in a few words."""
-        return self.precision.label if self.precision is not None else f"{self.mode}, without a recipe"
+        return nearest_label(self.precision) if self.precision is not None else f"{self.mode}, without a recipe"
 
     @property
     def flow(self) -> str:

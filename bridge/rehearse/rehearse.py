@@ -20,6 +20,7 @@ from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
 from bridge.preflight import te_cpu
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.nearest import nearest_label
 from bridge.rehearse.layout import Round
 from bridge.rehearse.shrink import STEPS, SmallRun, shrink
 from bridge.rules.fields import DEFAULTS
@@ -118,7 +119,7 @@ def rehearse(
     answer = _answer(run, small, backend, environment or {})
     versions = {name: version for name, version in answer["versions"].items() if version is not None}
     return Rehearsal(
-        label=run.precision.label if run.precision is not None else "the configs' own precision",
+        label=nearest_label(run.precision) if run.precision is not None else "the configs' own precision",
         target=str(run.target or "no declared target"),
         backend=backend,
         versions=versions,

@@ -1,0 +1,67 @@
+"""The recipe that a precision without a name is nearest to, and the fields in which it differs from it.
+
+    nearest_label(config)    # "bf16_with_mxfp8_mixed, but grad_reduce_in_fp32=False"
+
+A config that another program saved states every field and names no recipe. A reader knows it by the recipe it is.
+"""
+
+import warnings
+
+from bridge.errors import BridgeWarning
+from bridge.precision.config import FIELDS, MODE_SWITCHES, PrecisionConfig
+from bridge.registry.registry import REGISTRY
+from bridge.rules.inert import inert_fields
+
+OF_THE_MODE = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+"""Dtypes that are those of the mode where nothing states them."""
+SECOND_NAMES = tuple(name for name, field in FIELDS.items() if field.twin is not None and not field.leads)
+"""Second names of settings that have two."""
+LONGEST = 3
+"""Fields that a label without a recipe still lists by themselves."""
+
+
+def nearest_label(config: PrecisionConfig) -> str:
+    """Return the label of a config; one that states many fields without a recipe's name is named by the nearest."""
+    if config.recipe is not None or len(config.stated) <= LONGEST:
+        return config.label
+    name = nearest_recipe(config)
+    if name is None:
+        return config.label
+    found = differing_fields(config, _made(name))
+    return ", but ".join([name, ", ".join(f"{field}={config.reading(field)}" for field in found)]) if found else name
+
+
+def nearest_recipe(config: PrecisionConfig) -> str | None:
+    """Return the recipe of the same mode, format and scheme with the fewest other differences; None: there is none."""
+    fewest: tuple[int, str] | None = None
+    for recipe in REGISTRY.recipes():
+        made = _made(recipe.name)
+        if _computes(made) != _computes(config):
+            continue
+        count = len(differing_fields(config, made))
+        if fewest is None or count < fewest[0]:
+            fewest = (count, recipe.name)
+    return fewest[1] if fewest is not None else None
+
+
+def differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
+    """Return the fields that act in one of two runs and read otherwise there, in order of declaration."""
+    ignored = {*MODE_SWITCHES, *SECOND_NAMES, *(inert_fields(config).keys() & inert_fields(recipe).keys())}
+    names = [name for name in config.field_names() if name not in ignored]
+    return [name for name in names if _reading(config, name) != _reading(recipe, name)]
+
+
+def _made(name: str) -> PrecisionConfig:
+    """Return a recipe that nobody asked for: what it warns of is of no interest."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BridgeWarning)
+        return REGISTRY.get(name)
+
+
+def _computes(config: PrecisionConfig) -> tuple[str, str | None, str | None]:
+    return config.mode, config.low_format, config.scheme
+
+
+def _reading(config: PrecisionConfig, name: str) -> object:
+    value = config.reading(name)
+    return config.mode if value is None and name in OF_THE_MODE else value
