@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
     from bridge.registry.schedule import Phase
+    from bridge.sync.prediction import Prediction
 
 
 BYTES = 256
@@ -103,37 +103,39 @@ def _quoted(word: str) -> str:
     return f"{key}='{value}'" if key == "target" and "," in value and value[0] not in "['\"" else word
 
 
-def plan_of(run: RunValues) -> PrecisionPlan:
-    """Return the precision plan of a run."""
-    from bridge.plan.precision_plan import precision_plan
-    from bridge.preflight.check import target_of
+def predicted(run: RunValues) -> Prediction:
+    """Return the run as the last sync before it leaves it."""
+    from bridge.preflight.check import section_of, target_of
+    from bridge.rules.section import ROLES
+    from bridge.sync.prediction import predict
 
-    return precision_plan(
-        run.precision, run.model, optimizer=run.optimizer, ddp=run.ddp, mcore=target_of(run.target).mcore
-    )
+    sections: dict[str, Any] = {name: section_of(run.sections, name) for name in ROLES}
+    if run.section("data") and run.run_keys.get("precision_backend") is not None:  # text of our own runs
+        sections["data"] = {**sections["data"], "vocab_size": sections["data"].get("vocab_size") or BYTES}
+    return predict(run.precision, sections, target=target_of(run.target), origins=run.origin_of)
+
+
+def plan_of(run: RunValues) -> PrecisionPlan:
+    """Return the precision plan of a run, whatever the number of its GPUs."""
+    from bridge.plan.precision_plan import plan_of
+
+    return plan_of(predicted(run))
 
 
 def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
     """Return the later phases of a run's precision schedule, each with its plan."""
-    from bridge.preflight.check import phases_of, target_of
+    from bridge.plan.precision_plan import plan_of
+    from bridge.preflight.check import phases_of
 
-    phases = phases_of(run.sections, run.precision, target_of(run.target))[1:]
-    return [(phase, plan_of(replace(run, precision=phase.precision))) for phase in phases]
+    first = predicted(run)
+    return [(phase, plan_of(first.under(phase.precision))) for phase in phases_of(run.sections, first)[1:]]
 
 
 def planned_run(run: RunValues) -> PlannedRun:
-    """Return a run as the calculators take it.
-
-    The vocabulary is the model's, or else that of the data.
-    """
+    """Return a run as the calculators take it."""
     from bridge.plan.run import PlannedRun
-    from bridge.preflight.check import target_of
 
-    sections = {name: run.section(name) for name in ("model", "optimizer", "ddp", "train")}
-    data = run.section("data")
-    if sections["model"].get("vocab_size") is None and data:
-        sections["model"] = {**sections["model"], "vocab_size": data.get("vocab_size") or BYTES}
-    return PlannedRun(precision=run.precision, sections=sections, target=target_of(run.target))
+    return PlannedRun(prediction=predicted(run))
 
 
 def print_json(content: object) -> None:

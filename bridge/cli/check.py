@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_command, add_run_command, print_json, read_run, write_file
+from bridge.cli.arguments import add_command, add_run_command, predicted, print_json, read_run, write_file
 from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 
@@ -51,8 +51,8 @@ def _check(chosen: argparse.Namespace) -> int:
     silenced = dict(_reason(word) for word in chosen.silence)
     values = read_run(chosen, strict=False)
     report = check_run(
-        {**values.sections, "mixed_precision": values.precision},
-        target=None,
+        values.sections,
+        prediction=predicted(values),
         silenced=silenced,
         backend=chosen.backend,
         origins=values.origin_of,

@@ -10,11 +10,11 @@ from bridge.cli.arguments import add_run_command, planned_run, print_json, read_
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from bridge.front.loader import RunValues
     from bridge.plan.run import PlannedRun
-    from bridge.rules.target import Target
+    from bridge.sync.prediction import Prediction
 
 RECOMPUTE = {"none": ("none", ()), "selective (core_attn)": ("selective", ("core_attn",)), "full": ("full", ())}
 
@@ -37,7 +37,7 @@ def _memory(chosen: argparse.Namespace) -> None:
     activations = _activations(run)
     if chosen.json:
         content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
-        print_json({**content, "fit": fit(run, is_sound=_soundness(values)).to_dict()} if chosen.fit else content)
+        print_json({**content, "fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else content)
         return
     from bridge.report.plan_table import fit_table, memory_table
     from bridge.report.table import show  # rich is heavy
@@ -46,19 +46,19 @@ def _memory(chosen: argparse.Namespace) -> None:
     show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
     if chosen.fit:
         sys.stdout.flush()  # the search takes a while
-        show(fit_table(fit(run, is_sound=_soundness(values))))
+        show(fit_table(fit(run, is_sound=_soundness(values, run))))
 
 
-def _soundness(values: RunValues) -> Callable[[PlannedRun], bool]:
+def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], bool]:
     """Return whether `check` finds no error or warning in a changed run that it does not find in the run itself."""
-    from bridge.preflight.check import check_run, target_of
+    from bridge.preflight.check import check_run
 
-    def found(sections: Mapping[str, Any], target: Target) -> set[str]:
-        report = check_run({**sections, "mixed_precision": values.precision}, target=target, choice=values.choice)
+    def found(prediction: Prediction) -> set[str]:
+        report = check_run(values.sections, prediction=prediction, choice=values.choice)
         return {one.id for one in report.findings if one.severity != "info"}
 
-    known = found(values.sections, target_of(values.target))
-    return lambda run: found({**values.sections, **run.sections}, run.target) <= known
+    known = found(run.prediction)
+    return lambda changed: found(changed.prediction) <= known
 
 
 def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:

@@ -48,7 +48,7 @@ def _report(chosen: argparse.Namespace) -> None:
             runs.append(run_content(folder))
             continue
         predicted = planned.memory.ranks[0].bytes_of
-        base = _base(planned.precision)
+        base = _base(planned.prediction.precision)
         runs.append(run_content(folder, plan=planned.plan, predicted_bytes=predicted, base=base))
     out = chosen.out or chosen.runs[0] / f"report.{chosen.format}"
     texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[chosen.format](runs)}

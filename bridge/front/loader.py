@@ -27,10 +27,10 @@ from bridge.precision.dtypes import torch_dtype
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
 from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
-from bridge.preflight.setup import read_section
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
+from bridge.rules.section import read_section
 from bridge.rules.shape.model import impossible_sizes
 from bridge.rules.topics.names import nearest_fields
 from bridge.training.config import ConfigContainer
@@ -294,8 +294,8 @@ def _run(
     else:
         problems.add("silence", "must be a mapping of rules to reasons", silence)
     run = RunValues(precision=precision, choice=made, sections=values, problems=problems, name=name)
-    for key, rule, size, remedy in impossible_sizes(run.model):
-        problems.add(f"model.{key}", rule, size, remedy)
+    for fault in impossible_sizes(run.model):
+        problems.add(fault.path, fault.rule, fault.value, fault.remedy)
     return run
 
 

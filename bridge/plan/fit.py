@@ -23,7 +23,6 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.plan.memory_activations import activation_bytes
 from bridge.plan.run import PlannedRun
-from bridge.rules.fields import whole_number
 from bridge.rules.shape.model import ModelShape
 
 USABLE = 0.9
@@ -98,7 +97,7 @@ def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: T
     declared = None
     if not found and run.target.count is not None:
         declared = run.target.count
-        found, untried = _search(replace(run, target=replace(run.target, count=None)), usable, is_sound)
+        found, untried = _search(run.on(replace(run.target, count=None)), usable, is_sound)
     found.sort(key=lambda option: (option.ranks if declared else 0, option.price, len(option.changes)))
     kept: list[FitOption] = []
     for option in found:
@@ -208,7 +207,7 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
         return False
     tensor, groups, experts = parallel.tensor, shape.num_query_groups, shape.experts
     over_tokens = parallel.context * (2 if parallel.context > 1 else 1) * (tensor if parallel.sequence_parallel else 1)
-    crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not run.section("model").get("overlap_p2p_comm")
+    crosses = parallel.pipeline == 2 and parallel.virtual > 1 and not run.section("model")["overlap_p2p_comm"]
     return (
         shape.num_attention_heads % tensor == 0
         and (groups % tensor == 0 or tensor % groups == 0)
@@ -258,7 +257,7 @@ def _micro_batches(run: PlannedRun) -> list[int]:
 
 def _global_batch_size(run: PlannedRun) -> int:
     """Return the samples of a step; 0 where the run does not state them."""
-    return whole_number(run.section("train").get("global_batch_size", 0)) or 0
+    return run.section("train")["global_batch_size"] or 0
 
 
 def _needed(run: PlannedRun, micro_batch_size: int) -> int:

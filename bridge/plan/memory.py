@@ -7,7 +7,7 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from bridge.plan.memory_parameters import Parameter, chunk_parameters
 from bridge.plan.modules import modules_of
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
-from bridge.rules.fields import read_field
+from bridge.rules.section import read_section
 from bridge.rules.shape.parallel import Place
 
 KINDS = (
@@ -97,19 +97,17 @@ def memory_report(
         capability: Compute capability of the GPU, (9, 0) for Hopper; None counts as Hopper.
     """
     places = plan.parallel.places(plan.shape.num_layers)
-    load = workload if workload is not None else Workload()
+    load, buckets = workload if workload is not None else Workload(), read_section("ddp", ddp).values
     stages = [[place for place in places if place.stage == stage] for stage in range(plan.parallel.pipeline)]
     modules = [module for layer in plan.layers for module in modules_of(plan.shape, layer.label, layer.kind)]
     tied = plan.shape.share_embeddings_and_output_weights
     return MemoryReport(
         label=plan.label,
-        ranks=tuple(
-            _rank(plan, own, load, ddp=ddp or {}, data_rank=data_rank, capability=capability) for own in stages
-        ),
+        ranks=tuple(_rank(plan, own, load, ddp=buckets, data_rank=data_rank, capability=capability) for own in stages),
         parameters=sum(module.parameters for module in modules if not (tied and module.kind == "head")),
         workload=load,
         layout=_layout(plan),
-        notes=_notes(plan, load, ddp or {}, capability),
+        notes=_notes(plan, load, buckets, capability),
     )
 
 
@@ -118,7 +116,7 @@ def _rank(
     places: list[Place],
     workload: Workload,
     *,
-    ddp: Any,
+    ddp: Mapping[str, Any],
     data_rank: int,
     capability: tuple[int, int] | None,
 ) -> RankMemory:
@@ -145,14 +143,14 @@ def _rank(
 
 
 def _buffers(
-    plan: PrecisionPlan, place: Place, parameters: list[Parameter], ddp: Any, data_rank: int
+    plan: PrecisionPlan, place: Place, parameters: list[Parameter], ddp: Mapping[str, Any], data_rank: int
 ) -> Iterable[tuple[Buffer, str, int, int]]:
     """Yield (buffer, storage, ranks it is sharded over, own rank among them) of a model chunk."""
     parallel, distributed = plan.parallel, plan.settings.distributed
     dense = parallel.data * parallel.context
-    instances = int(read_field(ddp, "num_distributed_optimizer_instances", 1))
-    overlaps = bool(read_field(ddp, "overlap_grad_reduce", default=False))
-    size = read_field(ddp, "bucket_size") or max(40_000_000, 1_000_000 * parallel.data)
+    instances = ddp["num_distributed_optimizer_instances"]
+    overlaps = ddp["overlap_grad_reduce"]
+    size = ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)
     bucket_size = int(size) if overlaps and place.stage == 0 and place.chunk == 0 else None
     for is_expert in (False, True):
         whole = parallel.expert_data if is_expert else dense
@@ -168,7 +166,7 @@ def _buffers(
                 ranks=ranks,
                 distributed=distributed,
                 bucket_size=bucket_size,
-                high_bandwidth=bool(read_field(ddp, "pad_buckets_for_high_nccl_busbw", default=False)),
+                high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
             )
             yield buffer, storage, ranks, data_rank % ranks
 
@@ -232,9 +230,11 @@ def _layout(plan: PrecisionPlan) -> str:
     return f"{parallel.world_size} rank{'s' * (parallel.world_size > 1)}: {product}{shards}"
 
 
-def _notes(plan: PrecisionPlan, workload: Workload, ddp: Any, capability: tuple[int, int] | None) -> tuple[str, ...]:
+def _notes(
+    plan: PrecisionPlan, workload: Workload, ddp: Mapping[str, Any], capability: tuple[int, int] | None
+) -> tuple[str, ...]:
     notes = []
-    if any(read_field(ddp, name, default=False) for name in ("use_megatron_fsdp", "use_custom_fsdp")):
+    if ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]:
         notes.append("Megatron-FSDP shards weights and gradients too; that is not counted here.")
     if plan.settings.offloaded:
         notes.append("Masters and optimizer state are counted, although optimizer_cpu_offload keeps them on the host.")

@@ -22,7 +22,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.plan.memory_copies import element_bytes
 from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
-from bridge.rules.fields import read_field, whole_number
+from bridge.rules.section import Section, read_section
 from bridge.rules.shape.parallel import Place
 
 Parts = defaultdict[str, float]
@@ -62,35 +62,35 @@ class Workload:
 
     @classmethod
     def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1, **changes: Any) -> Workload:
-        """Return the workload of model and training fields; `changes` are fields of this class."""
-        batch = _count(train or {}, "train.micro_batch_size", 1)
-        whole = _count(train or {}, "train.global_batch_size", 0, least=0)
-        given = read_field(model, "recompute_modules", ("core_attn",))
-        granularity = str(read_field(model, "recompute_granularity", "none"))
+        """Return the workload of model and training fields, or sections; `changes` are fields of this class."""
+        model, train = read_section("model", model), read_section("train", train)
+        batch, whole = _count("train.micro_batch_size", train, 1), _count("train.global_batch_size", train, 0, least=0)
+        given = model.given("recompute_modules", ("core_attn",))
+        granularity = model.given("recompute_granularity")
         modules = (given,) if isinstance(given, str) else tuple(map(str, given))
-        activation = read_field(model, "activation_func", "gelu")
+        activation = model.given("activation_func", "gelu")
         return replace(
             cls(
-                seq_length=_count(model, "model.seq_length", 0, least=0),
+                seq_length=_count("model.seq_length", model, 0, least=0),
                 micro_batch_size=batch,
                 micro_batches=max(1, whole // (batch * data_parallel)) if whole else None,
                 recompute=granularity if granularity in ("selective", "full") else "none",
                 modules=modules if granularity == "selective" else (),
-                method=str(read_field(model, "recompute_method", "uniform")),
-                layers=_count(model, "model.recompute_num_layers", 1),
-                hidden_dropout=float(read_field(model, "hidden_dropout", 0.1)) > 0,
+                method=model.given("recompute_method", "uniform"),
+                layers=_count("model.recompute_num_layers", model, 1),
+                hidden_dropout=model.values["hidden_dropout"] > 0,
                 activation=str(getattr(activation, "__name__", activation)),
             ),
             **changes,
         )
 
 
-def _count(section: Any, path: str, default: int, *, least: int = 1) -> int:
+def _count(path: str, section: Section, default: int, *, least: int = 1) -> int:
     """Return a whole number of a section; RunConfigError where it holds something else."""
-    given = read_field(section, path.partition(".")[2], default)
-    number = whole_number(given)
-    if number is None or number < least:
-        raise RunConfigError(f"{path}: must be a whole number of at least {least}, got {given!r}. Correct it.")
+    number: int = section.given(path.partition(".")[2], default)
+    wrong = [one.value for one in section.malformed if one.path == path] or [number] * (number < least)
+    if wrong:
+        raise RunConfigError(f"{path}: must be a whole number of at least {least}, got {wrong[0]!r}. Correct it.")
     return number
 
 

@@ -40,8 +40,9 @@ from bridge.precision.modules import module_rows as parsed_rows
 from bridge.registry.nearest import nearest_label
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel, Place
-from bridge.rules.shape.unplanned import absent_fields, without
+from bridge.rules.target import Target
 from bridge.rules.versions import Version
+from bridge.sync.prediction import Prediction, predict
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
@@ -262,13 +263,17 @@ def precision_plan(
     Raises:
         RunConfigError: No such model can be built, or it has modules that the plan does not know.
     """
-    known = without(model, absent_fields("model", model, mcore))
-    shape = ModelShape.of(known)
-    layout = parallel if parallel is not None else Parallel.of(known)
-    settings = Settings.of(precision, model, optimizer, ddp, mcore=mcore)
+    given = {"model": model, "optimizer": optimizer, "ddp": ddp}
+    return plan_of(predict(precision, given, target=Target(mcore=mcore)), parallel)
+
+
+def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
+    """Return the precision plan of a run; errors as for `precision_plan`."""
+    shape, layout = run.shape, parallel if parallel is not None else run.layout
+    settings = Settings.of(run)
     if shape.is_hybrid:
-        settings = settings.of_hybrid(mcore)
-    paths = ModulePaths.of(model)
+        settings = settings.of_hybrid(run.target.mcore)
+    paths, precision = ModulePaths.of(run.values["model"]), run.precision
     return PrecisionPlan(
         label=nearest_label(precision) if precision is not None else f"{settings.mode}, as the configs say",
         settings=settings,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from bridge.plan.memory import MemoryReport, memory_report
 from bridge.plan.memory_activations import Workload
-from bridge.plan.precision_plan import PrecisionPlan, precision_plan
-from bridge.precision.config import PrecisionConfig
+from bridge.plan.precision_plan import PrecisionPlan, plan_of
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
+from bridge.sync.prediction import Prediction
 
 UNCOUNTED = {
     "model": ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash"),
@@ -36,34 +36,32 @@ class Overflow:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run, described by plain sections.
+    """A run as the calculators take it.
 
     The number of GPUs is the target's, or else the least that the parallel sizes need.
     """
 
-    precision: PrecisionConfig | None = None
-    """The precision that is written into the configs; None: the configs' own values."""
-    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """model, optimizer, ddp and train with Megatron's field names."""
-    target: Target = field(default_factory=Target)
+    prediction: Prediction
 
-    @cached_property
+    @property
+    def target(self) -> Target:
+        """The GPUs of the run."""
+        return self.prediction.target
+
+    @property
     def parallel(self) -> Parallel:
         """The layout."""
-        return Parallel.of(self.section("model"), world_size=self.target.count)
+        return self.prediction.parallel
 
     @cached_property
     def plan(self) -> PrecisionPlan:
         """The precision plan."""
-        model, optimizer, ddp = (self.section(name) for name in ("model", "optimizer", "ddp"))
-        return precision_plan(
-            self.precision, model, self.parallel, optimizer=optimizer, ddp=ddp, mcore=self.target.mcore
-        )
+        return plan_of(self.prediction, self.parallel)
 
     @cached_property
     def workload(self) -> Workload:
         """The tokens of a micro-batch, and the parts that are recomputed."""
-        return Workload.of(self.section("model"), self.section("train"), data_parallel=self.parallel.data)
+        return Workload.of(self.prediction.model, self.prediction.sections["train"], data_parallel=self.parallel.data)
 
     @cached_property
     def memory(self) -> MemoryReport:
@@ -109,13 +107,13 @@ class PlannedRun:
         return Overflow(stage=rank.stage, needed_bytes=rank.total, memory_bytes=limit, uncounted=self.uncounted)
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Return a section's values."""
-        return self.sections.get(name) or {}
+        """Return a section's values after the sync."""
+        return self.prediction.values[name]
 
     def changed(self, changes: Mapping[str, Any]) -> PlannedRun:
         """Return the run with other values of some settings, by section.field."""
-        sections = {name: dict(values) for name, values in self.sections.items() if isinstance(values, Mapping)}
-        for path, value in changes.items():
-            section, _, name = path.partition(".")
-            sections.setdefault(section, {})[name] = value
-        return replace(self, sections=sections)
+        return PlannedRun(prediction=self.prediction.changed(changes))
+
+    def on(self, target: Target) -> PlannedRun:
+        """Return the run on another target."""
+        return PlannedRun(prediction=self.prediction.on(target))

@@ -1,28 +1,20 @@
-"""Settings that the plan depends on, as Megatron Core holds them after a precision was written into its configs.
-
-The synchroniser's own plan decides what the precision writes. Without a precision the configs' own values count.
-"""
+"""Settings that the plan depends on, as Megatron Core holds them after a precision was written into its configs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.precision.config import PrecisionConfig, settings_of
-from bridge.precision.dtypes import dtype_token
+from bridge.precision.config import settings_of
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Effect, Matchers, quant_recipes
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
-from bridge.rules.fields import DEFAULTS, FIELDS, read_field, whole_number
 from bridge.rules.shape.parallel import sent_between_stages
-from bridge.rules.shape.unplanned import absent_fields, without
 from bridge.rules.versions import Version, at_least
-from bridge.sync.owner import MappingOwner
-from bridge.sync.plan import plan
+from bridge.sync.prediction import Prediction
 
-ROLES = ("model", "optimizer", "ddp")
 ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention")
 LATE_ATTENTION = {"mxfp8": "0.18", "nvfp4": "0.17"}
 """Scheme -> first megatron-core that hands it FP8 attention."""
@@ -103,21 +95,9 @@ class Settings:
         return replace(self, family=effect.family, format=effect.format, scheme=effect.scheme), True
 
     @classmethod
-    def of(
-        cls,
-        precision: PrecisionConfig | None,
-        model: Any,
-        optimizer: Any = None,
-        ddp: Any = None,
-        *,
-        mcore: Version | None = None,
-    ) -> Settings:
-        """Return the settings of a precision written into these configs, as a version of Megatron Core reads them."""
-        given = dict(zip(ROLES, (model, optimizer, ddp), strict=True))
-        absent = {role: absent_fields(role, config or {}, mcore) for role, config in given.items()}
-        own = {role: _complete(role, without(config, absent[role])) for role, config in given.items()}
-        held = own if precision is None else _write(precision, own, mcore)
-        model, optimizer, ddp = (held[role] for role in ROLES)
+    def of(cls, run: Prediction) -> Settings:
+        """Return the settings of a run after the sync, as its version of Megatron Core reads them."""
+        model, optimizer, ddp, mcore = run.read("model"), run.read("optimizer"), run.read("ddp"), run.target.mcore
         mode = next((name for name in ("bf16", "fp16") if model[name]), "fp32")
         family = next((name for name in ("fp8", "fp4") if model[name]), None)
         scheme = str(model[f"{family}_recipe"]) if family is not None else None
@@ -126,16 +106,13 @@ class Settings:
         is_early = late is not None and at_least(mcore, late) is False
         reads = settings_of(row) if row is not None else ()
         reads = tuple(name for name in reads if not (is_early and name in ATTENTION))
-        start, end = (
-            whole_number(model[name]) or 0 if family is not None and model["first_last_layers_bf16"] else 0
-            for name in LAYER_COUNTS
-        )
-        pao, offload = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
-        master = _dtype(optimizer["main_params_dtype"])
-        recipe = scheme if family == "fp8" else None
-        owns = pao and (master != "fp32" or recipe in (None, "delayed") or offload)
+        keeps = family is not None and model["first_last_layers_bf16"]
+        start, end = (model[name] or 0 if keeps else 0 for name in LAYER_COUNTS)
         fsdp = bool(ddp["use_megatron_fsdp"])
         is_distributed = fsdp or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"])
+        asked = {name: run.model.values[name] for name in ("fp8_wgrad", *ATTENTION)}
+        if run.precision is not None:
+            asked |= {name: getattr(run.precision, name) for name in asked if run.precision.is_stated(name)}
         return cls(
             mode=mode,
             autocast=(model["autocast_dtype"] or mode) if model["enable_autocast"] else None,
@@ -156,18 +133,13 @@ class Settings:
             reduce_in_fp32=bool(ddp["reduce_scatter_with_fp32_accumulation"]),
             fp32_residual=bool(model["fp32_residual_connection"]),
             sent=tuple(dict.fromkeys(sent_between_stages(model, mcore, is_local=local) for local in (False, True))),
-            router=_dtype(model["moe_router_dtype"]) if model["moe_router_dtype"] is not None else None,
-            offloaded=offload,
+            router=model["moe_router_dtype"],
             distributed=is_distributed,
-            owns_masters=owns,
-            master=None if mode == "fp32" else master if owns else "fp32",
-            exp_avg=_dtype(optimizer["exp_avg_dtype"]) if pao else "fp32",
-            exp_avg_sq=_dtype(optimizer["exp_avg_sq_dtype"]) if pao else "fp32",
-            remainders=owns and bool(optimizer["store_param_remainders"]) and mode == "bf16" and master == "fp32",
             optimizer=str(optimizer["optimizer"]),
-            amax_history=(whole_number(model["fp8_amax_history_len"]) or 0) if scheme == "delayed" else 0,
+            amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(_no_path(model["quant_recipe"])),
-            notes=(*_absent_notes(absent, mcore), *_notes(precision, own["model"], scheme, reads, start + end)),
+            notes=(*_absent_notes(run), *_notes(asked, scheme, reads, start + end)),
+            **_states(optimizer, mode, fp8_scheme=scheme if family == "fp8" else None),
         )
 
     def of_hybrid(self, mcore: Version | None) -> Settings:
@@ -182,50 +154,44 @@ class Settings:
         return replace(changed, notes=tuple(notes))
 
 
-def _absent_notes(absent: dict[str, dict[str, str]], mcore: Version | None) -> list[str]:
-    return [
-        f"{role}.{name} has no effect: megatron-core {mcore} has no such field ({versions})."
-        for role, names in absent.items()
-        for name, versions in names.items()
-    ]
-
-
-def _write(
-    precision: PrecisionConfig, held: dict[str, dict[str, Any]], mcore: Version | None
-) -> dict[str, dict[str, Any]]:
-    """Return every field of every config as it is after the precision was written into it, by the sync's own plan."""
-    written = {role: dict(values) for role, values in held.items()}
-    for row in plan(precision, [MappingOwner(role, values, mcore) for role, values in held.items()], is_last=True):
-        if row.verdict != "absent" and row.owner in written:
-            written[row.owner][row.attribute] = row.new
-    return written
-
-
-def _complete(role: str, given: Any) -> dict[str, Any]:
-    """Return the fields of a config, Megatron's defaults where it has none: enums by value, dtypes as tokens."""
-    kinds = FIELDS[role]
-    values = {name: read_field(given or {}, name, default) for name, default in DEFAULTS[role].items()}
+def _states(optimizer: Mapping[str, Any], mode: str, *, fp8_scheme: str | None) -> dict[str, Any]:
+    """Return the settings about masters and states of the optimizer."""
+    pao, offload = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
+    master = _stored(optimizer["main_params_dtype"])
+    owns = pao and (master != "fp32" or fp8_scheme in (None, "delayed") or offload)
+    kept = master if owns else "fp32"
     return {
-        name: _dtype(value) if kinds[name].kind == "dtype" and value is not None else getattr(value, "value", value)
-        for name, value in values.items()
+        "offloaded": offload,
+        "owns_masters": owns,
+        "master": None if mode == "fp32" else kept,
+        "exp_avg": _stored(optimizer["exp_avg_dtype"]) if pao else "fp32",
+        "exp_avg_sq": _stored(optimizer["exp_avg_sq_dtype"]) if pao else "fp32",
+        "remainders": owns and bool(optimizer["store_param_remainders"]) and mode == "bf16" and master == "fp32",
     }
 
 
-def _notes(
-    precision: PrecisionConfig | None, own: dict[str, Any], scheme: str | None, reads: Collection[str], kept: int
-) -> tuple[str, ...]:
-    """Return one sentence per setting that was asked for and does nothing here; `own` is the model before the sync."""
+def _stored(dtype: str) -> str:
+    """Return the dtype of an optimizer's state; bytes are FP8 there."""
+    return "fp8" if dtype == "uint8" else dtype
 
-    def asked(name: str) -> Any:
-        return getattr(precision, name) if precision is not None and precision.is_stated(name) else own[name]
 
+def _absent_notes(run: Prediction) -> list[str]:
+    return [
+        f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field ({versions})."
+        for role in ("model", "optimizer", "ddp")
+        for name, versions in run.absent[role].items()
+    ]
+
+
+def _notes(asked: Mapping[str, Any], scheme: str | None, reads: Collection[str], kept: int) -> tuple[str, ...]:
+    """Return one sentence per setting that was asked for and does nothing here."""
     notes = []
-    if scheme in FP8_SCHEMES and asked("fp8_wgrad") is False:
+    if scheme in FP8_SCHEMES and asked["fp8_wgrad"] is False:
         notes.append("fp8_wgrad=False has no effect: Transformer Engine 2.0 and later run the GEMM in FP8 anyway.")
     if scheme == "delayed" and kept:
         notes.append("first_last_layers_bf16 is refused by Megatron under delayed scaling.")
     if scheme in {**FP8_SCHEMES, **FP4_SCHEMES}:
-        unread = [name for name in ATTENTION if asked(name) and name not in reads]
+        unread = [name for name in ATTENTION if asked[name] and name not in reads]
         notes += [f"{name}=True has no effect under {scheme} scaling." for name in unread]
     return tuple(notes)
 
@@ -236,13 +202,3 @@ def _no_path(recipe: Any) -> Any:
         rule, remedy = "is the content of a file of configs and matchers, not its path", "Write the content."
         raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)
     return recipe
-
-
-def _dtype(value: Any) -> str:
-    """Return the token of a dtype as it is spelt in configs, "fp8" for bytes, and what is no dtype as it is."""
-    if str(value).removeprefix("torch.") in ("fp8", "uint8"):
-        return "fp8"
-    try:
-        return dtype_token(value)
-    except ValueError:  # to be found by a check, not to stop a plan
-        return str(value)

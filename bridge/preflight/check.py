@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.preflight.setup import ROLES, Setup, read_section
+from bridge.preflight.setup import Setup
 from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
+from bridge.rules.section import ROLES
 from bridge.rules.versions import installed
 from bridge.sync.owner import MappingOwner
+from bridge.sync.prediction import Prediction
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
@@ -124,6 +126,7 @@ def check_run(
     origins: Callable[[str], str] | None = None,
     choice: Choice | None = None,
     environment: Mapping[str, str] | None = None,
+    prediction: Prediction | None = None,
 ) -> Report:
     """Check a run before anything of it is built.
 
@@ -137,49 +140,54 @@ def check_run(
         choice: The choice that `auto` was resolved to, where the caller resolved it.
         environment: Environment variables that the run sets itself; those of this machine override them where it is the
             target.
+        prediction: The run after the sync, where the caller has made it: its target and its precision count.
 
     Raises:
         RunConfigError: An unreadable target, an unknown rule, or `auto` without a GPU or a target.
         UnknownRecipeError: No such recipe.
     """
-    sections = {name: _section(run, name) for name in (*ROLES, *_OTHER)}
-    place = target_of(target if target is not None else sections["target"])
+    sections = {name: section_of(run, name) for name in (*ROLES, *_OTHER)}
+    made = None
+    if prediction is None:
+        place = target_of(target if target is not None else sections["target"])
+        precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
+    else:
+        place, precision = prediction.target, prediction
     stated = sections["precision_backend"]
-    precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
     known: dict[str, Any] = {
-        **{role: sections[role] for role in ROLES},
-        "target": place,
         "environment": {**(environment or {}), **os.environ} if place.is_detected else environment or None,
         "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
-        "is_own": stated is not None and _section(sections["model"], "seq_length") is not None,
+        "is_own": stated is not None and section_of(sections["model"], "seq_length") is not None,
         "origins": origins,
     }
-    setup = Setup(precision, **known, choice=choice or made)
+    owners = {role: sections[role] for role in ROLES}
+    setup = Setup(precision, **owners, target=place, **known, choice=choice or made)
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(setup, reasons)
-    for phase in phases_of(sections, setup.precision, place)[1:]:
-        report = report.with_phase(phase.number, check(Setup(phase.precision, **known), reasons))
+    for phase in phases_of(sections, setup.prediction)[1:]:
+        later = Setup(setup.prediction.under(phase.precision), **known)
+        report = report.with_phase(phase.number, check(later, reasons))
     return report
 
 
-def phases_of(sections: Mapping[str, Any], precision: Any, target: Target) -> Sequence[Phase]:
+def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]:
     """Return the phases of a run's precision schedule, the first of them the run's own precision; none without one."""
-    rows = sections.get("precision_schedule")
+    rows = run.get("precision_schedule")
     if rows is None:
         return ()
-    if precision is None:
+    if prediction.precision is None:
         remedy = "Name the recipe of the first phase with mixed_precision."
         raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
-    train_iters = _section(sections.get("train"), "train_iters")
+    train_iters = prediction.sections["train"].given("train_iters")
     if train_iters is None:
         rule = "a precision schedule needs the number of steps"
         raise RunConfigError.of("train.train_iters", rule, None, "State it.")
     from bridge.registry.schedule import planned_phases  # few runs have one
 
     owners = [
-        MappingOwner(role, read_section(role, sections.get(role)).values, target.mcore) for role in PRECISION_OWNERS
+        MappingOwner(role, dict(prediction.sections[role].values), prediction.target.mcore) for role in PRECISION_OWNERS
     ]
-    own = get_mixed_precision_config(precision)
+    own = get_mixed_precision_config(prediction.precision)
     return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)
 
 
@@ -204,7 +212,7 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
     return choice.recipe, choice
 
 
-def _section(run: Any, name: str) -> Any:
+def section_of(run: Any, name: str) -> Any:
     """Return a section of a mapping or an object; Megatron Bridge calls some of them otherwise."""
     names = [name, *(theirs for theirs, ours in _ELSEWHERE.items() if ours == name)]
     if isinstance(run, Mapping):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.rule import Violation
+    from bridge.rules.shape.parallel import Parallel
     from bridge.rules.versions import Version
     from bridge.sync.report import SyncRow
 
@@ -82,6 +83,8 @@ class RuleContext:
     """Keys of the precision that are no field -> their values."""
     checkpoint: Mapping[str, Any] | None
     """The precision fingerprint of the checkpoint that the run resumes from."""
+    parallel: Parallel
+    """The layout; what cannot be read of it is left out."""
     tp: int
     pp: int
     vpp: int

@@ -48,20 +48,32 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "torch_compile": ("bool", False),
         "hybrid_override_pattern": ("any", None),
         "hybrid_layer_pattern": ("any", None),
+        "hybrid_attention_ratio": ("float", None),
+        "hybrid_mlp_ratio": ("float", None),
     },
     "optimizer": {},
     "ddp": {"use_torch_fsdp2": ("bool", False)},
     "train": {
         "micro_batch_size": ("int", None),
         "global_batch_size": ("int", None),
+        "train_iters": ("int", None),
         "check_for_nan_in_loss": ("bool", True),
         "torch_compile": ("bool", False),
         "stream_ckpt_dequant": ("bool", False),
     },
-    "data": {"seq_length": ("int", None), "pad_multiple": ("int", None), "packing": ("bool", False)},
+    "data": {
+        "seq_length": ("int", None),
+        "vocab_size": ("int", None),
+        "pad_multiple": ("int", None),
+        "packing": ("bool", False),
+    },
     "peft": {"rank": ("int", None), "dim": ("int", None)},
 }
 """Section -> setting that no class of Megatron Core has -> type and default; None stands for "not known"."""
+
+
+_NAMED_DTYPES = ("moe_router_dtype",)
+"""Names of dtypes in Megatron Core, dtypes in the files of Megatron Bridge."""
 
 
 def _versions(releases: list[str], known: list[str]) -> VersionRange:
@@ -101,7 +113,8 @@ def _rows() -> dict[str, dict[str, OwnerField]]:
     for role, fields in content["fields"].items():
         for name, row in fields.items():
             has = _versions(row["in"], content["releases"]) if "in" in row else None
-            found[role][name] = OwnerField(name=name, kind=row["kind"], default=row["default"], has=has)
+            kind = "dtype" if name in _NAMED_DTYPES else row["kind"]
+            found[role][name] = OwnerField(name=name, kind=kind, default=row["default"], has=has)
     for role, others in OTHER.items():
         for name, (kind, default) in others.items():
             found[role][name] = OwnerField(name=name, kind=kind, default=default, is_megatron=False)

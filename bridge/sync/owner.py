@@ -13,6 +13,7 @@ from bridge.precision.config import PrecisionConfig
 from bridge.precision.dtypes import torch_dtype
 from bridge.precision.fields import default_of
 from bridge.rules.fields import DEFAULTS, FIELDS
+from bridge.rules.section import attributes_of
 from bridge.rules.versions import Version, parse_version
 from bridge.sync.routes import OWNERS
 
@@ -111,6 +112,15 @@ def same(one: object, two: object) -> bool:
         return bool(one == two)
     except Exception:  # noqa: BLE001  arrays and mocks may refuse to be compared
         return False
+
+
+def own_values(role: str, target: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object as they were before any sync wrote to it."""
+    given = attributes_of(role, target)
+    if WRITTEN not in given:
+        return given
+    before = Owner(role, target)
+    return {name: before.own(name) for name in FIELDS[role] if name in given}
 
 
 def seen_through(target: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from megatron.core.fusions import fused_bias_dropout
@@ -16,6 +18,7 @@ from bridge.megatron.process import training_process
 from bridge.precision.dtypes import dtype_token
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
+from bridge.rules.section import read_section
 from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.target import Target
 from bridge.rules.versions import installed
@@ -62,6 +65,10 @@ def output_of_a_stage(config: TransformerConfig) -> torch.dtype:
             return model(tokens, tokens, None).dtype
 
 
+def values_of(config: Any) -> Mapping[str, Any]:
+    return read_section("model", config).values
+
+
 def is_refused(config: TransformerConfig) -> bool:
     found = check(Setup(None, model=config, target=Target(mcore=MCORE))).findings
     return "PB109" in {one.id for one in found}
@@ -70,14 +77,14 @@ def is_refused(config: TransformerConfig) -> bool:
 def test_a_stage_is_refused_unless_the_next_one_receives_what_it_sends():
     for fields in STAGES:
         sent = output_of_a_stage(config_of(fields))
-        assert sent_between_stages(config_of(fields), MCORE, is_local=True) == dtype_token(sent), fields
+        assert sent_between_stages(values_of(config_of(fields)), MCORE, is_local=True) == dtype_token(sent), fields
         for received in (torch.float32, torch.bfloat16):
             config = config_of(fields, pipeline_model_parallel_size=2, pipeline_dtype=received)
             assert is_refused(config) is (config.pipeline_dtype != sent), (fields, received)
 
 
 def test_the_residual_decides_as_in_megatrons_own_sum():
-    model = {**HALF, "fp32_residual_connection": True}
+    model = values_of({**HALF, "fp32_residual_connection": True})
     output, residual = torch.ones(2, dtype=torch.bfloat16), torch.ones(2)
     added = fused_bias_dropout._bias_dropout_add_func((output, None), residual, 0.0, True)
     assert sent_between_stages(model, MCORE, is_local=False) == dtype_token(added.dtype)

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from megatron.core.models.gpt import GPTModel
@@ -18,10 +18,12 @@ from bridge.plan.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
+from bridge.rules.section import Section, read_section
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
-from bridge.rules.shape.unplanned import UNPLANNED, absent_fields
+from bridge.rules.shape.unplanned import UNPLANNED
 from bridge.rules.versions import Version
+from bridge.sync.prediction import predict
 from tests.plan.fields_of_megatron import READ, WITHOUT_MODULES
 
 DENSE = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
@@ -31,9 +33,6 @@ LATENT = {**DENSE, "multi_latent_attention": True}
 PIPELINE = {**DENSE, "pipeline_model_parallel_size": 2, "recompute_granularity": "full"}
 ROTARY = {**DENSE, "kv_channels": 3, "position_embedding_type": "rope", "rotary_percent": 0.5}
 MODELS = (DENSE, ROTARY, EXPERTS, HYBRID, {**HYBRID, "hybrid_layer_pattern": "M-*E"}, LATENT, PIPELINE)
-ABSENT = {"hybrid_attention_ratio", "hybrid_mlp_ratio"}
-"""Arguments of model classes, which no config has."""
-
 LOW = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"}
 DELAYED = {**LOW, "fp8": "hybrid", "fp8_recipe": "delayed"}
 SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -61,16 +60,27 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
 """Precision field -> a model, and a value of the field that changes what the plan says about it."""
 
 
-class Asked(dict):
-    """A mapping that remembers which of its keys were asked for."""
+class Asked(Section):
+    """A section that notes which of its fields are asked for."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.names: set[str] = set()
+    names: ClassVar[set[str]] = set()
 
-    def get(self, key, default=None):
-        self.names.add(key)
-        return super().get(key, default)
+    def given(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().given(name, default)
+
+
+class Values(dict):
+    """The values of such a section."""
+
+    def __getitem__(self, name: str) -> Any:
+        Asked.names.add(name)
+        return super().__getitem__(name)
+
+
+def asked_section(model: dict[str, Any]) -> Asked:
+    section = read_section("model", model)
+    return Asked(values=Values(section.values), stated=section.stated)
 
 
 def without_modules() -> list[str]:
@@ -89,21 +99,21 @@ def test_each_field_of_the_installed_classes_is_known():
 
 
 def test_the_fields_that_are_read_are_those_that_the_plan_asks_for():
-    asked = set()
+    Asked.names.clear()
     for model in MODELS:
-        mapping = Asked(model)
-        ModelShape.of(mapping)
-        Parallel.of(mapping)
-        Workload.of(mapping)
-        asked |= mapping.names
+        section = asked_section(model)
+        ModelShape.of(section)
+        Parallel.of(section)
+        Workload.of(section)
     read = set(READ.split())
-    assert asked - set(UNPLANNED) - ABSENT == read - set(SETTINGS)
+    assert Asked.names - set(UNPLANNED) == read - set(SETTINGS)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_field_of_the_precision_that_is_read_changes_the_settings(name):
     model, value = SETTINGS[name]
-    assert Settings.of(None, model) != Settings.of(None, {**model, name: value})
+    changed = {**model, name: value}
+    assert Settings.of(predict(None, {"model": model})) != Settings.of(predict(None, {"model": changed}))
 
 
 @pytest.mark.parametrize("name", UNPLANNED)
@@ -188,7 +198,7 @@ def test_a_version_that_does_not_repeat_prediction_layers_builds_each():
     model = {**DENSE, "mtp_num_layers": 2, "mtp_use_repeated_layer": True}
     labels = [layer.label for layer in precision_plan(None, model, mcore=Version("0.16.1")).layers if layer.is_mtp]
     assert labels == ["mtp 1", "mtp 2"]
-    assert absent_fields("model", model, Version("0.17.1")) == {}
+    assert read_section("model", model).absent_from("model", Version("0.17.1")) == {}
 
 
 def test_attention_under_mxfp8_is_scaled_by_blocks_and_under_current_scaling_by_tensor():

@@ -1,7 +1,5 @@
 """A run against the memory of its GPUs, and the changes with which it fits."""
 
-from dataclasses import replace
-
 import pytest
 
 from bridge.errors import RunConfigError
@@ -9,6 +7,7 @@ from bridge.plan.fit import fit
 from bridge.plan.run import PlannedRun
 from bridge.preflight.target import parse_target
 from bridge.registry.registry import REGISTRY
+from bridge.sync.prediction import predict
 from tests.plan.test_shape import LLAMA_3_70B
 
 SMALL = {"num_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "seq_length": 4096, "vocab_size": 32000}
@@ -24,7 +23,7 @@ def planned(target, model=LLAMA_3_70B, *, train=None, sharded=True, **changes):
         "train": train or {"micro_batch_size": 1, "global_batch_size": 128},
     }
     precision = REGISTRY.get("bf16_with_fp8_current_scaling_mixed")
-    return PlannedRun(precision=precision, sections=sections, target=parse_target(target))
+    return PlannedRun(prediction=predict(precision, sections, target=parse_target(target)))
 
 
 def test_a_rank_that_needs_more_than_its_gpu_is_named_with_both_sizes():
@@ -120,7 +119,7 @@ def test_a_model_that_no_layout_of_these_gpus_holds_is_planned_on_more():
     assert report.declared_ranks == 1
     assert [option.ranks for option in report.options] == sorted(option.ranks for option in report.options)
     for option in report.options:
-        more = replace(run, target=parse_target(f"h100x{option.ranks}")).changed(dict(option.changes))
+        more = run.on(parse_target(f"h100x{option.ranks}")).changed(dict(option.changes))
         assert more.memory.largest.total == option.needed_bytes <= report.usable_bytes
 
 

@@ -75,7 +75,7 @@ def holds(precision: Any, owners: tuple[dict[str, Any], ...], made: Any) -> None
         for attribute, value in changes.items():
             setattr(made[role], attribute, value)
     setup = Setup(precision, **made)
-    before = {role: dict(section.values) for role, section in setup.sections.items()}
+    before = setup.prediction.values
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

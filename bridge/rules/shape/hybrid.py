@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.rules.fields import read_field, whole_number
+from bridge.errors import Finding
+from bridge.rules.section import Section, read_section
 
 LETTERS = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", "E": "moe"}
 """Letter of a pattern -> kind of that layer."""
@@ -24,9 +25,6 @@ UNPLANNED = {"G": "Gated DeltaNet", "D": "DeepSeek sparse attention"}
 CHUNK, DEPTH = "|", "/"
 RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
 """Arguments of older model classes, from which they derive a pattern."""
-
-HybridFault = tuple[str, str, object, str]
-"""Field, rule, value and remedy of something that no model can be built with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,27 +38,31 @@ class HybridPattern:
     mtp: str = ""
     """A letter for each layer inside a multi-token-prediction layer."""
     depths: int = 0
-    faults: tuple[HybridFault, ...] = ()
+    faults: tuple[Finding, ...] = ()
 
     @classmethod
     def of(cls, model: Any) -> HybridPattern | None:
-        """Return the pattern of a hybrid model, None where the model is none."""
-        fields = [name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if _text(model, name)]
+        """Return the pattern of a hybrid model, None where the model is none.
+
+        Args:
+            model: The section of the model, or a mapping or object that is read as one.
+        """
+        section = read_section("model", model)
+        fields = [name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if _text(section, name)]
         if not fields:
-            return _without_pattern(model)
+            return _without_pattern(section)
         field = fields[0]
-        main, *depths = _text(model, field).replace(" ", "").split(DEPTH)
-        depths = [depth for depth in depths if depth] or _legacy_depths(model)
-        letters = main.replace(CHUNK, "")
-        faults = [
-            *([(field, "must not be stated together with hybrid_override_pattern", main, "State one of them")])
-            * (len(fields) - 1),
-            *_letter_faults(field, letters + "".join(depths)),
-        ]
+        main, *depths = _text(section, field).replace(" ", "").split(DEPTH)
+        depths = [depth for depth in depths if depth] or _legacy_depths(section)
+        letters, inner = main.replace(CHUNK, ""), "".join(depths)
+        faults = _letter_faults(field, letters + inner)
+        if len(fields) > 1:
+            rule = "must not be stated together with hybrid_override_pattern"
+            faults.insert(0, _fault(field, rule, main, "State one of them."))
         if len(set(depths)) > 1:
             rule = "must have the same pattern at each multi-token-prediction depth"
-            faults.append((field, rule, DEPTH.join(depths), "Correct it"))
-        faults += _count_faults(model, field, len(letters), len(depths), has_experts="E" in letters + "".join(depths))
+            faults.append(_fault(field, rule, DEPTH.join(depths), "Correct it."))
+        faults += _count_faults(section, field, len(letters), len(depths), has_experts="E" in letters + inner)
         return cls(
             layers=letters,
             chunks=tuple(map(len, main.split(CHUNK))) if CHUNK in main else (),
@@ -80,56 +82,57 @@ class HybridPattern:
         return tuple(LETTERS.get(letter, "mlp") for letter in self.mtp)
 
 
-def _without_pattern(model: Any) -> HybridPattern | None:
+def _without_pattern(model: Section) -> HybridPattern | None:
     """Return the fault of a hybrid model whose layers are not named, None for a model that is no hybrid."""
-    ratios = [name for name in RATIOS if read_field(model, name, 0) not in (0, "0", "0.0")]
-    marked = str(read_field(model, "is_hybrid_model", default=False)).lower() in ("true", "1")
-    if not marked and not ratios:
+    fields = [name for name in (*RATIOS, "is_hybrid_model") if model.given(name)]
+    if not fields:
         return None
-    field = ratios[0] if ratios else "is_hybrid_model"
     rule = "cannot plan: a hybrid model needs a letter for each of its layers"
-    fault = (field, rule, read_field(model, field), "State hybrid_layer_pattern, M-M*- say")
+    fault = _fault(fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say.")
     return HybridPattern(layers="-", faults=(fault,))
 
 
-def _legacy_depths(model: Any) -> list[str]:
+def _legacy_depths(model: Section) -> list[str]:
     """Return the pattern of each prediction depth as `mtp_hybrid_override_pattern` and `mtp_num_layers` state it."""
     pattern = _text(model, "mtp_hybrid_override_pattern")
-    depths = whole_number(read_field(model, "mtp_num_layers", 0)) or 0
-    return [pattern] * depths if pattern else []
+    return [pattern] * model.given("mtp_num_layers", 0) if pattern else []
 
 
-def _letter_faults(field: str, letters: str) -> list[HybridFault]:
+def _letter_faults(field: str, letters: str) -> list[Finding]:
     unknown = sorted(set(letters) - set(LETTERS))
     unplanned = [letter for letter in unknown if letter in UNPLANNED]
     if unplanned:
         names = " and ".join(f"{letter} ({UNPLANNED[letter]})" for letter in unplanned)
-        return [(field, f"cannot plan: {names}", "".join(unplanned), "Plan a model without these layers")]
+        return [_fault(field, f"cannot plan: {names}", "".join(unplanned), "Plan a model without these layers.")]
     if unknown:
-        return [(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown), "Correct it")]
+        return [_fault(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown), "Correct it.")]
     if {"*", "+"} <= set(letters):
-        return [(field, "must not have both * and +, which Megatron refuses", letters, "Use one of them")]
+        return [_fault(field, "must not have both * and +, which Megatron refuses", letters, "Use one of them.")]
     return []
 
 
-def _count_faults(model: Any, field: str, layers: int, depths: int, *, has_experts: bool) -> list[HybridFault]:
+def _count_faults(model: Section, field: str, layers: int, depths: int, *, has_experts: bool) -> list[Finding]:
     """Return the numbers of layers and experts that contradict a pattern."""
-    faults: list[HybridFault] = []
-    if has_experts and not read_field(model, "num_moe_experts"):
+    faults: list[Finding] = []
+    if has_experts and not model.given("num_moe_experts"):
         rule = f"must be stated where {field} has the letter E"
-        faults.append(("num_moe_experts", rule, None, "State the number of experts"))
-    stated = whole_number(read_field(model, "num_layers", 0))
+        faults.append(_fault("num_moe_experts", rule, None, "State the number of experts."))
+    stated = model.given("num_layers")
     if stated and stated != layers:
         rule = f"must have a letter for each of the {stated} layers"
-        faults.append((field, rule, layers, "Correct it or num_layers"))
-    predicted = whole_number(read_field(model, "mtp_num_layers", 0))
-    is_repeated = bool(read_field(model, "mtp_use_repeated_layer", default=False))
+        faults.append(_fault(field, rule, layers, "Correct it or num_layers."))
+    predicted = model.given("mtp_num_layers")
+    is_repeated = bool(model.given("mtp_use_repeated_layer"))
     if predicted and predicted != depths and not (is_repeated and depths):
         rule = f"must be the number of multi-token-prediction depths in {field}, which is {depths}"
-        remedy = "Write a / and the pattern for each depth, or correct mtp_num_layers"
-        faults.append(("mtp_num_layers", rule, predicted, remedy))
+        remedy = "Write a / and the pattern for each depth, or correct mtp_num_layers."
+        faults.append(_fault("mtp_num_layers", rule, predicted, remedy))
     return faults
 
 
-def _text(model: Any, name: str) -> str:
-    return str(read_field(model, name, ""))
+def _fault(field: str, rule: str, value: object, remedy: str) -> Finding:
+    return Finding(path=f"model.{field}", rule=rule, value=value, remedy=remedy)
+
+
+def _text(model: Section, name: str) -> str:
+    return str(model.given(name, ""))

@@ -13,11 +13,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from bridge.errors import RunConfigError
-from bridge.rules.fields import read_field, whole_number
+from bridge.errors import Finding, RunConfigError
+from bridge.rules.fields import whole_number
+from bridge.rules.section import Section, read_section
 from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.shape.unplanned import unplanned
 
@@ -133,73 +133,66 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
-        """Return the shape that config values describe; RunConfigError with every reason why there is no such model."""
-        reader = _Reader(model)
-        shape = reader.shape()
-        lines = [f"model.{name}: {rule}, got {value!r}. {remedy}." for name, rule, value, remedy in reader.wrong]
-        lines += [
-            f"model.{name}: cannot plan: {why}, got {value!r}. Plan a model without it."
-            for name, why, value in unplanned(model)
-        ]
-        if lines:
-            raise RunConfigError("\n".join(lines))
+        """Return the shape that config values describe; RunConfigError with every reason why there is no such model.
+
+        Args:
+            model: The section of the model, or a mapping or object that is read as one.
+        """
+        shape, faults = read_shape(model)
+        if faults:
+            raise RunConfigError("\n".join(map(str, faults)))
         return shape
 
 
-def impossible_sizes(model: Mapping[str, Any]) -> list[tuple[str, str, object, str]]:
-    """Return (field, rule, value, remedy) of each given number that no model can be built with.
+def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
+    """Return the shape that config values describe, and every reason why there is no such model, or no plan of it."""
+    reader = _Reader(read_section("model", model))
+    shape = reader.shape()
+    return shape, (*reader.faults, *unplanned(reader.section))
+
+
+def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
+    """Return a finding for each given number that no model can be built with.
 
     Values that are no whole numbers are left to the reader of types, and fields that are absent to Megatron's defaults.
     """
-    reader = _Reader(model)
+    reader = _Reader(read_section("model", model))
     reader.shape()
-    return [row for row in reader.wrong if row[0] in model and whole_number(row[2]) is not None]
+    return [
+        fault
+        for fault in reader.faults
+        if fault.path.removeprefix("model.") in model and whole_number(fault.value) is not None
+    ]
 
 
 class _Reader:
-    """Reads one model and collects its impossible values."""
+    """Reads one model and collects the reasons why it is impossible."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.wrong: list[tuple[str, str, object, str]] = []
+    def __init__(self, section: Section) -> None:
+        self.section = section
+        self.faults: list[Finding] = []
+        self._malformed = {one.path.partition(".")[2]: one for one in section.malformed}
 
     def shape(self) -> ModelShape:
-        pattern = HybridPattern.of(self.model)
+        pattern = HybridPattern.of(self.section)
         kinds_of_pattern = pattern.kinds if pattern is not None else ()
-        layers = self.whole("num_layers", 0, least=1) if pattern is None else max(1, len(pattern.layers))
-        if layers > MOST_LAYERS:
-            self._refuse("num_layers", f"must be at most {MOST_LAYERS}", layers, "Use fewer")
-            layers = 1
-        hidden = self.whole("hidden_size", 0, least=1)
-        is_hybrid = pattern is not None
         inner = pattern.mtp_kinds if pattern is not None else ()
-        attends = not is_hybrid or {"attention", "latent_attention"} & {*kinds_of_pattern, *inner}
+        used = {*kinds_of_pattern, *inner}
+        is_hybrid = pattern is not None
+        layers = self._layers(pattern)
+        hidden = self.whole("hidden_size", 0, least=1)
+        attends = not is_hybrid or {"attention", "latent_attention"} & used
         heads = self.whole("num_attention_heads", 0, least=1 if attends else 0)
         groups = self.whole("num_query_groups", heads, least=min(heads, 1))
         channels = self.whole("kv_channels", hidden // heads if heads else 0)
         ffn = self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1)
-        has_latent = self.flag("multi_latent_attention") or "latent_attention" in {*kinds_of_pattern, *inner}
-        has_channels = read_field(self.model, "kv_channels") is not None
+        has_latent = self.flag("multi_latent_attention") or "latent_attention" in used
         for name in PARALLEL_SIZES:
             self.whole(name, 1)
         if pattern is not None:
-            self.wrong += pattern.faults
+            self.faults += pattern.faults
         kinds = kinds_of_pattern or self._kinds(layers)
-        if {"hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"} & {row[0] for row in self.wrong}:
-            pass  # a size that is impossible by itself was replaced
-        elif heads and groups and heads % groups:
-            self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
-        elif heads and hidden % heads and not (has_channels or has_latent or is_hybrid):
-            near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
-            rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
-            self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
-        elif heads and channels % 2 and not has_latent and self._rotates_whole_heads():
-            rule = "must be even under rotary position embeddings"
-            if has_channels:
-                self._refuse("kv_channels", rule, channels, "Use an even number")
-            else:
-                rule = f"must make heads of an even size under rotary position embeddings, and {heads} make {channels}"
-                self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
+        self._check_heads(hidden, heads, groups, channels, has_widths=has_latent or is_hybrid, has_latent=has_latent)
         return ModelShape(
             num_layers=layers,
             hidden_size=hidden,
@@ -229,36 +222,62 @@ class _Reader:
             state_space=self._state_space(hidden) if "mamba" in {*kinds, *inner} else None,
         )
 
+    def _layers(self, pattern: HybridPattern | None) -> int:
+        layers = self.whole("num_layers", 0, least=1) if pattern is None else max(1, len(pattern.layers))
+        if layers <= MOST_LAYERS:
+            return layers
+        self._refuse("num_layers", f"must be at most {MOST_LAYERS}", layers, "Use fewer")
+        return 1
+
+    def _check_heads(
+        self, hidden: int, heads: int, groups: int, channels: int, *, has_widths: bool, has_latent: bool
+    ) -> None:
+        """Note heads that cannot be made of these sizes; those of some models have widths of their own."""
+        of_heads = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
+        if not heads or {f"model.{name}" for name in of_heads} & {fault.path for fault in self.faults}:
+            return  # a size that is impossible by itself was replaced
+        has_channels = self.section.given("kv_channels") is not None
+        if groups and heads % groups:
+            self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
+        elif hidden % heads and not (has_channels or has_widths):
+            near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
+            rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
+            self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
+        elif channels % 2 and not has_latent and self._rotates_whole_heads():
+            rule = "must be even under rotary position embeddings"
+            if has_channels:
+                self._refuse("kv_channels", rule, channels, "Use an even number")
+            else:
+                rule = f"must make heads of an even size under rotary position embeddings, and {heads} make {channels}"
+                self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
+
     def _rotates_whole_heads(self) -> bool:
         is_rotary = self.text("position_embedding_type", "") == "rope"  # stated: Megatron's default is another
-        return is_rotary and read_field(self.model, "rotary_percent", 1.0) == 1.0
+        return is_rotary and self.section.values["rotary_percent"] == 1.0
 
     def whole(self, name: str, default: int, *, least: int = 1) -> int:
-        value = read_field(self.model, name, default)
-        number = whole_number(value)
-        if number is None:
-            self._refuse(name, "must be a whole number", value, "Correct it")
+        wrong = self._malformed.get(name)
+        if wrong is not None:
+            self._refuse(name, wrong.why, wrong.value, "Correct it")
             return max(default, least)
+        number: int = self.section.given(name, default)
         if number < least:
             self._refuse(name, f"must be at least {least}", number, f"Use {least} or more")
             return least
         return number
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        value = read_field(self.model, name, default)
-        if isinstance(value, str):
-            return value.strip().lower() in {"true", "yes", "on", "1"}
-        return bool(value)
+        return bool(self.section.given(name, default))
 
     def text(self, name: str, default: str) -> str:
-        value = read_field(self.model, name, default)
+        value = self.section.given(name, default)
         return str(getattr(value, "value", value))
 
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
-        self.wrong.append((name, rule, value, remedy))
+        self.faults.append(Finding(path=f"model.{name}", rule=rule, value=value, remedy=f"{remedy}."))
 
     def _kinds(self, layers: int) -> tuple[str, ...]:
-        if not read_field(self.model, "num_moe_experts"):
+        if not self.section.given("num_moe_experts"):
             return (DENSE,) * layers
         return tuple(MOE if expert else DENSE for expert in self._expert_layers(layers))
 
@@ -271,7 +290,7 @@ class _Reader:
 
     def _expert_layers(self, layers: int) -> tuple[bool, ...]:
         """Return which layers have experts: `moe_layer_freq` is a number, a list, or a list's expression."""
-        given = read_field(self.model, "moe_layer_freq", 1)
+        given = self.section.given("moe_layer_freq", 1)
         frequency = _list_of(given) if isinstance(given, str) else given
         if isinstance(frequency, int) and frequency >= 1:
             return tuple(number % frequency == 0 for number in range(layers))
@@ -283,7 +302,7 @@ class _Reader:
         return (True,) * layers
 
     def _experts(self, ffn: int) -> Experts | None:
-        if not read_field(self.model, "num_moe_experts"):
+        if not self.section.given("num_moe_experts"):
             return None
         experts = self.whole("num_moe_experts", 1)
         if experts > MOST_EXPERTS:
@@ -299,9 +318,9 @@ class _Reader:
         )
 
     def _latent(self) -> Latent:
-        given = self.model.get if isinstance(self.model, Mapping) else partial(getattr, self.model)
+        has_rank = self.section.values["q_lora_rank"] is not None
         return Latent(
-            q_lora_rank=self.whole("q_lora_rank", 512) if given("q_lora_rank", 512) is not None else None,
+            q_lora_rank=self.whole("q_lora_rank", 512) if has_rank else None,
             kv_lora_rank=self.whole("kv_lora_rank", 512),
             qk_head_dim=self.whole("qk_head_dim", 128),
             qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", 64, least=0),

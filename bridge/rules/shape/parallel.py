@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bridge.errors import RunConfigError
-from bridge.precision.dtypes import SPELLINGS
-from bridge.rules.fields import read_field, whole_number
+from bridge.errors import Finding, RunConfigError, WrongValueError
+from bridge.rules.section import Section, read_section
 from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.versions import Version, at_least
 
 RESIDUAL_IS_KEPT = "0.17"
 """First megatron-core whose layers add their output to the residual in the residual's dtype."""
 
+SIZES = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    *("expert_model_parallel_size", "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+)
+LAYOUT = "pipeline_model_parallel_layout"
 MOST_CHUNKS = 4_000
 """Of all stages together; more is a slip of the finger, and would take minutes to be listed."""
 
@@ -66,46 +72,14 @@ class Parallel:
 
     @classmethod
     def of(cls, model: Any, *, world_size: int | None = None) -> Parallel:
-        """Return the layout that a model's config describes; without `world_size`, of as few ranks as it needs."""
+        """Return the layout that a model's config describes; RunConfigError where there is no such layout.
 
-        def size(name: str, default: int = 1) -> int:
-            return max(1, _number(model, name) or default)
-
-        tensor, pipeline = size("tensor_model_parallel_size"), size("pipeline_model_parallel_size")
-        context, expert = size("context_parallel_size"), size("expert_model_parallel_size")
-        expert_tensor = size("expert_tensor_parallel_size", tensor)
-        replica = tensor * pipeline * context
-        experts = expert_tensor * expert * pipeline
-        least = -(-experts // replica) * replica
-        ranks = world_size or least
-        for name, need in (("tensor x pipeline x context", replica), ("expert tensor x expert x pipeline", experts)):
-            if ranks % need:
-                raise RunConfigError(
-                    f"model: the number of ranks must be a multiple of {name} parallel sizes = {need}, got {ranks}. "
-                    f"Use {-(-ranks // need) * need}, or other sizes."
-                )
-        layout, field = _custom_layout(model)
-        if layout is not None and len(layout) % pipeline:
-            raise RunConfigError(
-                f"model.{field}: must have as many chunks for each of the {pipeline} stages, got {len(layout)}. "
-                "Correct it."
-            )
-        virtual = size("virtual_pipeline_model_parallel_size") if pipeline > 1 else 1
-        return cls(
-            tensor=tensor,
-            pipeline=pipeline,
-            virtual=len(layout) // pipeline if layout else virtual,
-            context=context,
-            expert=expert,
-            expert_tensor=expert_tensor,
-            data=ranks // replica,
-            sequence_parallel=bool(read_field(model, "sequence_parallel", default=False)) and tensor > 1,
-            first_stage_layers=_number(model, "num_layers_in_first_pipeline_stage"),
-            last_stage_layers=_number(model, "num_layers_in_last_pipeline_stage"),
-            embedding_counts=bool(read_field(model, "account_for_embedding_in_pipeline_split", default=False)),
-            loss_counts=bool(read_field(model, "account_for_loss_in_pipeline_split", default=False)),
-            layout=layout,
-        )
+        Arguments as for `read_parallel`.
+        """
+        parallel, faults = read_parallel(model, world_size=world_size)
+        if faults:
+            raise RunConfigError(str(faults[0]))
+        return parallel
 
     def places(self, num_layers: int) -> tuple[Place, ...]:
         """Return the layers of each chunk of each stage, in order of execution; RunConfigError without such a split."""
@@ -170,36 +144,90 @@ class Parallel:
         return tuple(places)
 
 
-def virtual_stages(model: Any) -> int:
-    """Return the model chunks of each pipeline stage, from the field, a custom layout or the pattern of a hybrid model.
+def read_parallel(model: Any, *, world_size: int | None = None) -> tuple[Parallel, tuple[Finding, ...]]:
+    """Return the layout that a model's config describes, and every reason why there is no such layout.
 
-    A layout that cannot be read counts as none: the plan refuses it with its reason.
+    What cannot be read is left out of the layout.
+
+    Args:
+        model: The section of the model, or a mapping or object that is read as one.
+        world_size: Ranks of the run; None: as few as the layout needs.
     """
+    section = read_section("model", model)
+    faults = [
+        Finding(path=one.path, rule=one.why, value=one.value, remedy="Correct it.")
+        for one in section.malformed
+        if one.path.removeprefix("model.") in SIZES
+    ]
+    numbers: dict[str, int | None] = {name: section.given(name) for name in SIZES}
+    for name, number in numbers.items():
+        if number is not None and number < 0:
+            faults.append(_fault(name, "must be a whole number", number))
+            numbers[name] = None
+    tensor, pipeline, context, expert, expert_tensor, virtual, first, last = numbers.values()
+    tensor, pipeline = tensor or 1, pipeline or 1
+    parallel = Parallel(
+        tensor=tensor,
+        pipeline=pipeline,
+        virtual=(virtual or 1) if pipeline > 1 else 1,
+        context=context or 1,
+        expert=expert or 1,
+        expert_tensor=expert_tensor or tensor,
+        sequence_parallel=bool(section.given("sequence_parallel")) and tensor > 1,
+        first_stage_layers=first,
+        last_stage_layers=last,
+        embedding_counts=bool(section.given("account_for_embedding_in_pipeline_split")),
+        loss_counts=bool(section.given("account_for_loss_in_pipeline_split")),
+    )
+    parallel, of_ranks = _on_ranks(parallel, world_size)
+    parallel, of_layout = _laid_out(parallel, section)
+    return parallel, (*faults, *of_ranks, *of_layout)
+
+
+def _on_ranks(parallel: Parallel, world_size: int | None) -> tuple[Parallel, list[Finding]]:
+    """Return the layout with its data-parallel replicas, and the reasons why it does not fit these ranks."""
+    replica = parallel.tensor * parallel.pipeline * parallel.context
+    experts = parallel.expert_tensor * parallel.expert * parallel.pipeline
+    ranks = world_size or -(-experts // replica) * replica
+    needs = (("tensor x pipeline x context", replica), ("expert tensor x expert x pipeline", experts))
+    faults = [
+        Finding(
+            path="model",
+            rule=f"the number of ranks must be a multiple of {name} parallel sizes = {need}",
+            value=ranks,
+            remedy=f"Use {-(-ranks // need) * need}, or other sizes.",
+        )
+        for name, need in needs
+        if ranks % need
+    ]
+    return replace(parallel, data=max(1, ranks // replica)), faults
+
+
+def _laid_out(parallel: Parallel, section: Section) -> tuple[Parallel, list[Finding]]:
+    """Return the layout with the content of each chunk where a field states it, and the reason why it has none."""
+    pattern = HybridPattern.of(section)
+    name = LAYOUT
     try:
-        return Parallel.of(model).virtual
-    except RunConfigError:
-        return 1
+        if pattern is not None and pattern.chunks:
+            name = "hybrid_layer_pattern"
+            chunks: list[tuple[str, ...]] = [("decoder",) * count for count in pattern.chunks]
+            chunks[0] = ("embedding", *chunks[0])
+            chunks[-1] = (*chunks[-1], "mtp", "loss")
+            layout = tuple(chunks)
+        elif section.given(LAYOUT):
+            layout = _layout(section.given(LAYOUT))
+        else:
+            return parallel, []
+    except WrongValueError as error:
+        return parallel, [_fault(LAYOUT, error.rule, error.value)]
+    if len(layout) % parallel.pipeline:
+        rule = f"must have as many chunks for each of the {parallel.pipeline} stages"
+        return parallel, [_fault(name, rule, len(layout))]
+    return replace(parallel, layout=layout, virtual=len(layout) // parallel.pipeline), []
 
 
-def _custom_layout(model: Any) -> tuple[tuple[tuple[str, ...], ...] | None, str]:
-    """Return the content of each chunk where a field states it, and the name of that field."""
-    pattern = HybridPattern.of(model)
-    if pattern is not None and pattern.chunks:
-        chunks: list[tuple[str, ...]] = [("decoder",) * count for count in pattern.chunks]
-        chunks[0] = ("embedding", *chunks[0])
-        chunks[-1] = (*chunks[-1], "mtp", "loss")
-        return tuple(chunks), "hybrid_layer_pattern"
-    custom = read_field(model, "pipeline_model_parallel_layout")
-    return _layout(custom) if custom is not None else None, "pipeline_model_parallel_layout"
-
-
-def _number(model: Any, name: str) -> int | None:
-    """Return a field that holds a whole number, None where it is not given; RunConfigError for something else."""
-    given = read_field(model, name)
-    number = whole_number(given) if given is not None else None
-    if given is not None and (number is None or number < 0):
-        raise RunConfigError(f"model.{name}: must be a whole number, got {given!r}. Correct it.")
-    return number
+def _fault(name: str, rule: str, value: object) -> Finding:
+    return Finding(path=f"model.{name}", rule=rule, value=value, remedy="Correct it.")
 
 
 def _unsplittable(what: str, parts: int, num_layers: int) -> RunConfigError:
@@ -216,9 +244,7 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
     """Return a `pipeline_model_parallel_layout` as Megatron reads it: lists of names, or ``Ett|(tt|)*29,m|L``."""
     given = getattr(given, "input_data", given)  # of Megatron's PipelineParallelLayerLayout
     if not isinstance(given, str | list | tuple):
-        raise RunConfigError(
-            f"model.pipeline_model_parallel_layout: must be text or a list of lists, got {given!r}. Correct it."
-        )
+        raise WrongValueError("must be text or a list of lists", given)
     if not isinstance(given, str):
         chunks = (chunk if isinstance(chunk, list | tuple) else (chunk,) for chunk in given)
         return tuple(tuple(str(getattr(part, "name", part)).lower() for part in chunk) for chunk in chunks)
@@ -229,43 +255,37 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
             break
         repeated = match[1] * int(match[2]) if match[2] else match[3] * int(match[4])
         text = text[: match.start()] + repeated + text[match.end() :]
-    if set(text) - set(LETTERS) - {"|"}:
-        wrong = "".join(sorted(set(text) - set(LETTERS) - {"|"}))
-        raise RunConfigError(
-            f"model.pipeline_model_parallel_layout: must consist of {', '.join(LETTERS)} and |, got {wrong!r}. "
-            "Correct it."
-        )
+    wrong = "".join(sorted(set(text) - set(LETTERS) - {"|"}))
+    if wrong:
+        raise WrongValueError(f"must consist of {', '.join(LETTERS)} and |", wrong)
     return tuple(tuple(LETTERS[letter] for letter in chunk) for chunk in text.split("|"))
 
 
-def sent_between_stages(model: Any, mcore: Version | None, *, is_local: bool) -> str | None:
+def sent_between_stages(model: Mapping[str, Any], mcore: Version | None, *, is_local: bool) -> str | None:
     """Return the dtype of the activations that a pipeline stage sends; None where an unknown version decides.
 
     Megatron receives them in `pipeline_dtype`, whatever was sent. The sum of residual and output that ends a layer has
     the dtype of the output before megatron-core 0.17, and that of the residual since: the embedding's.
 
     Args:
-        model: Megatron's model config, as a mapping or an object.
+        model: The values of the model's section, in one form.
         mcore: The version that trains.
         is_local: The layers are Megatron's own, which add an FP32 bias to autocast's result.
 
     Source: fusions/fused_bias_dropout.py of 0.16.1 and 0.17.0, pipeline_parallel/p2p_communication.py; Transformer
     Engine 2.20 pytorch/module/linear.py casts the bias.
     """
-    mode = next((name for name in ("bf16", "fp16") if read_field(model, name)), None)
-    weights = mode or _token(read_field(model, "params_dtype", "fp32"))
-    residual = "fp32" if read_field(model, "fp32_residual_connection") else weights
+    mode = [name for name in ("bf16", "fp16") if model[name]]
+    weights: str = mode[0] if mode else model["params_dtype"] or "fp32"
+    residual = "fp32" if model["fp32_residual_connection"] else weights
     output = weights
-    if read_field(model, "enable_autocast"):
-        output = _token(read_field(model, "autocast_dtype", weights))
-        if is_local and output != weights and read_field(model, "add_bias_linear", True):
+    if model["enable_autocast"]:
+        output = model["autocast_dtype"] or weights
+        if is_local and output != weights and model["add_bias_linear"]:
             output = "fp32"
     if residual == output:
         return residual
     is_kept = at_least(mcore, RESIDUAL_IS_KEPT)
-    return None if is_kept is None else residual if is_kept else output
-
-
-def _token(dtype: object) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return SPELLINGS.get(name, name)
+    if is_kept is None:
+        return None
+    return residual if is_kept else output

@@ -35,7 +35,7 @@ def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
     if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
         return []  # Megatron's __post_init__ makes it FP32
     is_local = run.model.transformer_impl == "local" or (run.is_own and run.backend != "te_cpu" and not run.has_gpu)
-    sent = sent_between_stages(run.model, run.mcore, is_local=is_local)
+    sent = sent_between_stages(vars(run.model), run.mcore, is_local=is_local)
     return [Violation(words={"sent": sent})] if sent not in (received, None) else []
 
 

@@ -21,8 +21,9 @@ def _refused_by_v2(run: RuleContext) -> list[Violation]:
 
 
 def _switched(run: RuleContext) -> list[Violation]:
+    where = None if run.is_whole else "turned on before the run"
     planned = [
-        Violation(f"{row.owner}.{row.attribute}", value=False, where="turned on before the run", words={"why": row.why})
+        Violation(f"{row.owner}.{row.attribute}", value=False, where=where, words={"why": row.why})
         for row in run.rows
         if row.attribute in SWITCHES and row.changes
     ]

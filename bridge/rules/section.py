@@ -1,0 +1,164 @@
+"""`read_section`: the values of a section of a run in one form, whoever wrote them.
+
+    section = read_section("model", {"num_layers": "80", "params_dtype": "torch.bfloat16"})
+    section.values["num_layers"], section.values["params_dtype"]    # 80, 'bf16'
+
+Dtypes become tokens, enums their values, numbers and switches written as text the values they mean. A value of a wrong
+type is noted and read as the default, so that a rule about it speaks and the others still work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.errors import WrongValueError
+from bridge.precision.dtypes import dtype_token
+from bridge.precision.fields import coerce, default_of
+from bridge.rules.fields import DEFAULTS, FIELDS, NAMES, OwnerField
+from bridge.rules.versions import Version
+
+ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
+"""The sections that rules and plan read."""
+NULLABLE = frozenset({"q_lora_rank"})
+"""Fields with another default in which None is a value of its own: queries without a latent."""
+MISSING = object()
+_PLAIN: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (float, int), "name": (str,)}
+_ROWS = {role: {name: (_PLAIN.get(row.kind, ()), row) for name, row in rows.items()} for role, rows in FIELDS.items()}
+"""Section -> field -> types whose values are kept as they are, and the row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Malformed:
+    """A value that is not of its field's type."""
+
+    path: str
+    """section.field."""
+    value: Any
+    why: str
+    """The type it must have, as a clause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """The values of a section."""
+
+    values: Mapping[str, Any]
+    """Field -> value in one form; the class default where none is given."""
+    is_given: bool = True
+    malformed: tuple[Malformed, ...] = ()
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of a mapping that no version of Megatron has -> their values."""
+    newer: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the class of an object has, away from their defaults, and no release that is known here."""
+    stated: frozenset[str] = frozenset()
+    """Fields that a mapping gives; all of an object's, which does not say what was given."""
+
+    def given(self, name: str, default: Any = None) -> Any:
+        """Return what was given for a field; the default where nothing or None was."""
+        value = self.values[name] if name in self.stated else None
+        return default if value is None else value
+
+    def changed(self, values: Mapping[str, Any]) -> Section:
+        """Return the section with other values of some fields, in their one form."""
+        if not values:
+            return self
+        return dataclasses.replace(
+            self, values={**self.values, **values}, is_given=True, stated=self.stated | {*values}
+        )
+
+    def absent_from(self, role: str, version: Version | None) -> dict[str, str]:
+        """Return each field away from its default that a version of Megatron Core does not have -> those with it."""
+        if version is None:
+            return {}
+        return {
+            name: str(row.has)
+            for name, row in FIELDS[role].items()
+            if row.has is not None and self.values[name] != row.default and row.has.holds(version) is False
+        }
+
+    def without(self, role: str, names: Mapping[str, object]) -> Section:
+        """Return the section with the class defaults of some fields."""
+        if not names:
+            return self
+        values = {**self.values, **{name: DEFAULTS[role][name] for name in names}}
+        return dataclasses.replace(self, values=values, stated=self.stated - {*names})
+
+
+def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None = None) -> Section:
+    """Return the section that `owner`, a mapping, an object with attributes or None, describes.
+
+    `attributes` are those of an object where it held others before a sync.
+    """
+    if isinstance(owner, Section):
+        return owner
+    values = DEFAULTS[role].copy()
+    if owner is None:
+        return Section(values=values, is_given=False)
+    rows = _ROWS[role]
+    unknown: dict[str, Any] = {}
+    malformed: list[Malformed] = []
+    is_mapping = isinstance(owner, Mapping)
+    given: Mapping[str, Any] = owner if is_mapping else attributes or attributes_of(role, owner)  # type: ignore[assignment]
+    for name, value in given.items():
+        found = rows.get(name)
+        if found is None:
+            unknown[name] = value
+        elif type(value) in found[0]:
+            values[name] = value
+        else:
+            _put(values, found[1], value, role, malformed)
+    known = NAMES.get(role) if is_mapping else None
+    return Section(
+        values=values,
+        malformed=tuple(malformed),
+        unknown={} if known is None else {str(name): unknown[name] for name in unknown if name not in known},
+        newer={} if is_mapping else _newer(role, owner),
+        stated=frozenset(map(str, given)),
+    )
+
+
+def attributes_of(role: str, owner: object) -> Mapping[str, Any]:
+    """Return the attributes of an object; of one that is no dataclass, those that Megatron's class has."""
+    if dataclasses.is_dataclass(owner) and hasattr(owner, "__dict__"):
+        return vars(owner)
+    found = {name: getattr(owner, name, MISSING) for name in FIELDS[role]}
+    return {name: value for name, value in found.items() if value is not MISSING}
+
+
+def _newer(role: str, owner: object) -> dict[str, Any]:
+    """Return the fields away from their defaults that a class of Megatron Core declares and no known release has.
+
+    Subclasses add their own settings.
+    """
+    theirs = [cls for cls in type(owner).__mro__ if cls.__module__.startswith("megatron.core.")]
+    declared = {name for cls in theirs for name in vars(cls).get("__annotations__", {}) if not name.startswith("_")}
+    fields = getattr(owner, "__dataclass_fields__", {})
+    values = {name: getattr(owner, name, None) for name in fields if name in declared and name not in FIELDS[role]}
+    return {name: value for name, value in values.items() if value != default_of(fields[name])}
+
+
+def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Malformed]) -> None:
+    """Store a value in its one form, or note that it has none."""
+    if value is None:
+        if row.default is None or row.kind in ("name", "dtype") or row.name in NULLABLE:
+            values[row.name] = None
+        return  # Optional[...] with another default: Megatron reads None as that
+    if row.kind == "any":
+        values[row.name] = value
+        return
+    try:
+        values[row.name] = _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, switch=True)
+    except WrongValueError as error:
+        malformed.append(Malformed(path=f"{role}.{row.name}", value=value, why=error.rule))
+
+
+def _dtype(value: Any) -> str | None:
+    """Return a dtype's token; Megatron Bridge's YAML has ``{_target_: torch.bfloat16, _call_: false}`` for one."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        value = value["_target_"]
+    if value == "fp8":  # Megatron-LM's spelling for optimizer states kept as bytes
+        return "uint8"
+    return None if isinstance(value, str) and value.lower() in ("none", "null", "auto") else dtype_token(value)
