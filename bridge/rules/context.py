@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
-from bridge.rules.fields import DEFAULTS
+from bridge.rules.fields import DEFAULTS, differ
 from bridge.rules.inert import inert_fields
 from bridge.rules.target import Target
 
@@ -207,10 +207,10 @@ class RuleContext:
     def stands_out(self, field: str) -> bool:
         """Return whether a field was stated with another value than its default, in the precision or for an owner."""
         if field in self.stated:
-            return bool(self.stated[field] != FIELD_DEFAULTS[field])
+            return differ(self.stated[field], FIELD_DEFAULTS[field])
         role = _owner_of(field) if field in MEGATRON_FIELDS else None
         held = getattr(self.views[role], field) if role in self.given else None
-        return held is not None and held != DEFAULTS[role or ""][field]
+        return held is not None and differ(held, DEFAULTS[role or ""][field])
 
     def path(self, name: str) -> str:
         """Return the full path of a setting: a precision field is the recipe's, or without one an owner's."""

@@ -171,6 +171,13 @@ def read_field(model: Any, name: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
+def differ(value: Any, default: Any) -> bool:
+    """Return whether a value is another than a default; JSON and YAML write a tuple as a list."""
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+        return list(value) != list(default)
+    return bool(value != default)
+
+
 def whole_number(value: Any) -> int | None:
     """Return a whole number, also one that is written as text or as a float, or None."""
     try:

@@ -23,6 +23,12 @@ BROKEN = [
         "others to False.",
     ),
     (
+        "PB117",
+        {"bf16": False, "params_dtype": "bf16", "pipeline_dtype": "bf16"},
+        "bf16: is off, and params_dtype is bf16: without a mode a run is in fp32, got False. State bf16=True; or drop "
+        "params_dtype and pipeline_dtype for a run in fp32.",
+    ),
+    (
         "PB204",
         {"bf16": True, "fp8": "e4m3", "fp4": "e2m1"},
         "fp4: cannot be combined with FP8, which is 'e4m3', got 'e2m1'. Set fp8=None for an FP4 run; or set "

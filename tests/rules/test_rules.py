@@ -17,6 +17,7 @@ from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import EVIDENCE, NEEDS, SEVERITIES, SYNC, Violation, ask, findings_of
 from bridge.rules.rulebook import BY_ID, RULES, TOPICS
 from tests.rules.cases import CASES
+from tests.rules.cases.runs import CURRENT, CURRENT_ALL, DENSE, H100, INTERLEAVED
 from tests.rules.situations import setup_of
 
 check_module = sys.modules["bridge.preflight.check"]
@@ -133,3 +134,34 @@ def test_a_version_that_is_known_in_part_decides_where_it_can() -> None:
         found = findings_of(rule, setup)
         outcome[version] = found[0].severity if found else None
     assert outcome == {"0.16": None, "0.17": "warning", "0.17.0": None, "0.17.1": "error", "0.18": "error"}
+
+
+def severities(case: dict[str, object], *names: str) -> list[str]:
+    return [one.severity for one in check(setup_of(case)).findings if one.id in names]
+
+
+def test_what_the_frameworks_own_recipes_hold_is_no_error_and_no_warning() -> None:
+    """A default that does nothing is worth a line, and what Megatron runs all the same is not refused."""
+    te = {"model": dict(DENSE, attention_softmax_in_fp32=False), "target": H100}
+    assert severities({**te, "precision": "bf16_mixed"}, "PB445") == ["info"]
+    assert severities({**te, "precision": {"bf16": True, "attention_softmax_in_fp32": False}}, "PB445") == ["warning"]
+    counts = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1}
+    saved = {"precision": dict(CURRENT_ALL, **counts), "model": DENSE, "target": H100}
+    assert severities(saved, "PB262") == ["info"]
+    gathers = {"use_distributed_optimizer": True, "overlap_param_gather_with_optimizer_step": True}
+    interleaved = dict(DENSE, **INTERLEAVED, overlap_p2p_comm=True)
+    assert severities({"model": interleaved, "optimizer": gathers, "ddp": gathers}, "PB351") == ["warning"]
+    assert severities({"model": DENSE, "optimizer": gathers, "ddp": gathers}, "PB351") == ["error"]
+    muon = {"optimizer": "dist_muon", "use_distributed_optimizer": False}
+    stored = {"precision": CURRENT, "model": DENSE, "optimizer": muon, "ddp": {"use_distributed_optimizer": False}}
+    assert severities({**stored, "target": H100}, "PB301") == ["warning"]
+
+
+def test_a_field_that_looks_like_a_stated_one_is_a_providers_own() -> None:
+    assert severities({"model": dict(DENSE, q_lora_rank=64, o_lora_rank=64)}, "PB122") == []
+    assert severities({"model": dict(DENSE, o_lora_rank=64)}, "PB122") == ["error"]
+
+
+def test_an_empty_tuple_is_the_default_that_the_table_has_as_a_list() -> None:
+    case = {"precision": "bf16_mixed", "model": DENSE, "ddp": {"param_name_patterns_for_fp32_local_accumulation": ()}}
+    assert severities({**case, "target": H100}, "PB365", "PB366") == []

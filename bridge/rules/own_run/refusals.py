@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import default_of
+from bridge.rules.fields import differ
 from bridge.rules.own_run.fields import (
     ACCEPTED,
     ACCEPTED_WITHOUT_TE,
@@ -100,7 +101,7 @@ def unhonoured(section: str, values: Values, defaults: Values, *, backend: str |
     for name, default in defaults.items():
         value = values.get(name, default)
         path = f"{section}.{name}"
-        if _plain(value) == _plain(default):
+        if not differ(value, default):
             continue
         if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
             hint = did_you_mean(close_matches(str(value), accepted[name])) or "Choose one of them."
@@ -110,11 +111,6 @@ def unhonoured(section: str, values: Values, defaults: Values, *, backend: str |
             yield _fault(NOT_HONOURED, path, rule, value, f"Leave it at {getattr(default, 'name', default)!r}.")
     if section == "model":
         yield from _unhonoured_context({**defaults, **values}, backend)
-
-
-def _plain(value: Any) -> Any:
-    """Return a list for a tuple: the defaults of `check` come from JSON, which has no tuples."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _unhonoured_context(model: Values, backend: str | None) -> Iterator[Finding]:

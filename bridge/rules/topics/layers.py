@@ -1,8 +1,13 @@
 """First and last layers in BF16: counts that act, counts that Megatron refuses, and layers that do not listen."""
 
+from dataclasses import replace
+
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
+from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import MODEL_CHECK, Rule, Violation, te, violated_if, without_effect
+
+_MEGATRON_COUNTS = {name: DEFAULTS["model"][name] for name in LAYER_COUNTS}
 
 
 def _is_on(run: RuleContext) -> bool:
@@ -27,6 +32,16 @@ def _beyond(run: RuleContext, limit: int) -> list[Violation]:
         return []
     counts = {name: getattr(run.model, name) for name in LAYER_COUNTS}
     return [Violation(name, value=count, words={"limit": limit}) for name, count in counts.items() if count > limit]
+
+
+def _unread_counts(run: RuleContext) -> list[Violation]:
+    """Return the first of the counts that act on nothing; Megatron's own are what a saved config has anyway."""
+    is_default = all(run.stated.get(name, count) == count for name, count in _MEGATRON_COUNTS.items())
+    switch = "state first_last_layers_bf16=True" if run.is_low else ""
+    return [
+        replace(one, severity="info" if is_default else None, words={**one.words, "switch": switch})
+        for one in without_effect(run, LAYER_COUNTS)[:1]
+    ]
 
 
 def _stated_zero(run: RuleContext) -> bool:
@@ -56,9 +71,9 @@ RULES = (
         severity="warning",
         needs="owners",
         sync="reported",
-        when=lambda run: without_effect(run, LAYER_COUNTS),
+        when=_unread_counts,
         message="has no effect: {why}",
-        remedies=("state first_last_layers_bf16=True", "drop it"),
+        remedies=("{switch}", "drop it"),
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer",
     ),
     Rule(

@@ -5,9 +5,11 @@ from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, mcore, viola
 from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.versions import at_least
 
+MODES = ("fp32", "fp16", "bf16")
+
 
 def _several_modes(run: RuleContext) -> list[Violation]:
-    on = [mode for mode in ("fp32", "fp16", "bf16") if run.stated.get(mode)]
+    on = [mode for mode in MODES if run.stated.get(mode)]
     if len(on) > 1:
         return [Violation(on[-1], value=on)]
     owners = {"model": run.model, "optimizer": run.optimizer}
@@ -15,8 +17,17 @@ def _several_modes(run: RuleContext) -> list[Violation]:
     return [Violation(f"{role}.bf16", value=["fp16", "bf16"]) for role in both[:1]]
 
 
+def _mode_turned_off(run: RuleContext) -> list[Violation]:
+    """Return the mode that is stated to be off although a dtype of it is stated, and no other mode is on."""
+    dtypes = {name: run.stated[name] for name in ("params_dtype", "pipeline_dtype") if name in run.stated}
+    off = [(name, dtype) for name, dtype in dtypes.items() if dtype != "fp32" and run.stated.get(dtype) is False]
+    if not run.is_fp32 or run.stated.get("fp32"):
+        return []
+    return [Violation(dtype, words={"name": name, "dtype": dtype}) for name, dtype in off[:1]]
+
+
 def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
-    if _weights_are_not_cast(run):
+    if _weights_are_not_cast(run) or _mode_turned_off(run):
         return []
     legal = {"params_dtype": [run.mode, "fp32"] if run.is_half else ["fp32"]}
     autocast = [run.model.autocast_dtype] if run.model.enable_autocast and run.model.autocast_dtype else []
@@ -251,6 +262,17 @@ RULES = (
         message="no mode is stated, so that everything around the low-precision GEMMs is FP32, weights and "
         "activations too",
         remedies=("state bf16=True", "state fp32=True, if that is meant"),
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
+    ),
+    Rule(
+        id="PB117",
+        title="the only mode is off",
+        setting="bf16",
+        severity="error",
+        needs="precision",
+        when=_mode_turned_off,
+        message="is off, and {name} is {dtype}: without a mode a run is in fp32",
+        remedies=("state {dtype}=True", "drop params_dtype and pipeline_dtype for a run in fp32"),
         source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 params_dtype is torch.float32",
     ),
 )

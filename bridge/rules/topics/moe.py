@@ -45,7 +45,7 @@ RULES = (
         id="PB421",
         title="expert batches of any size",
         setting="model.moe_router_padding_for_quantization",
-        severity="warning",
+        severity="info",
         when=violated_if(
             lambda run: (
                 run.is_moe
@@ -55,11 +55,11 @@ RULES = (
                 and not run.is_emulated
             )
         ),
-        message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so padding kernels run, or "
-        "it fails",
+        message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so every layer runs kernels "
+        "that pad them",
         remedies=("set it to True", "set moe_pad_expert_input_to_capacity=True with an aligned capacity"),
-        source="NVIDIA/TransformerEngine issue 2966, 2026-05-07; NVIDIA-NeMo/RL issue 1884, 2026-02-05",
-        evidence="reported",
+        source="megatron-core 0.16.1 transformer/moe/experts.py:605 and :863; NVIDIA/TransformerEngine issue 2966, "
+        "2026-05-07",
     ),
     Rule(
         id="PB422",

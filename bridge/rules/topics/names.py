@@ -8,6 +8,7 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import NAMES, PAIRS
 from bridge.rules.rule import Rule, Violation, violations
+from bridge.rules.topics.mode import MODES
 
 NAME_TOKENS = {
     "current_scaling": "tensorwise",
@@ -52,6 +53,8 @@ def _replaced(run: RuleContext) -> list[Violation]:
         stated = f"state mixed_precision.{row.field}={row.old} to keep it"
         if row.field == "modules":
             stated = "drop mixed_precision.modules to keep it"
+        elif row.field in MODES:
+            stated = f"choose a recipe whose mode is {row.field}"
         keep = "call synchronize(on_conflict='keep')" if row.can_be_kept else ""
         words = {"new": row.new, "stated": stated, "keep": keep}
         found.append(Violation(f"{row.owner}.{row.attribute}", value=row.old, words=words))
@@ -91,9 +94,10 @@ def _misspelt(run: RuleContext) -> list[Violation]:
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
         found.append(Violation(f"mixed_precision.{name}", value=value, words={"hint": hint}))
     for role in NAMES:
+        stated = run.sections[role].stated
         for name, value in run.sections[role].unknown.items():
             nearest = nearest_fields(role, name)
-            if nearest:
+            if nearest and nearest[0] not in stated:  # otherwise a provider's own field, of the same family
                 found.append(Violation(f"{role}.{name}", value=value, words={"hint": did_you_mean(nearest)}))
     return found
 

@@ -43,6 +43,16 @@ def _unread_remainders(run: RuleContext) -> list[Violation]:
     return [Violation(words={"why": why})] if why else []
 
 
+def _gathers_without_conditions(run: RuleContext) -> list[Violation]:
+    optimizer = run.optimizer
+    if not run.has_optimizer or not optimizer.overlap_param_gather_with_optimizer_step:
+        return []
+    # Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is wrong with it.
+    is_possible = run.is_sharded and run.model.virtual_pipeline_model_parallel_size
+    is_fulfilled = is_possible and optimizer.overlap_param_gather
+    return [Violation(severity="warning" if is_possible else None)] if not is_fulfilled else []
+
+
 def _unread_matmuls(run: RuleContext) -> bool:
     is_muon = "muon" in str(run.optimizer.optimizer)
     return run.stands_out("muon_fp32_matmul_prec") and run.has_optimizer and not is_muon
@@ -177,20 +187,11 @@ RULES = (
         title="gathering inside the step without its conditions",
         setting="optimizer.overlap_param_gather_with_optimizer_step",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.has_optimizer
-                and run.optimizer.overlap_param_gather_with_optimizer_step
-                and not (
-                    run.is_sharded
-                    and run.optimizer.overlap_param_gather
-                    and run.model.virtual_pipeline_model_parallel_size
-                )
-            )
-        ),
+        when=_gathers_without_conditions,
         message="needs the distributed optimizer, overlap_param_gather and interleaved pipeline stages",
         remedies=("set it to False", "set these three"),
-        source=PARSER,
+        source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which gathers "
+        "without overlap where overlap_param_gather is off",
     ),
     Rule(
         id="PB352",

@@ -1,5 +1,7 @@
 """Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
 
+from dataclasses import replace
+
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, mcore, violated_if
 
@@ -17,7 +19,11 @@ def _unsharded(run: RuleContext, family: str) -> list[Violation]:
     owners = [run.views[role] for role in ("optimizer", "ddp") if role in run.given]
     is_known = any(owner.use_distributed_optimizer is not None for owner in owners)
     is_sharded = run.is_sharded or run.has_megatron_fsdp or run.has_torch_fsdp2
-    return [storing(run, family)] if getattr(run, f"gathers_{family}") and is_known and not is_sharded else []
+    if not getattr(run, f"gathers_{family}") or not is_known or is_sharded:
+        return []
+    # Megatron Bridge trains published recipes so; Megatron-LM's parser refuses it.
+    is_by_layer = run.optimizer.use_layer_wise_distributed_optimizer or str(run.optimizer.optimizer).startswith("dist_")
+    return [replace(storing(run, family), severity="warning" if is_by_layer else None)]
 
 
 def _two_answers(run: RuleContext) -> list[Violation]:

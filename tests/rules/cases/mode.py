@@ -54,4 +54,5 @@ CASES = {
         run(dict(BF16, mamba_training_ssm_states_dtype="fp32"), "mcore0.19.2", model=HYBRID),
     ),
     "PB116": (run({"fp8": "hybrid"}), run({"fp8": "hybrid", "fp32": True})),
+    "PB117": (run(dict(BF16, bf16=False)), run(BF16)),
 }
