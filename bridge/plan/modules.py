@@ -9,6 +9,24 @@ from functools import lru_cache
 
 from bridge.rules.shape.model import Experts, Latent, ModelShape, StateSpace
 
+REGISTERED = (
+    *("enorm", "hnorm", "eh_proj", "word_embeddings", "position_embeddings", "input_layernorm", "core_attention"),
+    *("linear_proj", "linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj"),
+    *(
+        "linear_kv_up_proj",
+        "q_layernorm",
+        "k_layernorm",
+        "kv_layernorm",
+        "pre_mlp_layernorm",
+        "linear_fc1",
+        "linear_fc2",
+    ),
+    *("router", "fc1_latent_proj", "fc2_latent_proj", "experts.linear_fc1", "experts.linear_fc2"),
+    *("shared_experts.gate", "shared_experts.linear_fc1", "shared_experts.linear_fc2"),
+    *("ssm", "in_proj", "conv1d", "gated_norm", "out_proj", "norm", "final_layernorm", "final_norm", "output_layer"),
+)
+"""Modules in the order in which Megatron's constructors make them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Module:
@@ -26,8 +44,11 @@ class Module:
     bias: bool = False
     vectors: tuple[tuple[str, int], ...] = ()
     """Further parameters by name and length, split over TP like the outputs where `split` is column."""
-    registered: int = 0
-    """Place among the layer's modules in Megatron's constructors, which is the order of parameters in its buffers."""
+
+    @property
+    def registered(self) -> int:
+        """Place in `REGISTERED`, which is the order of parameters in Megatron's buffers."""
+        return REGISTERED.index(self.name)
 
     @property
     def parameters(self) -> int:
@@ -67,7 +88,7 @@ def layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
         modules = _latent_attention(shape, shape.latent) if is_latent and shape.latent else _attention(shape)
     if kind in ("attention", "latent_attention"):
         return modules
-    modules += (_norm(shape, "pre_mlp_layernorm", shape.hidden_size, 10),)
+    modules += (_norm(shape, "pre_mlp_layernorm", shape.hidden_size),)
     if kind in ("mlp", "transformer"):
         return modules + _mlp(shape, shape.ffn_hidden_size)
     return modules + (_experts(shape, shape.experts) if shape.experts is not None else ())
@@ -81,43 +102,41 @@ def mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
     """
     hidden = shape.hidden_size
     return (
-        _norm(shape, "enorm", hidden, -3),
-        _norm(shape, "hnorm", hidden, -2),
-        _matrix("eh_proj", 2 * hidden, hidden, "column", -1),
+        _norm(shape, "enorm", hidden),
+        _norm(shape, "hnorm", hidden),
+        _matrix("eh_proj", 2 * hidden, hidden, "column"),
         *(() if shape.is_hybrid else layer_modules(shape, shape.kinds[-1])),
-        _norm(shape, "final_layernorm", hidden, 99),
+        _norm(shape, "final_layernorm", hidden),
     )
 
 
 def embedding_modules(shape: ModelShape) -> tuple[Module, ...]:
     """Return the modules that turn tokens into the first layer's input."""
     hidden = shape.hidden_size
-    word = _matrix("word_embeddings", hidden, shape.padded_vocab_size(), "column", 0, kind="embedding")
+    word = _matrix("word_embeddings", hidden, shape.padded_vocab_size(), "column", kind="embedding")
     if shape.position_embedding_type != "learned_absolute":
         return (word,)
-    return word, _matrix("position_embeddings", hidden, shape.seq_length, "", 1, kind="embedding")
+    return word, _matrix("position_embeddings", hidden, shape.seq_length, "", kind="embedding")
 
 
 def output_modules(shape: ModelShape) -> tuple[Module, ...]:
     """Return the modules that turn the last layer's output into logits."""
     hidden = shape.hidden_size
-    head = _matrix("output_layer", hidden, shape.padded_vocab_size(), "column", 1, kind="head")
-    return _norm(shape, "final_norm" if shape.is_hybrid else "final_layernorm", hidden, 0), head
+    head = _matrix("output_layer", hidden, shape.padded_vocab_size(), "column", kind="head")
+    return _norm(shape, "final_norm" if shape.is_hybrid else "final_layernorm", hidden), head
 
 
-def _norm(shape: ModelShape, name: str, width: int, registered: int) -> Module:
-    return Module(name=name, kind="norm", outputs=width, bias=shape.layer_norm_bias, registered=registered)
+def _norm(shape: ModelShape, name: str, width: int) -> Module:
+    return Module(name=name, kind="norm", outputs=width, bias=shape.layer_norm_bias)
 
 
-def _matrix(
-    name: str, inputs: int, outputs: int, split: str, registered: int, *, kind: str = "linear", bias: bool = False
-) -> Module:
-    return Module(name=name, kind=kind, inputs=inputs, outputs=outputs, split=split, registered=registered, bias=bias)
+def _matrix(name: str, inputs: int, outputs: int, split: str, *, kind: str = "linear", bias: bool = False) -> Module:
+    return Module(name=name, kind=kind, inputs=inputs, outputs=outputs, split=split, bias=bias)
 
 
 def _core(shape: ModelShape, inputs: int, outputs: int) -> Module:
     offsets = (("softmax_offset", shape.num_attention_heads),) if shape.has_softmax_offset else ()
-    return replace(_matrix("core_attention", inputs, outputs, "column", 0, kind="attention"), vectors=offsets)
+    return replace(_matrix("core_attention", inputs, outputs, "column", kind="attention"), vectors=offsets)
 
 
 def _attention(shape: ModelShape) -> tuple[Module, ...]:
@@ -125,13 +144,13 @@ def _attention(shape: ModelShape) -> tuple[Module, ...]:
     query = shape.num_attention_heads * channels
     gate = query if shape.attention_output_gate else 0
     projected = query + 2 * shape.num_query_groups * channels + gate
-    norms = [_norm(shape, "q_layernorm", channels, 3), _norm(shape, "k_layernorm", channels, 4)]
+    norms = [_norm(shape, "q_layernorm", channels), _norm(shape, "k_layernorm", channels)]
     return (
-        _norm(shape, "input_layernorm", hidden, 0),
-        _matrix("linear_qkv", hidden, projected, "column", 2, bias=bias or shape.add_qkv_bias),
+        _norm(shape, "input_layernorm", hidden),
+        _matrix("linear_qkv", hidden, projected, "column", bias=bias or shape.add_qkv_bias),
         *(norms if shape.qk_layernorm else ()),
         _core(shape, query, query),
-        _matrix("linear_proj", query, hidden, "row", 1, bias=bias),
+        _matrix("linear_proj", query, hidden, "row", bias=bias),
     )
 
 
@@ -141,49 +160,47 @@ def _latent_attention(shape: ModelShape, latent: Latent) -> tuple[Module, ...]:
     key_value = heads * (latent.qk_head_dim + latent.v_head_dim)
     down = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
     if latent.q_lora_rank is None:
-        queries = [_matrix("linear_q_proj", hidden, query, "column", 2)]
+        queries = [_matrix("linear_q_proj", hidden, query, "column")]
     else:
         queries = [
-            _matrix("linear_q_down_proj", hidden, latent.q_lora_rank, "", 2),
-            *([_norm(shape, "q_layernorm", latent.q_lora_rank, 6)] if shape.qk_layernorm else []),
-            _matrix("linear_q_up_proj", latent.q_lora_rank, query, "column", 3),
+            _matrix("linear_q_down_proj", hidden, latent.q_lora_rank, ""),
+            *([_norm(shape, "q_layernorm", latent.q_lora_rank)] if shape.qk_layernorm else []),
+            _matrix("linear_q_up_proj", latent.q_lora_rank, query, "column"),
         ]
     return (
-        _norm(shape, "input_layernorm", hidden, 0),
+        _norm(shape, "input_layernorm", hidden),
         *queries,
-        _matrix("linear_kv_down_proj", hidden, down, "", 4),
-        *([_norm(shape, "kv_layernorm", latent.kv_lora_rank, 7)] if shape.qk_layernorm else []),
-        _matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column", 5),
+        _matrix("linear_kv_down_proj", hidden, down, ""),
+        *([_norm(shape, "kv_layernorm", latent.kv_lora_rank)] if shape.qk_layernorm else []),
+        _matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column"),
         _core(shape, query, heads * latent.v_head_dim),
-        _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", 1, bias=shape.add_bias_linear),
+        _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", bias=shape.add_bias_linear),
     )
 
 
-def _mlp(
-    shape: ModelShape, ffn: int, prefix: str = "", *, registered: int = 20, width: int | None = None
-) -> tuple[Module, Module]:
+def _mlp(shape: ModelShape, ffn: int, prefix: str = "", width: int | None = None) -> tuple[Module, Module]:
     hidden, bias = width or shape.hidden_size, shape.add_bias_linear
     gated = 2 if shape.gated_linear_unit else 1
     return (
-        _matrix(f"{prefix}linear_fc1", hidden, gated * ffn, "column", registered, bias=bias),
-        _matrix(f"{prefix}linear_fc2", ffn, hidden, "row", registered + 1, bias=bias),
+        _matrix(f"{prefix}linear_fc1", hidden, gated * ffn, "column", bias=bias),
+        _matrix(f"{prefix}linear_fc2", ffn, hidden, "row", bias=bias),
     )
 
 
 def _experts(shape: ModelShape, experts: Experts) -> tuple[Module, ...]:
     """Return the router, the experts, the projections around them where they work at a latent width, and the rest."""
     hidden, latent, bias = shape.hidden_size, experts.latent_size, shape.add_bias_linear
-    router = _matrix("router", hidden, experts.num_experts, "", 20, kind="router", bias=experts.router_bias)
-    before = [_matrix("fc1_latent_proj", hidden, latent, "", 21, bias=bias)] if latent else []
-    after = [_matrix("fc2_latent_proj", latent, hidden, "", 22, bias=bias)] if latent else []
+    router = _matrix("router", hidden, experts.num_experts, "", kind="router", bias=experts.router_bias)
+    before = [_matrix("fc1_latent_proj", hidden, latent, "", bias=bias)] if latent else []
+    after = [_matrix("fc2_latent_proj", latent, hidden, "", bias=bias)] if latent else []
     routed = [
         replace(module, count=experts.num_experts, is_expert=True)
-        for module in _mlp(shape, experts.ffn_hidden_size, "experts.", registered=30, width=latent)
+        for module in _mlp(shape, experts.ffn_hidden_size, "experts.", width=latent)
     ]
     if not experts.shared_ffn_hidden_size:
         return router, *before, *routed, *after
-    gate = _matrix("shared_experts.gate", hidden, 1, "", 40, kind="gate")
-    shared = _mlp(shape, experts.shared_ffn_hidden_size, "shared_experts.", registered=41)
+    gate = _matrix("shared_experts.gate", hidden, 1, "", kind="gate")
+    shared = _mlp(shape, experts.shared_ffn_hidden_size, "shared_experts.")
     return router, *before, *routed, *after, *([gate] if experts.shared_gate else []), *shared
 
 
@@ -192,10 +209,10 @@ def _mamba(shape: ModelShape, space: StateSpace) -> tuple[Module, ...]:
     # dt_bias, A_log and D are parameters of the mixer itself, which come before those of its modules.
     mixer = tuple((name, space.num_heads) for name in ("dt_bias", "A_log", "D"))
     return (
-        _norm(shape, "norm", shape.hidden_size, 9),
-        _matrix("in_proj", shape.hidden_size, space.projected, "column", 1),
-        _matrix("conv1d", space.conv_width, conv, "column", 2, kind="ssm", bias=True),
-        Module(name="ssm", kind="ssm", split="column", vectors=mixer, registered=0),
-        Module(name="gated_norm", kind="norm", outputs=space.inner, split="column", registered=3),
-        _matrix("out_proj", space.inner, shape.hidden_size, "row", 4),
+        _norm(shape, "norm", shape.hidden_size),
+        _matrix("in_proj", shape.hidden_size, space.projected, "column"),
+        _matrix("conv1d", space.conv_width, conv, "column", kind="ssm", bias=True),
+        Module(name="ssm", kind="ssm", split="column", vectors=mixer),
+        Module(name="gated_norm", kind="norm", outputs=space.inner, split="column"),
+        _matrix("out_proj", space.inner, shape.hidden_size, "row"),
     )

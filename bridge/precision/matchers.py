@@ -302,6 +302,11 @@ def quant_recipes(held: Any) -> tuple[Matchers, ...]:
     return tuple(recipe for recipe in found if recipe is not None)
 
 
+def matchers_in(held: Any) -> list[Matcher]:
+    """Return the matchers of everything that `model.quant_recipe` holds."""
+    return [matcher for recipe in quant_recipes(held) for matcher in recipe.matchers]
+
+
 def recipe_of(recipes: Sequence[Matchers], chunk: int) -> Matchers | None:
     """Return the per-module recipe of a model chunk, by its place in the order of execution; None without one."""
     if len(recipes) > 1:
@@ -309,13 +314,17 @@ def recipe_of(recipes: Sequence[Matchers], chunk: int) -> Matchers | None:
     return recipes[0] if recipes else None
 
 
-def payload_faults(recipe: Mapping[str, Any]) -> list[str]:
-    """Return what Transformer Engine refuses in a training or evaluation recipe."""
+def payload_faults(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (key, rule) of each fault for which Transformer Engine refuses a training or evaluation recipe.
+
+    The key is empty where several together are at fault.
+    """
     fp8, fp4 = (recipe.get(f"{family}_quantization_recipe") for family in ("fp8", "fp4"))
-    faults = {
-        "delayed scaling cannot be chosen per module": fp8 == "delayed",
-        "a module has either an FP8 or an FP4 recipe": bool(fp8 and fp4),
-        "a custom recipe needs custom_recipe_factory": "custom" in (fp8, fp4)
-        and not recipe.get("custom_recipe_factory"),
-    }
-    return [fault for fault, is_there in faults.items() if is_there]
+    found = []
+    if fp8 == "delayed":
+        found.append(("fp8_quantization_recipe", "delayed scaling cannot be chosen per module"))
+    if fp8 and fp4:
+        found.append(("", "a module has either an FP8 or an FP4 recipe"))
+    if "custom" in (fp8, fp4) and not recipe.get("custom_recipe_factory"):
+        found.append(("", "a custom recipe needs custom_recipe_factory"))
+    return found

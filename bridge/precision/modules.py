@@ -32,6 +32,8 @@ SCHEMES = {"fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"), "fp4
 """Family -> its schemes that Transformer Engine takes for a single module."""
 SHORT = (HIGH, *(name for names in SCHEMES.values() for name in names if name != "custom"))
 """Values of `precision` and `evaluation`."""
+WORDS = {"precision": SHORT, "fp8": ("e4m3", "hybrid"), "fp8_recipe": SCHEMES["fp8"], "fp4_recipe": SCHEMES["fp4"]}
+"""Key -> its values."""
 SWITCHES = ("fp8_param", "fp4_param", "tp_only_amax_red")
 FACTORIES = ("fp8_quantizer_factory", "fp4_quantizer_factory")
 PRECISION_KEYS = ("precision", "fp8", "fp8_recipe", "fp4_recipe", *FACTORIES, *SWITCHES)
@@ -254,23 +256,15 @@ def _plain_glob(glob: str) -> str:
 
 
 def _plain_precision(given: Mapping[Any, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    if given.get("precision") is not None:
-        row["precision"] = _one_of("precision", given["precision"], SHORT)
-    if given.get("fp8") is not None:
-        row["fp8"] = _one_of("fp8", given["fp8"], ("e4m3", "hybrid"))
-    for family, names in SCHEMES.items():
-        key = f"{family}_recipe"
-        if given.get(key) is not None:
-            row[key] = _one_of(key, given[key], names)
-    for key in FACTORIES:
-        if given.get(key) is not None:
-            row[key] = _text(key, given[key])
-    for key in SWITCHES:
-        if given.get(key) is not None:
-            row[key] = _switch(key, given[key])
+    row = {key: _read(key, given[key]) for key in PRECISION_KEYS if given.get(key) is not None}
     _refuse_contradictions(row)
     return row
+
+
+def _read(key: str, given: object) -> Any:
+    if key in WORDS:
+        return _one_of(key, given, WORDS[key])
+    return _text(key, given) if key in FACTORIES else _switch(key, given)
 
 
 def _refuse_contradictions(row: Mapping[str, Any]) -> None:

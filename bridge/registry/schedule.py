@@ -16,7 +16,7 @@ from typing import Any
 
 from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS
-from bridge.precision.matchers import quant_recipes
+from bridge.precision.matchers import matchers_in
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.owner import Owner, same
@@ -228,8 +228,7 @@ def _precision(row: Mapping[str, Any], own: MixedPrecisionConfig, number: int) -
 
 def _is_high_in_high(quant_recipe: Any) -> bool:
     """Return whether a per-module recipe chooses nothing in a phase without FP8 and FP4."""
-    matchers = [matcher for recipe in quant_recipes(quant_recipe) for matcher in recipe.matchers]
-    return not any(one.training is not None and one.training.chooses_in_high for one in matchers)
+    return not any(one.training is not None and one.training.chooses_in_high for one in matchers_in(quant_recipe))
 
 
 def _refuse_what_no_config_holds(

@@ -8,7 +8,7 @@ reused under Megatron-FSDP, and a switch that is on in one of optimizer and DDP 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
@@ -74,6 +74,16 @@ def _same_named(field: str, owner: Owner) -> Route:
     return next(rows, Route(field=field, owner=owner.role, attribute=field, rule="value"))
 
 
+class Decision(NamedTuple):
+    """The value of one attribute of an owner after the sync."""
+
+    value: Any
+    verdict: str
+    by: str
+    """The source that decided it."""
+    why: str
+
+
 def _row(config: PrecisionConfig, owner: Owner, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
     old, since, replaces_own = owner.value(attribute), None, False
@@ -106,57 +116,54 @@ def _row(config: PrecisionConfig, owner: Owner, route: Route, *, is_active: bool
     )
 
 
-def _decide(
-    config: PrecisionConfig, owner: Owner, route: Route, attribute: str, *, keep_own: bool
-) -> tuple[Any, str, str, str]:
-    """Return (value, verdict, what decided it, why)."""
+def _decide(config: PrecisionConfig, owner: Owner, route: Route, attribute: str, *, keep_own: bool) -> Decision:
+    """Return the decision about an attribute whose field acts in this run."""
     stated, source = config.is_stated(route.field), config.source_of(route.field)
     own = owner.own(attribute)
     reading = module_recipe(config, owner) if route.field == "modules" else owner.reading(config, route.field)
     mode = f"the mode is {config.mode}"
     if route.rule in ("dtype", "autocast dtype") and config.is_left_open(route.field) and not owner.is_megatron:
-        return None, "set", "stated", "stated as None"
+        return Decision(None, "set", "stated", "stated as None")
     if route.rule == "dtype" and not stated:
-        return owner.dtype(config.mode), "derive", "mode", mode
+        return Decision(owner.dtype(config.mode), "derive", "mode", mode)
     if route.rule == "autocast dtype" and not stated:
         return _autocast_dtype(config, owner)
     if route.rule == "switch":
-        return reading, "set", source if stated else "mode", "stated" if stated else mode
+        return Decision(reading, "set", source if stated else "mode", "stated" if stated else mode)
     if stated:
         is_kept = keep_own and route.field not in SCHEME_FIELDS and owner.is_own(attribute) and not same(own, reading)
         if is_kept:
-            return own, "keep", owner.role, f"its own value; the recipe says {reading!r}"
-        return reading, "set", source, "stated"
+            return Decision(own, "keep", owner.role, f"its own value; the recipe says {reading!r}")
+        return Decision(reading, "set", source, "stated")
     if route.rule == "count" and attribute in owner.defaults:
         verdict = "keep" if config.scheme else "agree"
-        return own, verdict, owner.role, "the recipe does not state it"
+        return Decision(own, verdict, owner.role, "the recipe does not state it")
     if route.rule == "stated" and not owner.is_own(attribute):
-        return own, "agree", owner.role, "the recipe does not state it"
+        return Decision(own, "agree", owner.role, "the recipe does not state it")
     if owner.is_own(attribute):
-        return own, "keep", owner.role, "its own value, and the recipe does not state it"
-    return reading, "set", "default", "not stated: the default of the config"
+        return Decision(own, "keep", owner.role, "its own value, and the recipe does not state it")
+    return Decision(reading, "set", "default", "not stated: the default of the config")
 
 
-def _put_out_of_action(
-    config: PrecisionConfig, owner: Owner, route: Route, attribute: str
-) -> tuple[Any, str, str, str]:
-    """Return as `_decide`, for a field whose family or scheme is off in this run."""
+def _put_out_of_action(config: PrecisionConfig, owner: Owner, route: Route, attribute: str) -> Decision:
+    """Return the decision about an attribute whose family or scheme is off in this run."""
     what = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
     why = f"no {what or (route.family or '').upper()} in this run"
     neutral = route.neutral
     if neutral is CLASS_DEFAULT:
         neutral = owner.defaults.get(attribute, config.reading(route.field))
-    return neutral, "neutralise", "mode", why
+    return Decision(neutral, "neutralise", "mode", why)
 
 
-def _autocast_dtype(config: PrecisionConfig, owner: Owner) -> tuple[Any, str, str, str]:
+def _autocast_dtype(config: PrecisionConfig, owner: Owner) -> Decision:
     """Decide: params_dtype as it will be, unless autocast is on with a dtype of the owner's own."""
     is_on = config.autocast_enabled or (
         not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
     )
     if is_on and owner.is_own("autocast_dtype"):
-        return owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on"
-    return owner.reading(config, "params_dtype") or owner.dtype(config.mode), "derive", "mode", "follows params_dtype"
+        return Decision(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
+    dtype = owner.reading(config, "params_dtype") or owner.dtype(config.mode)
+    return Decision(dtype, "derive", "mode", "follows params_dtype")
 
 
 def _nan_check(config: PrecisionConfig, owner: Owner) -> list[SyncRow]:

@@ -15,7 +15,7 @@ from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.one_batch import Captured, capture, relative_error, relative_errors, sample
 from bridge.megatron.process import training_process
 from bridge.megatron.te.environment import read_environment
-from bridge.precision.matchers import quant_recipes
+from bridge.precision.matchers import matchers_in
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.training.config import ConfigContainer, runtime_config_update
 from bridge.training.quantisation import WARM_UP
@@ -101,8 +101,8 @@ def formats_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the formats that a model config multiplies in: forward, and forward and backward."""
     half = model.bf16 or model.enable_autocast
     chosen = [getattr(model, "fp8", None), getattr(model, "fp4", None)]
-    for recipe in quant_recipes(getattr(model, "quant_recipe", None)):
-        chosen += [one.training.format for one in recipe.matchers if one.training is not None]
+    matchers = matchers_in(getattr(model, "quant_recipe", None))
+    chosen += [one.training.format for one in matchers if one.training is not None]
     pairs = [OPERAND_FORMATS[name] for name in chosen if name]
     forward = ("fp16" if model.fp16 else "bf16" if half else "fp32", *(pair[0] for pair in pairs))
     return forward, (*forward, *(pair[1] for pair in pairs))

@@ -42,7 +42,7 @@ def test_an_owner_that_megatron_refused_before_is_a_warning(megatron_owners) -> 
             "Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         ),
         ({"fp8": "hybrid", "fp8_margin": 2}, "fp8_margin", "tensorwise scaling does not read it (only delayed)"),
-        ({"fp8_margin": 2}, "fp8_margin", "no FP8 or FP4 in this BF16 run"),
+        ({"fp8_margin": 2}, "fp8_margin", "no FP8 in this BF16 run"),
         (
             {"fp8": "hybrid", "fp8_recipe": "blockwise", "fp8_dot_product_attention": True},
             "fp8_dot_product_attention",

@@ -19,7 +19,17 @@ from typing import Any
 from bridge.errors import PayloadError, WrongValueError, close_matches, did_you_mean
 from bridge.interop.contract import as_yaml
 from bridge.precision import strict_yaml
-from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, HIGH, PAYLOAD_KEYS, TRAINING, Effect, Matcher, Matchers
+from bridge.precision.matchers import (
+    CONFIG_TYPE,
+    EVALUATION,
+    HIGH,
+    PAYLOAD_KEYS,
+    TRAINING,
+    Effect,
+    Matcher,
+    Matchers,
+    payload_faults,
+)
 from bridge.precision.module_schemes import row_matchers
 from bridge.precision.modules import module_rows, plain_rows
 
@@ -137,14 +147,10 @@ def _recipe_faults(path: str, recipe: object) -> Iterator[Fault]:
         near = close_matches(str(key), PAYLOAD_KEYS)
         if key not in PAYLOAD_KEYS and near:  # a key of a later release is kept
             yield f"{path}.{key}", "Transformer Engine's recipes have no such key", recipe[key], did_you_mean(near)
-    fp8, fp4 = (recipe.get(f"{family}_quantization_recipe") for family in ("fp8", "fp4"))
-    if fp8 == "delayed":
-        rule = "delayed scaling cannot be chosen per module"
-        yield f"{path}.fp8_quantization_recipe", rule, fp8, "Use 'tensorwise', 'blockwise' or 'mxfp8'."
-    if fp8 and fp4:
-        yield path, "must have an FP8 or an FP4 recipe, not both", dict(recipe), "Drop one of them."
-    if "custom" in (fp8, fp4) and not recipe.get("custom_recipe_factory"):
-        yield path, "a custom recipe needs custom_recipe_factory", dict(recipe), "Give the factory's import path."
+    for key, rule in payload_faults(recipe):
+        value = recipe[key] if key else dict(recipe)
+        remedy = "Use 'tensorwise', 'blockwise' or 'mxfp8'." if key else "Correct it."
+        yield f"{path}.{key}".rstrip("."), rule, value, remedy
 
 
 def _matcher_faults(path: str, row: object, configs: Mapping[str, Any]) -> Iterator[Fault]:

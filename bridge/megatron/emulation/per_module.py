@@ -6,12 +6,11 @@ Source: megatron-core 0.16.1 models/gpt/gpt_model.py (`finish_init`), extensions
 from typing import Any
 
 from bridge.numerics import GemmPrecision
-from bridge.precision.matchers import TRAINING, Chosen, Effect, Matcher, quant_recipes
+from bridge.precision.matchers import TRAINING, Chosen, Effect, Matcher, matchers_in
 
 
 def _matchers(config: Any) -> list[Matcher]:
-    recipes = quant_recipes(getattr(config, "quant_recipe", None))
-    return [matcher for recipe in recipes for matcher in recipe.matchers]
+    return matchers_in(getattr(config, "quant_recipe", None))
 
 
 def chooses_low(config: Any) -> bool:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.precision.matchers import EVALUATION, TRAINING, Effect, payload_faults, quant_recipes
+from bridge.precision.matchers import EVALUATION, TRAINING, Effect, matchers_in, payload_faults, quant_recipes
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
@@ -30,10 +30,9 @@ def _acts_nowhere(run: RuleContext) -> list[Violation]:
 def _effects(run: RuleContext) -> list[tuple[str, Effect]]:
     """Return (row or matcher, effect in training) of each matcher that is on; the chunks' recipes share payloads."""
     found: dict[str, Effect] = {}
-    for recipe in quant_recipes(run.model.quant_recipe):
-        for matcher in recipe.matchers:
-            if matcher.training is not None:
-                found.setdefault(_stated_name(run, matcher.name), matcher.training)
+    for matcher in matchers_in(run.model.quant_recipe):
+        if matcher.training is not None:
+            found.setdefault(_stated_name(run, matcher.name), matcher.training)
     return list(found.items())
 
 
@@ -133,7 +132,7 @@ def next_to_stored_weights(run: RuleContext) -> list[Violation]:
 def wrong_payloads(run: RuleContext) -> list[Violation]:
     """Return what Transformer Engine's per-module recipes refuse."""
     payloads = _payloads(run) if run.has_model else ()
-    return [Violation(words={"key": key, "what": fault}) for key, row in payloads for fault in payload_faults(row)]
+    return [Violation(words={"key": key, "what": fault}) for key, row in payloads for _, fault in payload_faults(row)]
 
 
 def _payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
