@@ -142,12 +142,12 @@ def _default_run() -> Iterator[Any]:
     """Build the run of `make train`."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    from bridge.front import compose
+    from bridge.front.loader import load_container
     from bridge.megatron.process import training_process
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
 
-    config = compose(config_path=HERE.parent / "conf")
+    config = load_container(config_path=HERE.parent / "conf")
     runtime_config_update(config)
     with training_process(config.model, seed=config.train.seed) as process:
         yield build_run(config, process)
@@ -205,19 +205,21 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[dict[str, Any]]:
     """Measure the default run's step for each recipe and return a record each, and one for the telemetry."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    from bridge.front import compose
+    from bridge.front.loader import load_container
     from bridge.megatron.backend import Backend, running
     from bridge.megatron.process import training_process
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
 
     def built(recipe: str, process: Any) -> Any:
-        config = compose([f"mixed_precision={recipe}", "precision_backend=emulated"], config_path=HERE.parent / "conf")
+        config = load_container(
+            [f"mixed_precision={recipe}", "precision_backend=emulated"], config_path=HERE.parent / "conf"
+        )
         runtime_config_update(config)
         run = build_run(config, process)
         return run, run.batches_of(run.splits.train, start=0)
 
-    first = compose(config_path=HERE.parent / "conf")
+    first = load_container(config_path=HERE.parent / "conf")
     seconds: dict[str, list[float]] = {name: [] for name in ("bf16_mixed", *RECIPES, "measured")}
     with ExitStack() as stack:
         process = stack.enter_context(training_process(first.model, seed=first.train.seed))

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib import figure  # noqa: F401  (for the forks, whose first rank draws)
 
 from bridge.errors import BridgeError
-from bridge.front import compose
+from bridge.front.loader import load_container
 from bridge.training.config import runtime_config_update
 from bridge.training.loop import pretrain
 
@@ -180,7 +180,7 @@ def measure(row: Row, folder: Path) -> None:
     """Make a run in processes of its own, and add its losses and times, or its refusal, to the row."""
     began, row["seconds"] = time.monotonic(), 0.0
     try:
-        config = compose(row["words"], config_path=ROOT / "conf")
+        config = load_container(row["words"], config_path=ROOT / "conf")
         runtime_config_update(config)
     except BridgeError as error:
         row["refused"] = str(error)

@@ -27,7 +27,7 @@ def add_parsers(commands: Any) -> None:
 
 def _gradients(chosen: argparse.Namespace) -> int:
     """Run both, print the comparison."""
-    from bridge.front.loader import container
+    from bridge.front.decode import container
     from bridge.report.gradients import band_dict, band_sentence, band_table
     from bridge.report.table import show  # rich is heavy
     from bridge.training.gradients import check_gradients

@@ -45,7 +45,7 @@ def add_parsers(commands: Any) -> None:
 
 def _quantisation_error(chosen: argparse.Namespace) -> None:
     """Measure and print."""
-    from bridge.front.loader import container
+    from bridge.front.decode import container
     from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.report.table import show  # rich is heavy
     from bridge.training.metrics import finite

@@ -27,10 +27,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from bridge.errors import BridgeWarning, RunConfigError
-from bridge.front.bounded_files import BoundedRepository
-from bridge.front.bounded_references import bounded_references
+from bridge.front.bounded import BoundedRepository, bounded_references
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.problems import (
     COMMAND_LINE,
@@ -40,6 +40,7 @@ from bridge.front.problems import (
     RECIPES,
     RUN_KEYS,
     SECTIONS,
+    GivenRun,
     Layer,
     Origins,
     Problems,
@@ -196,6 +197,46 @@ class Composition:
         origins = _origins(loader.layers, hydra)
         made = loader.recipes.get(recipe_name(f"{PRECISION}/{choice}") or "")
         return cls(config=config, loader=loader, origins=origins, choice=choice, recipe=made)
+
+    def given(self, *, name: str = "config", missing: bool = True) -> GivenRun:
+        """Return the config as plain data with its references resolved; `missing` leaves out what is ``???``.
+
+        RunConfigError with everything that has no value, no such section, or would be instantiated.
+        """
+        raw = OmegaConf.to_container(self.config, resolve=False)
+        if not missing:
+            self._require_complete(raw)
+        try:
+            with bounded_references():
+                resolved: Any = OmegaConf.to_container(self.config, resolve=True)
+        except OmegaConfBaseException as error:
+            path = error.full_key or "the configuration"
+            why = str(error.msg or error).partition("\n")[0].rstrip(".")
+            text = f"{path}: cannot be resolved: {why} ({self.origins.of(path)}). Correct the reference."
+            raise RunConfigError(text) from error
+        sections: dict[str, Any] = _without_missing(resolved)
+        problems = Problems(self.origins)
+        problems.refuse_targets(sections)
+        for key, value in sections.items():
+            if key not in KEYS:
+                problems.unknown(key, value, "no such section", KEYS)
+        problems.raise_any()
+        return GivenRun(sections=sections, choice=self.choice, recipe=self.recipe, origins=self.origins, name=name)
+
+    def _require_complete(self, raw: Any) -> None:
+        """Refuse values that are missing (``???``), all of them at once."""
+        absent = sorted(path for path, value in leaves(raw, "").items() if value == "???")
+        if absent:
+            needs = "needs a value" if len(absent) == 1 else "need values"
+            places = ", ".join(sorted({self.origins.of(path) for path in absent}))
+            remedy = " ".join(f"{path}=VALUE" for path in absent)
+            raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
+
+
+def _without_missing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_missing(inner) for key, inner in value.items() if inner != "???"}
+    return value
 
 
 def prepared(search: Search, overrides: Sequence[str], *, trust: bool = True) -> Loader:

@@ -1,4 +1,4 @@
-"""A dataclass's fields from plain data, each value decoded by the annotation of its field.
+"""`container`: a run's values as a `ConfigContainer`, each value decoded by the annotation of its field.
 
 The rules for scalars are those of the precision fields (`bridge.precision.fields.coerce`): what YAML and a command line
 make of a value is taken where it can only mean one thing, and refused where it cannot.
@@ -13,14 +13,105 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
+from bridge.errors import BridgeError, RunConfigError, WrongValueError, close_matches, did_you_mean, listed
+from bridge.front.problems import SECTIONS
 from bridge.precision.dtypes import torch_dtype
-from bridge.precision.fields import coerce
+from bridge.precision.fields import coerce, default_of
+from bridge.precision.modules import schemes_of_rows
+from bridge.preflight import te_cpu
+from bridge.training.config import ConfigContainer
 
 if typing.TYPE_CHECKING:
+    from bridge.front.loader import RunValues
     from bridge.front.problems import Problems
+    from bridge.registry.config import MixedPrecisionConfig
 
 SCALARS = {bool: "bool", int: "int", float: "float"}
+PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
+"""Fields of the model that Megatron takes together with FP8 or FP4 alone."""
+
+
+def container(run: RunValues) -> ConfigContainer:
+    """Return the container of a run's values, its precision finalized and not yet written. Imports Megatron Core."""
+    _declare_te_cpu(run)
+    from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
+    from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
+    from bridge.training.values import early_faults
+
+    owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
+    ours = decoded_sections(run, SECTIONS)
+    arguments = decoded_sections(run, owners, {"activation_func": ACTIVATIONS})
+    run.problems.raise_any()
+    if run.precision is not None:
+        run.precision.finalize()
+    needed = _needed_at_construction(run.precision, arguments["model"])
+    made = ConfigContainer(
+        model=_made("model", GPTConfig, arguments["model"], needed),
+        optimizer=_made("optimizer", MegatronOptimizerConfig, arguments["optimizer"]),
+        ddp=_made("ddp", MegatronDistributedDataParallelConfig, arguments["ddp"]),
+        **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
+        **run.run_keys,
+        mixed_precision=run.precision,
+        precision_choice=run.choice.to_dict() if run.choice is not None else None,
+        set_by={key: dict(own) for key, own in run.problems.origins.values.items()},
+    )
+    for fault in early_faults(made, run.origin_of):
+        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
+    run.problems.raise_any()
+    return made
+
+
+def _declare_te_cpu(run: RunValues) -> None:
+    """Declare that this process runs Transformer Engine on its CPU, where the run asks for it."""
+    if run.run_keys.get("precision_backend") != te_cpu.BACKEND:
+        return
+    own = run.model.get("fp4_recipe") if run.model.get("fp4") else run.model.get("fp8_recipe")
+    scheme = run.precision.scheme if run.precision is not None else own
+    rows = run.precision.reading("modules") if run.precision is not None else None
+    te_cpu.declare(run.run_keys.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
+
+
+def decoded_sections(
+    run: RunValues, classes: Mapping[str, type[Any]], functions: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the constructor arguments of each section's class; the run's problems take what does not fit."""
+    return {
+        name: decode_fields(run.section(name), owner, section=name, problems=run.problems, functions=functions)
+        for name, owner in classes.items()
+    }
+
+
+def _needed_at_construction(precision: MixedPrecisionConfig | None, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the precision without which Megatron refuses to construct this model's config.
+
+    Its checks run in the constructor, before the sync writes the precision: pipeline stages ask for their dtype, and
+    padding for FP8 or FP4.
+    """
+    if precision is None:
+        return {}
+    stated, needed = precision.to_dict(), {}
+    if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
+        needed["pipeline_dtype"] = torch_dtype(stated.get("pipeline_dtype") or precision.mode)
+    if PADDING & model.keys():
+        needed |= {name: stated[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if stated.get(name)}
+    return needed
+
+
+def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
+    """Return the config of Megatron's class; it was checked with the fields `needed`, and holds what was stated."""
+    needed = needed or {}
+    try:
+        config = owner(**{**arguments, **needed})
+    except BridgeError:
+        raise
+    except Exception as error:  # Megatron's checks raise exceptions of any class
+        why = f"{type(error).__name__}: {error}".rstrip(": .")
+        remedy = "Correct the fields it is about."
+        raise RunConfigError(f"{name}: Megatron Core refuses these settings ({why}). {remedy}") from error
+    defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
+    for field in needed:
+        setattr(config, field, arguments.get(field, defaults[field]))
+    return config
 
 
 class _NotDataError(WrongValueError):

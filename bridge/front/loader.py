@@ -12,20 +12,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 import bridge
-from bridge.errors import BridgeError, PrecisionTypeError, RunConfigError, close_matches, did_you_mean
-from bridge.front.bounded_references import bounded_references
-from bridge.front.compose import Composition, Search, composed
+from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean
 from bridge.front.config_file import read_config_file
-from bridge.front.decode import decode_fields
+from bridge.front.decode import container, decoded_sections
 from bridge.front.files.reading import FileReading
-from bridge.front.problems import KEYS, MADE_BY, OWNERS, PRECISION, RUN_KEYS, SECTIONS, Layer, Origins, Problems, leaves
-from bridge.precision.dtypes import torch_dtype
-from bridge.precision.modules import schemes_of_rows
-from bridge.preflight import te_cpu
+from bridge.front.problems import (
+    MADE_BY,
+    OWNERS,
+    PRECISION,
+    RUN_KEYS,
+    SECTIONS,
+    GivenRun,
+    Layer,
+    Origins,
+    Problems,
+    leaves,
+)
 from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
@@ -33,16 +36,12 @@ from bridge.rules.fields import NAMES
 from bridge.rules.section import read_section
 from bridge.rules.shape.model import impossible_sizes
 from bridge.rules.topics.names import nearest_fields
-from bridge.training.config import ConfigContainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bridge.preflight.auto import Choice
-
-
-PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_for_fp8"})
-"""Fields of the model that Megatron takes together with FP8 or FP4 alone."""
+    from bridge.training.config import ConfigContainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +132,20 @@ def load_run(
     """
     if config_file is not None:
         read = read_config_file(_file(config_file), overrides, trust=trust, sections=sections)
-        run = _run(read.whole, read.choice, read.recipe, read.origins, name=str(config_file))
-        run = replace(run, reading=read.reading)
+        given = GivenRun(
+            sections=read.whole,
+            choice=read.choice,
+            recipe=read.recipe,
+            origins=read.origins,
+            name=str(config_file),
+        )
+        run = replace(run_of(given), reading=read.reading)
     else:
+        from bridge.front.compose import Search, composed  # Hydra is heavy
+
         search = Search(str(config_folder(config_path)), config_name, config_dir)
         with composed(search, overrides, trust=trust) as composition:
-            run = run_of(composition, name=config_name)
+            run = run_of(composition.given(name=config_name))
         decoded_sections(run, SECTIONS)
     if strict:
         _refuse_misspelt(run)
@@ -148,77 +155,135 @@ def load_run(
     return run
 
 
-def run_of(
-    composition: Composition | Mapping[str, Any], *, name: str = "config", resolve: bool = True, missing: bool = True
-) -> RunValues:
-    """Return the values of a composed config, or of plain data in the same sections; its problems are not raised yet.
+def load_container(
+    overrides: Sequence[str] = (),
+    *,
+    config_path: Path | str,
+    config_name: str = "config",
+    config_dir: Path | str | None = None,
+) -> ConfigContainer:
+    """Return the run that ``python scripts/train.py OVERRIDES`` describes.
 
-    Without `resolve` a run with ``mixed_precision=auto`` has no precision; `missing` leaves missing values
-    (``???``) out.
+    Args:
+        overrides: As on the command line, ``mixed_precision=bf16_mixed`` say.
+        config_path: Folder of the primary config.
+        config_name: The primary config, without ``.yaml``.
+        config_dir: Another folder, as with ``--config-dir``.
+
+    Raises:
+        RunConfigError: Keys, options or values that cannot be used.
+        UnknownRecipeError: No such recipe.
+        PrecisionConfigError: The precision can never be right.
+        RecipeSourceError: A module or file of `recipes_from` cannot be loaded.
     """
-    if isinstance(composition, Composition):
-        values = _plain(composition.config, composition.origins, missing=missing)
-        choice, recipe, origins = composition.choice, composition.recipe, composition.origins
-        return _run(values, choice, recipe, origins, name=name, resolve=resolve)
-    values = _plain(OmegaConf.create(dict(composition)), Origins(), missing=missing)
-    return _run(values, None, None, Origins(), name=name, resolve=resolve)
+    from bridge.front.compose import Search, composed
+
+    search = Search(str(Path(config_path).resolve()), config_name, config_dir)
+    with composed(search, overrides) as composition:
+        return container(run_of(composition.given(name=config_name, missing=False)))
 
 
-def container(run: RunValues | Mapping[str, Any]) -> ConfigContainer:
-    """Return the container of a run's values, or of plain data in the sections of one. Imports Megatron Core."""
-    if not isinstance(run, RunValues):
-        run = run_of(run, missing=False)
-    _declare_te_cpu(run)
-    from bridge.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
-    from bridge.megatron.gpt import ACTIVATIONS, GPTConfig
-    from bridge.training.values import early_faults
+def run_of(given: GivenRun, *, resolve: bool = True) -> RunValues:
+    """Return the values of a run as it was read, with its precision stated; its problems are not raised yet.
 
-    owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
-    functions = {"activation_func": ACTIVATIONS}
-    ours = decoded_sections(run, SECTIONS)
-    arguments = decoded_sections(run, owners, functions)
-    run.problems.raise_any()
-    if run.precision is not None:
-        run.precision.finalize()
-        model = arguments["model"]
-        if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
-            # Megatron refuses to build its config without one
-            model["pipeline_dtype"] = torch_dtype(run.precision.to_dict().get("pipeline_dtype", run.precision.mode))
-        if PADDING & model.keys():  # Megatron asks for FP8 or FP4 before it takes a padding of tokens for it
-            low = run.precision.to_dict()
-            model |= {name: low[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if low.get(name)}
-    made = ConfigContainer(
-        **{name: _made(name, cls, arguments[name]) for name, cls in owners.items()},
-        **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
-        **run.run_keys,
-        mixed_precision=run.precision,
-        precision_choice=run.choice.to_dict() if run.choice is not None else None,
-        set_by={key: dict(own) for key, own in run.problems.origins.values.items()},
+    Without `resolve` a run with ``mixed_precision=auto`` has no precision.
+    """
+    target = _target(given.sections.get("target"))
+    place = target_of(target)
+    if isinstance(given.sections.get(PRECISION), str):  # a name that is no option of a group
+        given = replace(given, choice=given.sections[PRECISION], sections={**given.sections, PRECISION: None})
+        given = given if is_auto(given.choice) else _over_recipe(given, str(given.choice))
+    chosen = None
+    if is_auto(given.choice) and not resolve:
+        given = replace(given, choice=None, sections={**given.sections, PRECISION: None})
+    elif is_auto(given.choice):
+        name, chosen = resolve_precision(given.choice, given.sections.get("model") or {}, place)
+        given = _over_recipe(given, name)
+    problems = Problems(given.origins)
+    precision = _stated(given, problems)
+    sections = {key: value for key, value in given.sections.items() if key != PRECISION} | {"target": target}
+    run = RunValues(precision=precision, choice=chosen, sections=sections, problems=problems, name=given.name)
+    _refuse_silence(sections.get("silence") or {}, problems)
+    for fault in impossible_sizes(run.model):
+        problems.add(fault.path, fault.rule, fault.value, fault.remedy)
+    return run
+
+
+def _target(given: Any) -> str | None:
+    """Return the declared target as text; ``target=[h100x8,te2.8]`` is what Hydra takes without quotes."""
+    if given is None:
+        return None
+    return ",".join(map(str, given)) if isinstance(given, list) else str(given)
+
+
+def _refuse_silence(silence: Any, problems: Problems) -> None:
+    if isinstance(silence, Mapping):
+        refuse_unknown({str(rule): reason for rule, reason in silence.items()})
+    else:
+        problems.add("silence", "must be a mapping of rules to reasons", silence)
+
+
+def _over_recipe(given: GivenRun, name: str) -> GivenRun:
+    """Return the run with a recipe of the registry below what it sets itself."""
+    recipe = REGISTRY.get(name)
+    own = recipe.to_dict()
+    layer = Layer(origin=f"recipe {recipe.recipe}", values=leaves({PRECISION: own}, ""), is_recipe=True)
+    return replace(
+        given,
+        choice=name,
+        recipe=recipe,
+        sections={**given.sections, PRECISION: {**own, **(given.sections.get(PRECISION) or {})}},
+        origins=given.origins.over(layer, instead_of=PRECISION),
     )
-    for fault in early_faults(made, run.origin_of):
-        run.problems.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
-    run.problems.raise_any()
-    return made
 
 
-def _declare_te_cpu(run: RunValues) -> None:
-    """Declare that this process runs Transformer Engine on its CPU, where the run asks for it."""
-    if run.run_keys.get("precision_backend") != te_cpu.BACKEND:
-        return
-    own = run.model.get("fp4_recipe") if run.model.get("fp4") else run.model.get("fp8_recipe")
-    scheme = run.precision.scheme if run.precision is not None else own
-    rows = run.precision.reading("modules") if run.precision is not None else None
-    te_cpu.declare(run.run_keys.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
+def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
+    """Return the recipe with what other layers set stated over it; None where nothing is chosen or stated.
+
+    The problems take fields that do not exist and values that do not fit.
+    """
+    fields, origins = given.sections.get(PRECISION), given.origins
+    if not fields and given.choice is None:
+        return None
+    if not isinstance(fields, dict):
+        problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
+        return None
+    config = given.recipe.only(fields) if given.recipe is not None else MixedPrecisionConfig()
+    layers = _layers_over(config, fields, problems)
+    for origin in sorted(layers.keys() & origins.of_recipe, key=origins.rank):
+        config.state(origin, **layers[origin])
+    if given.choice is not None and given.recipe is None:
+        config.made_by(given.choice)
+    for origin in sorted(layers.keys() - origins.of_recipe, key=origins.rank):
+        config.state(origin, **layers[origin])
+    saved_as = fields.get(MADE_BY)
+    if saved_as is not None:
+        own = REGISTRY.get(saved_as).to_dict() if saved_as in REGISTRY else config.stated_values
+        changed = [name for name, value in config.stated_values.items() if own.get(name) != value]
+        config.made_by(saved_as, over=changed)
+    return config
 
 
-def decoded_sections(
-    run: RunValues, classes: Mapping[str, type[Any]], functions: Mapping[str, Any] | None = None
+def _layers_over(
+    config: MixedPrecisionConfig, fields: Mapping[str, Any], problems: Problems
 ) -> dict[str, dict[str, Any]]:
-    """Return the constructor arguments of each section's class; the run's problems take what does not fit."""
-    return {
-        name: decode_fields(run.section(name), owner, section=name, problems=run.problems, functions=functions)
-        for name, owner in classes.items()
-    }
+    """Return origin -> the fields that it set, but for what the recipe itself states."""
+    own, origins = config.to_dict(), problems.origins
+    layers: dict[str, dict[str, Any]] = {}
+    for name, value in fields.items():
+        path = f"{PRECISION}.{name}"
+        origin = origins.of(path)
+        if name == MADE_BY or (name in own and own[name] == value and origin in origins.of_recipe):
+            continue
+        if name not in config.field_names():
+            problems.unknown(path, value, "no such field", config.field_names())
+            continue
+        try:
+            layers.setdefault(origin, {})[name] = config.checked(name, value)
+        except PrecisionTypeError as error:
+            for fault in error.faults:
+                problems.add(path, fault.rule, fault.value, fault.remedy)
+    return layers
 
 
 def config_folder(given: Path | str | None = None) -> Path:
@@ -252,127 +317,6 @@ def shipped_folder() -> Path:
     return (Path(str(bridge.__file__)).parent / "conf").resolve()
 
 
-def _run(
-    values: Mapping[str, Any],
-    choice: str | None,
-    recipe: MixedPrecisionConfig | None,
-    origins: Origins,
-    *,
-    name: str,
-    resolve: bool = True,
-) -> RunValues:
-    """Return the run that plain values describe: section -> values, the precision a mapping or a recipe's name.
-
-    `choice` is the option of the group `mixed_precision`; `recipe` is the recipe as the registry made it, None for
-    a YAML file's.
-    """
-    values = dict(values)
-    if isinstance(values.get("target"), list):  # target=[h100x8,te2.8], which Hydra takes without quotes
-        values["target"] = ",".join(map(str, values["target"]))
-    elif values.get("target") is not None:
-        values["target"] = str(values["target"])
-    target = target_of(values.get("target"))
-    stated, made = values.pop(PRECISION, None), None
-    is_name = isinstance(stated, str)
-    if is_name:
-        choice, stated = stated, None
-    if is_auto(choice) and not resolve:
-        choice, stated, is_name = None, None, False
-    elif is_auto(choice):
-        choice, made = resolve_precision(choice, values.get("model") or {}, target)
-    if is_name or made is not None:
-        recipe = REGISTRY.get(str(choice))
-        fields = {PRECISION: recipe.to_dict()}
-        layer = Layer(origin=f"recipe {recipe.recipe}", values=leaves(fields, ""), is_recipe=True)
-        origins = origins.over(layer, instead_of=PRECISION)
-        stated = {**fields[PRECISION], **(stated or {})}
-    problems = Problems(origins)
-    precision = _stated_precision(stated, choice, recipe, problems)
-    silence = values.get("silence") or {}
-    if isinstance(silence, Mapping):
-        refuse_unknown({str(rule): reason for rule, reason in silence.items()})
-    else:
-        problems.add("silence", "must be a mapping of rules to reasons", silence)
-    run = RunValues(precision=precision, choice=made, sections=values, problems=problems, name=name)
-    for fault in impossible_sizes(run.model):
-        problems.add(fault.path, fault.rule, fault.value, fault.remedy)
-    return run
-
-
-def _stated_precision(
-    given: Any, choice: str | None, recipe: MixedPrecisionConfig | None, problems: Problems
-) -> MixedPrecisionConfig | None:
-    """Return the precision with each statement's origin; None where no option is chosen and nothing is stated.
-
-    The problems take fields that do not exist and values that do not fit.
-    """
-    if not given and choice is None:
-        return None
-    config = type(recipe)() if recipe is not None else MixedPrecisionConfig()
-    if not isinstance(given, dict):
-        problems.add(PRECISION, "must be a recipe's name or a mapping of fields", given)
-        return None
-    origins = problems.origins
-    by_origin: dict[str, dict[str, Any]] = {}
-    made_by = given.get(MADE_BY)
-    for name, value in given.items():
-        path = f"{PRECISION}.{name}"
-        if name == MADE_BY:
-            continue
-        if name not in config.field_names():
-            problems.unknown(path, value, "no such field", config.field_names())
-            continue
-        try:
-            by_origin.setdefault(origins.of(path), {}).update(type(config).from_dict({name: value}).to_dict())
-        except PrecisionTypeError as error:
-            for fault in error.faults:
-                problems.add(path, fault.rule, fault.value, fault.remedy)
-    ordered = sorted(by_origin, key=origins.rank)
-    for origin in (origin for origin in ordered if origin in origins.of_recipe):
-        config.state(origin, **by_origin[origin])
-    if choice is not None:
-        config.made_by(recipe.recipe if recipe is not None and recipe.recipe else choice)
-    for origin in (origin for origin in ordered if origin not in origins.of_recipe):
-        config.state(origin, **by_origin[origin])
-    if made_by is not None:
-        own = REGISTRY.get(made_by).to_dict() if made_by in REGISTRY else config.stated_values
-        config.made_by(made_by, over=[name for name, value in config.stated_values.items() if own.get(name) != value])
-    return config
-
-
-def _plain(config: DictConfig, origins: Origins, *, missing: bool) -> dict[str, Any]:
-    """Return a config as plain data with its interpolations resolved; RunConfigError with all missing values."""
-    raw = OmegaConf.to_container(config, resolve=False)
-    absent = [] if missing else sorted(path for path, value in leaves(raw, "").items() if value == "???")
-    if absent:
-        needs = "needs a value" if len(absent) == 1 else "need values"
-        places = ", ".join(sorted({origins.of(path) for path in absent}))
-        remedy = " ".join(f"{path}=VALUE" for path in absent)
-        raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
-    try:
-        with bounded_references():
-            resolved: Any = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        path = error.full_key or "the configuration"
-        why = str(error.msg or error).partition("\n")[0].rstrip(".")
-        text = f"{path}: cannot be resolved: {why} ({origins.of(path)}). Correct the reference."
-        raise RunConfigError(text) from error
-    values: dict[str, Any] = _without_missing(resolved)
-    problems = Problems(origins)
-    problems.refuse_targets(values)
-    for key, value in values.items():
-        if key not in KEYS:
-            problems.unknown(key, value, "no such section", KEYS)
-    problems.raise_any()
-    return values
-
-
-def _without_missing(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _without_missing(inner) for key, inner in value.items() if inner != "???"}
-    return value
-
-
 def _refuse_misspelt(run: RunValues) -> None:
     """Refuse fields that resemble one of Megatron's; a model provider's own fields resemble none."""
     for key in OWNERS:
@@ -381,14 +325,3 @@ def _refuse_misspelt(run: RunValues) -> None:
             near = nearest_fields(key, name)
             if near:
                 run.problems.unknown(f"{key}.{name}", section[name], "no such field", near)
-
-
-def _made(name: str, owner: type[Any], arguments: dict[str, Any]) -> Any:
-    try:
-        return owner(**arguments)
-    except BridgeError:
-        raise
-    except Exception as error:  # Megatron's checks raise exceptions of any class
-        why = f"{type(error).__name__}: {error}".rstrip(": .")
-        remedy = "Correct the fields it is about."
-        raise RunConfigError(f"{name}: Megatron Core refuses these settings ({why}). {remedy}") from error

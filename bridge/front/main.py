@@ -41,8 +41,9 @@ from bridge.front.compose import (
     register,
     retraced,
 )
+from bridge.front.decode import container, decoded_sections
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.loader import config_folder, container, decoded_sections, run_of
+from bridge.front.loader import config_folder, run_of
 from bridge.front.problems import SECTIONS
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _runs_of(folder: Path, began: float) -> list[Path]:
 
 def _run_once(job: Job, composition: Composition, search: Search, overrides: list[str], name: str) -> None:
     """Build the container, then have Hydra make the run folder and the log, and run the job in it."""
-    made = _container(run_of(composition, name=search.config_name, missing=False))
+    made = _container(run_of(composition.given(name=search.config_name, missing=False)))
     refused: list[BridgeError] = []
     with _started(composition, name) as app:
         app.run(search.config_name, _task(job, made, refused), overrides)
@@ -187,7 +188,7 @@ def _task(
         run = made
         try:
             with own_environment():
-                run = run or _container(run_of(retraced(config, settings), missing=False))
+                run = run or _container(run_of(retraced(config, settings).given(missing=False)))
                 job(run, Path(run.logging.run_dir or run_dir))
         except Exception as raised:
             error = _of_disk(raised, run_dir)
@@ -251,7 +252,7 @@ def _container(values: RunValues) -> ConfigContainer:
 
 def _check(composition: Composition) -> None:
     """Refuse what can be refused without Megatron Core: everything but the fields of its classes."""
-    run = run_of(composition, resolve=False)
+    run = run_of(composition.given(), resolve=False)
     decoded_sections(run, SECTIONS)
     run.problems.raise_any()
     if run.precision is not None:

@@ -11,6 +11,8 @@ from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from bridge.registry.config import MixedPrecisionConfig
+
 PRECISION = "mixed_precision"
 RECIPES = "recipes_from"
 MADE_BY = "_recipe_"
@@ -93,6 +95,21 @@ class Origins:
             of_recipe=self.of_recipe | {layer.origin},
             values=self.values,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenRun:
+    """The sections of a run as they were read from a tree or a file, with the recipe that was chosen."""
+
+    sections: Mapping[str, Any]
+    """Key of the run -> plain values; `mixed_precision` is a mapping of fields, or a recipe's name."""
+    choice: str | None = None
+    """The option of the group `mixed_precision`, a recipe's name or a request for a choice."""
+    recipe: MixedPrecisionConfig | None = None
+    """That recipe as the registry made it; None for a YAML file's. Its fields stand in `mixed_precision` too."""
+    origins: Origins = field(default_factory=Origins)
+    name: str = "config"
+    """The file, or the primary config, that was read."""
 
 
 def leaves(value: Any, prefix: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ impossible, and the fields that were left open by a stated None. Every other fie
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -164,6 +165,18 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         """
         self._state(values, source=source)
         return self
+
+    def only(self, names: Collection[str]) -> Self:
+        """Return a copy in which no other field is stated than these."""
+        copied = copy.copy(self)
+        for name in (*self._values, *self._open):
+            if name not in names:
+                delattr(copied, name)
+        return copied
+
+    def checked(self, name: str, value: object) -> Any:
+        """Return a value in the form in which the field keeps it; PrecisionTypeError for one of the wrong type."""
+        return self._field(name).check(value)
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 from bridge.audit.record import FILE, Record
 from bridge.checkpoint.folder import LATEST, folder_of, iterations
 from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
-from bridge.front.loader import container, run_of
+from bridge.front.decode import container
+from bridge.front.loader import run_of
+from bridge.front.problems import GivenRun
 from bridge.precision.modules import schemes_of_rows
 from bridge.preflight import te_cpu
 from bridge.rehearse.cause import cause_of, first_of
@@ -237,7 +239,7 @@ def _trained(plan: Plan, one: Round, folder: Path, checkpoint: Plan, outcome: Pl
     from bridge.training.loop import pretrain
 
     outcome["phase"] = "the configs are built"
-    config = container(run_of(_sections(plan, one, checkpoint), missing=False))
+    config = container(run_of(GivenRun(sections=_sections(plan, one, checkpoint))))
     write_precision(config)
     outcome["phase"] = "it trains"
     summary = pretrain(config, run_dir=folder / "trained")
@@ -259,7 +261,7 @@ def _resume(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
     from bridge.training.loop import pretrain
 
     outcome["phase"] = "it resumes from its checkpoint"
-    config = container(run_of(_sections(plan, one, {"load": str(folder / SAVED)}), missing=False))
+    config = container(run_of(GivenRun(sections=_sections(plan, one, {"load": str(folder / SAVED)}))))
     write_precision(config)
     outcome["resumed_loss"] = pretrain(config, run_dir=folder / "resumed").train_loss
 

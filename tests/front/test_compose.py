@@ -1,4 +1,4 @@
-"""The same composition from Python: `bridge.front.compose`, and Hydra's own compose API."""
+"""The same composition from Python: `bridge.front.loader.load_container`, and Hydra's own compose API."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from bridge.errors import RunConfigError, UnknownRecipeError
-from bridge.front import compose
 from bridge.front.compose import register
-from bridge.front.loader import load_run
+from bridge.front.loader import load_container, load_run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY
@@ -26,7 +25,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def precision(*overrides: str, config_dir: Path | None = None) -> MixedPrecisionConfig:
-    composed = compose(["model=gpt_tiny", *overrides], config_path=CONF, config_dir=config_dir).mixed_precision
+    composed = load_container(["model=gpt_tiny", *overrides], config_path=CONF, config_dir=config_dir).mixed_precision
     assert isinstance(composed, MixedPrecisionConfig)
     return composed
 
@@ -58,7 +57,7 @@ def test_an_override_of_one_of_two_names_of_a_setting_overrides_both() -> None:
 
 
 def test_null_means_no_precision() -> None:
-    assert compose(["model=gpt_tiny", "mixed_precision=null"], config_path=CONF).mixed_precision is None
+    assert load_container(["model=gpt_tiny", "mixed_precision=null"], config_path=CONF).mixed_precision is None
 
 
 def test_a_precision_can_be_stated_without_an_option() -> None:

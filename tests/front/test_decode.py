@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from bridge.errors import RunConfigError, WrongValueError
-from bridge.front.decode import decode, decode_fields
-from bridge.front.loader import container
-from bridge.front.problems import Origins, Problems
+from bridge.front.decode import container, decode, decode_fields
+from bridge.front.loader import run_of
+from bridge.front.problems import GivenRun, Origins, Problems
+from bridge.training.config import write_precision
 
 
 class Colour(enum.Enum):
@@ -139,7 +140,9 @@ def test_a_per_module_recipe_stands_in_a_run_as_the_content_of_its_file() -> Non
 
 def test_a_run_can_be_described_in_plain_python_data() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "params_dtype": "torch.float32"}
-    run = container({"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"})
+    run = container(
+        run_of(GivenRun(sections={"model": model, "optimizer": {"lr": "1e-3"}, "mixed_precision": "bf16-mixed"}))
+    )
     assert run.model is not None
     assert run.optimizer is not None
     assert (run.model.params_dtype, run.optimizer.lr) == (torch.float32, 1e-3)
@@ -149,13 +152,17 @@ def test_a_run_can_be_described_in_plain_python_data() -> None:
 
 def test_functions_and_enums_are_read_as_megatron_bridge_writes_them() -> None:
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "attention_backend": 5}
-    run = container({"model": {**model, "activation_func": "torch.nn.functional.silu"}})
+    run = container(run_of(GivenRun(sections={"model": {**model, "activation_func": "torch.nn.functional.silu"}})))
     assert run.model is not None
     assert (run.model.activation_func, run.model.attention_backend.name) == (torch.nn.functional.silu, "auto")
 
 
 def test_a_pipelined_model_can_be_built_before_its_precision_is_written() -> None:
     model = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_model_parallel_size": 2}
-    run = container({"model": model, "mixed_precision": {"bf16": True}})
+    run = container(run_of(GivenRun(sections={"model": model, "mixed_precision": {"bf16": True}})))
     assert run.model is not None
+    assert run.model.pipeline_dtype is None
+    report = write_precision(run)
+    assert report is not None
     assert run.model.pipeline_dtype is torch.bfloat16
+    assert (report.row("model.pipeline_dtype").old, report.row("model.pipeline_dtype").verdict) == (None, "derive")

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import BridgeError, RunConfigError
-from bridge.front import compose
-from bridge.front.loader import RunValues, load_run
+from bridge.front.loader import RunValues, load_container, load_run
 from bridge.registry.registry import REGISTRY
 
 ROOT = Path(__file__).parents[2]
@@ -243,7 +242,7 @@ def test_sizes_that_no_model_has_are_one_sentence_each(word, sentence):
             load_run([f"model.{word}"], CONF, strict=strict)
         assert str(raised.value) == sentence
     with pytest.raises(RunConfigError) as raised:  # the run itself, before Megatron Core's classes
-        compose([f"model.{word}"], config_path=CONF)
+        load_container([f"model.{word}"], config_path=CONF)
     assert str(raised.value) == sentence
 
 
@@ -257,5 +256,5 @@ def test_the_registry_makes_a_recipe_once_for_a_run(monkeypatch):
     made = []
     original = REGISTRY.get
     monkeypatch.setattr(REGISTRY, "get", lambda name: made.append(name) or original(name))
-    compose(["model=gpt_tiny", "mixed_precision=fp8_current", "mixed_precision.fp8_margin=2"], config_path=CONF)
+    load_container(["model=gpt_tiny", "mixed_precision=fp8_current", "mixed_precision.fp8_margin=2"], config_path=CONF)
     assert made == ["bf16_with_fp8_current_scaling_mixed"]

@@ -197,7 +197,7 @@ def test_a_job_of_a_sweep_does_not_see_the_environment_of_the_one_before(train, 
     (tmp_path / "script.py").write_text(
         "import os\n"
         "from pathlib import Path\n"
-        "from bridge.front import main\n\n"
+        "from bridge.front.main import main\n\n"
         "def job(config, run_dir):\n"
         "    (run_dir / 'seen').write_text(os.environ.get('NVTE_FUSED_ATTN', 'unset'))\n"
         "    os.environ['NVTE_FUSED_ATTN'] = str(config.train.seed)\n\n"
@@ -220,7 +220,7 @@ def test_a_job_of_a_sweep_sees_the_environment_of_its_own_recipe_alone(train, tm
     (tmp_path / "script.py").write_text(
         "import os\n"
         "from pathlib import Path\n"
-        "from bridge.front import main\n\n"
+        "from bridge.front.main import main\n\n"
         "def job(config, run_dir):\n"
         "    (run_dir / 'seen').write_text(os.environ.get('NVTE_FUSED_ATTN', 'unset'))\n\n"
         f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"
@@ -301,7 +301,7 @@ def test_what_megatron_refuses_is_told_with_its_section(refused) -> None:
 def test_a_crash_shows_its_traceback_and_the_run_folder(train, tmp_path: Path) -> None:
     (tmp_path / "crash.py").write_text(
         "from pathlib import Path\n"
-        "from bridge.front import main\n\n"
+        "from bridge.front.main import main\n\n"
         "def job(config, run_dir):\n"
         "    raise ValueError('a fault of ours')\n\n"
         f"main(job, config_path=Path({str(Path(__file__).resolve().parents[2] / 'conf')!r}))\n"

@@ -13,7 +13,8 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
 from bridge.errors import Finding, RunConfigError, TrainingError
-from bridge.front.loader import container, load_run
+from bridge.front.decode import container
+from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.preflight.check import check_run
 from bridge.rules.own_run.fields import KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE

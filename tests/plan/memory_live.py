@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
-from bridge.front.loader import container
+from bridge.front.decode import container
+from bridge.front.loader import run_of
+from bridge.front.problems import GivenRun
 from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.gpt import build_gpt, run_config
 from bridge.megatron.optimizer import build_optimizer, inner_optimizers
@@ -21,7 +23,9 @@ VOCABULARY = 256
 @contextmanager
 def built(case: dict):
     """Build a case as a training run does; yields (settled config, model chunks, optimizer)."""
-    config = container({key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")})
+    config = container(
+        run_of(GivenRun(sections={key: case.get(key, {}) for key in ("model", "optimizer", "ddp", "mixed_precision")}))
+    )
     runtime_config_update(config)
     with training_process(config.model, seed=1, threads=1) as process:
         backend = choose_backend("auto", config.model)
