@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
@@ -48,7 +48,9 @@ def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str
     parser.add_argument("--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)")
     parser.add_argument("--config-name", default="config", metavar="NAME", help="the primary config in it")
     parser.add_argument("--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes")
-    parser.add_argument("--config", metavar="FILE", help="a run folder, its config.yaml, or Megatron Bridge's, instead")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a run folder, its config.yaml, or a file of another framework"
+    )
     parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
     parser.add_argument(
         "--target", metavar="TARGET", help="where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
@@ -62,7 +64,6 @@ def read_run(
     recipe: str | None = None,
     file: str | None = None,
     strict: bool = True,
-    sections: Mapping[str, Any] | None = None,
 ) -> RunValues:
     """Return the run that the arguments describe."""
     from bridge.front.loader import load_run
@@ -83,7 +84,6 @@ def read_run(
         config_dir=chosen.config_dir,
         strict=strict,
         trust=chosen.trust,
-        sections=sections,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.arguments import add_run_command, print_json, read_run
@@ -10,9 +9,6 @@ from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
-
-    from bridge.front.loader import RunValues
 
 MOST_PROCESSES = 4
 
@@ -28,19 +24,6 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--strict", action="store_true", help="exit with 1 where something was left out")
 
 
-def _run(chosen: argparse.Namespace) -> tuple[RunValues, Mapping[str, str], tuple[str, ...]]:
-    """Return the run, the variables that its file sets, and what the file does not say, as sentences."""
-    if chosen.config is None or not Path(chosen.config).is_file():
-        return read_run(chosen), {}, ()
-    from bridge.rehearse.megatron_lm import is_of_megatron_lm, read_megatron_lm
-
-    if not is_of_megatron_lm(Path(chosen.config)):
-        return read_run(chosen), {}, ()
-    script = read_megatron_lm(Path(chosen.config))
-    run = read_run(chosen, sections=script.sections)
-    return run, script.environment, script.unknown(run)
-
-
 def _rehearse(chosen: argparse.Namespace) -> int:
     """Print the answer; return 2 where something went wrong, 1 with warnings under --strict, else 0."""
     if not 1 <= chosen.processes <= MOST_PROCESSES:
@@ -50,15 +33,15 @@ def _rehearse(chosen: argparse.Namespace) -> int:
     from bridge.preflight.check import target_of
     from bridge.rehearse.rehearse import rehearse
 
-    run, environment, unknown = _run(chosen)
+    run = read_run(chosen)
     rehearsal = rehearse(
         run,
         target=target_of(run.target),
         backend=chosen.backend,
         processes=chosen.processes,
         max_layers=chosen.layers,
-        environment=environment,
-        unknown=unknown,
+        environment=run.reading.environment,
+        unknown=run.reading.unknown,
     )
     from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
     from bridge.report.table import show

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from bridge.front.compose import as_hydra_reads, recipe_sources, warn_of_recipes
 from bridge.front.errors import COMPOSITION_ERRORS, translated
-from bridge.front.files.kinds import MAPPINGS, read_file
+from bridge.front.files.kinds import MAPPINGS, read_file, started
 from bridge.front.files.reading import FileReading
 from bridge.front.problems import COMMAND_LINE, KEYS, PRECISION, RECIPES, Origins, Problems, leaves
 from bridge.preflight.target import Target, parse_target
@@ -99,7 +99,7 @@ class ConfigFile:
             self.whole["target"] = ",".join(map(str, self.whole["target"]))
         target = self.whole.get("target")
         place = Target() if target is None else parse_target(str(target))
-        self.reading = self.reading.started(self.whole, place.count)
+        self.reading = started(self.reading, self.whole, place.count)
         for row in self.reading.derived:
             self.by_key[row.path] = f"{row.framework} at start"
         if place.mcore is None and self.reading.release is not None:

@@ -16,6 +16,7 @@ import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import container, decoded_sections
+from bridge.front.files.kinds import refuse_without_sizes
 from bridge.front.files.reading import FileReading
 from bridge.front.problems import (
     MADE_BY,
@@ -149,6 +150,7 @@ def load_run(
         decoded_sections(run, SECTIONS)
     if strict:
         _refuse_misspelt(run)
+        refuse_without_sizes(run.reading, run.model, run.name)
     run.problems.raise_any()
     if strict and run.precision is not None:
         run.precision.finalize()

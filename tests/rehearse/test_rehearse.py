@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.megatron.gpt import GPTConfig
 from bridge.rehearse.cause import cause_of
-from bridge.rehearse.megatron_lm import is_of_megatron_lm, read_megatron_lm
 from bridge.rehearse.shrink import shrink
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,33 +46,12 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size $HIDDE
 """
 
 
-def test_a_launch_script_of_megatron_lm_is_read_as_a_run(tmp_path):
+def test_a_launch_script_of_megatron_lm_is_shrunk(tmp_path):
     file = tmp_path / "train.sh"
     file.write_text(SCRIPT)
-    assert is_of_megatron_lm(file)
-    script = read_megatron_lm(file)
-    run = load_run(["model.num_layers=48"], config_file=file, sections=script.sections)
-    assert script.environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-    (sentence,) = script.unknown(run)
-    assert sentence == "rotary_base: decided when the script runs; Megatron's defaults ran here."
-    assert run.precision.scheme == "tensorwise"
-    expected = {"num_layers": 48, "hidden_size": 2048, "num_query_groups": 4, "gated_linear_unit": True}
-    expected |= {"activation_func": "silu", "add_bias_linear": False, "num_moe_experts": 8, "sequence_parallel": True}
-    expected |= {"virtual_pipeline_model_parallel_size": 3, "position_embedding_type": "learned_absolute"}
-    expected |= {"recompute_modules": ["moe_act", "mlp"]}
-    assert run.model.items() >= expected.items()
-    assert run.optimizer == {"lr": 1e-4, "use_distributed_optimizer": True}
-    assert run.ddp == {"overlap_grad_reduce": True, "use_distributed_optimizer": True}
+    run = load_run(["model.num_layers=48"], config_file=file)
     small = shrink(run.sections, run.precision)
     assert [str(one) for one in small.rounds] == ["TP 2 with SP x PP 2 x VPP 2", "DP 2"]
-
-
-def test_a_script_that_leaves_a_size_open_names_it(tmp_path):
-    file = tmp_path / "train.sh"
-    file.write_text(SCRIPT.replace("--num-layers 24", "--num-layers $1"))
-    script = read_megatron_lm(file)
-    with pytest.raises(RunConfigError, match=r"does not state model\.num_layers, .* Add model\.num_layers=VALUE\.$"):
-        script.unknown(load_run((), config_file=file, sections=script.sections))
 
 
 def rehearsed(*words: str | Path, folder: Path) -> tuple[int, dict]:

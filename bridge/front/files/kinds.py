@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
-from bridge.front.files.reading import FileReading
+from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM, PRECISION_BRIDGE, FileReading
 from bridge.front.problems import KEYS, OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MAPPINGS = (*OWNERS, *SECTIONS)
+OURS = (".yaml", ".yml")
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+ARGUMENTS = re.compile(rb"^(?:\w*ARGS\w*:|\s+[\"']?--[a-z])", re.MULTILINE)
+"""In a file of Megatron-LM's arguments."""
 
 
 def read_file(path: Path) -> FileReading:
@@ -22,15 +29,21 @@ def read_file(path: Path) -> FileReading:
     Raises:
         RunConfigError: It cannot be read, or describes no run.
     """
-    whole = _mapping(path)
+    data = strict_yaml.read_bytes(path, error=RunConfigError)
+    if path.suffix not in OURS or ARGUMENTS.search(data):
+        from bridge.front.files import megatron_lm  # reads shell scripts, which few files are
+
+        document = megatron_lm.document_of(data, path)
+        if megatron_lm.is_of(document):
+            return megatron_lm.read(document)
+    whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole)
     return FileReading(sections=_own(whole, path.name))
 
 
-def _mapping(path: Path) -> dict[str, Any]:
+def _mapping(data: bytes, path: Path) -> dict[str, Any]:
     """Return the mapping that a YAML file holds."""
-    data = strict_yaml.read_bytes(path, error=RunConfigError)
     text = strict_yaml.decoded(data, str(path), error=RunConfigError)
     documents = strict_yaml.load_all(text, str(path), error=RunConfigError)
     if len(documents) > 1:
@@ -53,3 +66,23 @@ def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
             problems.add(key, "must be a mapping of fields", value, f"Write {key}.FIELD=VALUE.")
     problems.raise_any()
     return whole
+
+
+def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) -> FileReading:
+    """Write what the framework sets at the start of these sections into them, and return the reading with it."""
+    if reading.framework == PRECISION_BRIDGE:
+        return reading
+    from bridge.front.files import megatron_bridge_start, megatron_lm_start
+    from bridge.front.files.start import derived  # only a file of another framework needs it
+
+    rows = megatron_bridge_start.ROWS if reading.framework == MEGATRON_BRIDGE else megatron_lm_start.ROWS
+    found = derived(sections, reading.own_fields, gpus, framework=reading.framework, rows=rows)
+    return replace(reading, derived=found)
+
+
+def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:
+    """Refuse a model of another framework's file whose sizes neither the file nor an override states."""
+    absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
+    if absent and reading.framework == MEGATRON_LM:
+        rule = f"does not state {', '.join(absent)}, or only when it runs"
+        raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")

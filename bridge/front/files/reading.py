@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,11 +61,3 @@ class FileReading:
             if key == theirs or key.startswith(f"{theirs}."):
                 return ours + key[len(theirs) :]
         return key
-
-    def started(self, sections: dict[str, Any], gpus: int | None) -> FileReading:
-        """Write what the framework sets at the start of these sections into them, and return the reading with it."""
-        from bridge.front.files.megatron_bridge_start import derived  # only a file of its needs it
-
-        if self.framework != MEGATRON_BRIDGE:
-            return self
-        return replace(self, derived=derived(sections, self.own_fields, gpus))

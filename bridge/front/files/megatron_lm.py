@@ -1,0 +1,181 @@
+"""Megatron-LM's files of a run: argument files, launch scripts, and the arguments that a run printed or saved.
+
+A run of Megatron-LM has no recipe: its flags of a precision are read as the values of the configs that hold them, as
+its own code does. So there is no precision to write, and no sync to foresee.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PayloadError, RunConfigError
+from bridge.front.files.megatron_lm_arguments import (
+    Arguments,
+    arguments_of_launch,
+    arguments_of_mapping,
+    arguments_printed,
+    fields_of,
+    sections_of,
+)
+from bridge.front.files.megatron_lm_start import ARGUMENT
+from bridge.front.files.reading import MEGATRON_LM, FileReading
+from bridge.front.files.release import release_of
+from bridge.interop.launch.alternatives import launches
+from bridge.interop.launch.systems import is_megatron
+from bridge.interop.megatron_lm.arguments import argument_groups, runs_of
+from bridge.interop.megatron_lm.printed import START, printed_arguments
+from bridge.interop.reading.document import Document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from bridge.interop.launch.launches import Launch
+
+KINDS = {
+    "BERT": ("bert_no_binary_head",),
+    "T5": ("encoder_num_layers", "decoder_num_layers", "decoder_seq_length"),
+    "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining"),
+    "RETRO": ("retro_add_retriever", "retro_project_dir"),
+    "a heterogeneous model": ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
+}
+"""Model that has no plan here -> options that only it has."""
+PROGRAMS = {
+    "BERT": r"bert",
+    "T5": r"t5",
+    "a vision model": r"vlm|vision|multimodal|mimo|llava|clip",
+    "RETRO": r"retro",
+    "a retriever": r"ict|biencoder|realm",
+}
+"""The same -> the names of the programs that train it."""
+GROUP = "MODEL_ARGS"
+"""Key of the arguments in the files of Megatron-LM's own tests."""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Run:
+    """One run of a file."""
+
+    arguments: Arguments
+    label: str = ""
+    program: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool = False
+    """Every argument stands there, with its default."""
+    open_ends: tuple[str, ...] = ()
+    """Words and files that may hold further arguments."""
+
+
+def document_of(data: bytes, path: Path) -> Document:
+    """Return a file's contents as a document; RunConfigError for what cannot be read."""
+    try:
+        return Document.of_bytes(data, str(path))
+    except PayloadError as error:
+        raise RunConfigError(str(error)) from None
+
+
+def is_of(document: Document) -> bool:
+    """Return whether a document is one of Megatron-LM's files, or a launch script of any program."""
+    if document.kind == "shell" or START.search(document.text):
+        return True
+    return bool(argument_groups(document.mapping)) or GROUP in document.mapping
+
+
+def read(document: Document) -> FileReading:
+    """Return what the first run of a file says.
+
+    Raises:
+        RunConfigError: It starts no run of Megatron-LM, or one of a model that is no language model.
+    """
+    try:
+        runs = _runs(document)
+    except PayloadError as error:
+        raise RunConfigError(str(error)) from None
+    run = runs[0]
+    _refuse_kind(run, document.path)
+    sections = sections_of(run.arguments)
+    others = {f"{ARGUMENT}.{name}": value for name, value in run.arguments.values.items() if not fields_of(name)}
+    release = release_of(sections, is_whole=run.is_whole)
+    return FileReading(
+        framework=MEGATRON_LM,
+        sections=sections,
+        environment=run.environment,
+        own_fields=others,
+        unknown=tuple(_unknown(run, len(runs))),
+        release=release.version,
+        release_reason=release.because,
+    )
+
+
+def _runs(document: Document) -> list[_Run]:
+    """Return the runs of a file, the first one first."""
+    blocks = printed_arguments(document.text) if START.search(document.text) else ()
+    if blocks:
+        return [_Run(arguments=arguments_printed(block), is_whole=has_end) for block, has_end in blocks]
+    if document.kind == "shell":
+        started = launches(document.text, document.path)
+        found = [_of_launch(launch) for launch in started if is_megatron(launch)]
+        if not found:
+            names = ", ".join(dict.fromkeys(launch.name or "no program" for launch in started)) or "no program"
+            raise RunConfigError.of(document.path, "must start a run of Megatron-LM", names, "Give its launch script.")
+        return found
+    return [_of_group(name, group, document) for name, group in _groups(document.mapping)]
+
+
+def _groups(whole: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
+    """Return the mappings of arguments in a file, also one without any."""
+    return argument_groups(whole) or [(GROUP, {})]
+
+
+def _of_launch(launch: Launch) -> _Run:
+    (known,) = runs_of(launch)
+    files = tuple(note for note in launch.notes if note.startswith("source "))
+    return _Run(
+        arguments=arguments_of_launch(launch),
+        label=launch.label,
+        program=launch.name,
+        environment={name: value for name, value in launch.environment.items() if name not in launch.late},
+        open_ends=tuple(dict.fromkeys((*known.elsewhere, *files))),
+    )
+
+
+def _of_group(name: str, group: Mapping[Any, Any], document: Document) -> _Run:
+    variables = document.mapping.get("ENV_VARS")
+    environment = {str(key): str(value) for key, value in variables.items()} if isinstance(variables, dict) else {}
+    return _Run(arguments=arguments_of_mapping(group), label=name, environment=environment)
+
+
+def _refuse_kind(run: _Run, path: str) -> None:
+    """Refuse a run of a model that has other layers than a language model's decoder, and what is no run at all."""
+    for kind, options in KINDS.items():
+        stated = [name for name in options if name in run.arguments.values] if not run.is_whole else []
+        if stated:
+            raise _unplanned(path, kind, f"--{stated[0].replace('_', '-')}")
+    named = PurePosixPath(run.program).name
+    for kind, pattern in PROGRAMS.items():
+        if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", named):
+            raise _unplanned(path, kind, named)
+    if not any(map(fields_of, (*run.arguments.values, *run.arguments.unread))):
+        rule = "must hold arguments of Megatron-LM's training"
+        given = next(iter(run.arguments.values), None)
+        raise RunConfigError.of(f"{path}: {run.label or 'arguments'}", rule, given, "Give a file of its arguments.")
+
+
+def _unplanned(path: str, kind: str, given: str) -> RunConfigError:
+    rule = f"describes {kind}, whose layers cannot be planned"
+    return RunConfigError.of(path, rule, given, "Give a run of a language model.")
+
+
+def _unknown(run: _Run, runs: int) -> list[str]:
+    """Return what a file leaves open, as sentences."""
+    found = []
+    unread = {name: text for name, text in run.arguments.unread.items() if fields_of(name)}
+    for name, text in unread.items():
+        found.append(f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here.")
+    found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
+    if runs > 1:
+        found.append(f"The file has {runs} runs; this is the first{f', {run.label}' if run.label else ''}.")
+    return found

@@ -1,0 +1,265 @@
+"""The values that Megatron-LM sets at the start of a run, as rows: its parser's defaults, and what it derives.
+
+A default is a row where it is not that of Megatron Core's class. Rows are applied in order, as `validate_args` works.
+Settings that change no plan, no bytes, no dimension and no finding have no row.
+
+Source: Megatron-LM of 2026-08-22, training/arguments.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bridge.front.files.start import Row, Start
+from bridge.rules.fields import whole_number
+from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.parallel import virtual_stages
+
+ARGUMENT = "argument"
+"""Section of the arguments that are no field of a config."""
+ARGUMENTS = "training/arguments.py"
+VALIDATE = f"{ARGUMENTS}: validate_args"
+
+
+def _mode(start: Start) -> str:
+    for name in ("fp16", "bf16"):
+        if start.value(f"model.{name}"):
+            return name
+    return "fp32"
+
+
+def _is_fsdp(start: Start) -> bool:
+    return bool(start.value("ddp.use_megatron_fsdp")) and (start.value("ddp.megatron_fsdp_version") or 1) == 1
+
+
+def _is_emerging(start: Start) -> bool:
+    """Return whether the optimizer is none that the distributed optimizer of Megatron Core shards."""
+    return start.value("optimizer.optimizer") not in ("adam", "sgd")
+
+
+def _is_swiglu(start: Start) -> bool:
+    return bool(start.value("model.gated_linear_unit") and start.value("model.activation_func") == "silu")
+
+
+def _has_rope(start: Start) -> bool:
+    return start.value("model.position_embedding_type") == "rope"
+
+
+def _is_interleaved(start: Start) -> bool:
+    """Return whether a stage has several chunks: by the field, a custom layout, or the pattern of a hybrid model."""
+    return virtual_stages(start.sections.get("model") or {}) > 1
+
+
+def _chunks(start: Start) -> int | None:
+    """Return the model chunks of a stage that `--num-layers-per-virtual-pipeline-stage` makes; None where none."""
+    each = whole_number(start.value(f"{ARGUMENT}.num_layers_per_virtual_pipeline_stage"))
+    layers = whole_number(start.value("model.num_layers"))
+    if not each or not layers:
+        return None
+    ends = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    parts = layers + sum(bool(start.value(f"model.{name}")) for name in ends)
+    return parts // start.pipeline // each or None
+
+
+def _pattern(start: Start) -> HybridPattern | None:
+    section = start.sections.get("model")
+    return HybridPattern.of(section) if section else None
+
+
+def _layers_of_pattern(start: Start) -> int:
+    pattern = _pattern(start)
+    return len(pattern.layers) if pattern is not None else 0
+
+
+def _depths_of_pattern(start: Start) -> int:
+    pattern = _pattern(start)
+    return pattern.depths if pattern is not None else 0
+
+
+def _default(path: str, value: Any, when: Callable[[Start], Any] | None = None) -> Row:
+    """Return the row of a default of the parser that is not that of the class."""
+    return Row(
+        path=path,
+        when=lambda start: not start.states(path) and (when is None or bool(when(start))),
+        value=value,
+        because="the default of its parser",
+        source=ARGUMENTS,
+    )
+
+
+def _set(path: str, value: Any, *, when: Callable[[Start], Any], because: str) -> Row:
+    """Return the row of a value that `validate_args` derives."""
+    return Row(path=path, when=lambda start: bool(when(start)), value=value, because=because, source=VALIDATE)
+
+
+def _in_both(name: str, value: Any, *, when: Callable[[Start], Any], because: str) -> tuple[Row, ...]:
+    """Return the rows of a value that the optimizer and DDP hold."""
+    return tuple(_set(f"{role}.{name}", value, when=when, because=because) for role in ("optimizer", "ddp"))
+
+
+ROWS: tuple[Row, ...] = (
+    _default("model.position_embedding_type", "learned_absolute"),
+    _default("model.share_embeddings_and_output_weights", value=True),
+    _default("model.attention_softmax_in_fp32", value=False),
+    _default("model.gradient_accumulation_fusion", value=True),
+    _default("model.masked_softmax_fusion", value=True),
+    _default("model.bias_dropout_fusion", value=True),
+    _default("model.persist_layer_norm", value=True),
+    _default("model.deallocate_pipeline_outputs", value=True),
+    _default("model.q_lora_rank", None, lambda start: start.value("model.multi_latent_attention")),
+    _default("model.kv_lora_rank", 32, lambda start: start.value("model.multi_latent_attention")),
+    _default("ddp.check_for_nan_in_grad", value=True),
+    _default("ddp.data_parallel_sharding_strategy", "optim_grads_params"),
+    _default("optimizer.fp8_recipe", "delayed"),
+    _default("optimizer.optimizer_offload_fraction", 1.0),
+    _default("optimizer.muon_momentum", 0.9),
+    _set(
+        "model.num_layers",
+        _layers_of_pattern,
+        when=lambda start: start.value("model.hybrid_layer_pattern") and _layers_of_pattern(start),
+        because="hybrid_layer_pattern",
+    ),
+    _set(
+        "model.mtp_num_layers",
+        _depths_of_pattern,
+        when=lambda start: start.value("model.hybrid_layer_pattern") and _depths_of_pattern(start),
+        because="hybrid_layer_pattern",
+    ),
+    _set(
+        "model.multi_latent_attention",
+        value=True,
+        when=lambda start: set("+D") & set(start.value("model.hybrid_layer_pattern") or ""),
+        because="hybrid_layer_pattern",
+    ),
+    _set(
+        "model.experimental_attention_variant",
+        "dsa",
+        when=lambda start: "D" in (start.value("model.hybrid_layer_pattern") or ""),
+        because="hybrid_layer_pattern",
+    ),
+    _set(
+        "model.virtual_pipeline_model_parallel_size",
+        _chunks,
+        when=lambda start: (_chunks(start) or 1) > 1,
+        because="num_layers_per_virtual_pipeline_stage",
+    ),
+    _default("model.overlap_p2p_comm", value=True, when=_is_interleaved),
+    _default("ddp.align_param_gather", value=True, when=_is_interleaved),
+    _set(
+        "model.overlap_p2p_comm",
+        value=False,
+        when=lambda start: not _is_interleaved(start),
+        because="the schedule is not interleaved",
+    ),
+    _set(
+        "ddp.align_param_gather",
+        value=False,
+        when=lambda start: not _is_interleaved(start),
+        because="the schedule is not interleaved",
+    ),
+    _set(
+        "model.batch_p2p_comm",
+        value=False,
+        when=lambda start: start.value("model.overlap_p2p_comm"),
+        because="overlap_p2p_comm",
+    ),
+    *_in_both("use_distributed_optimizer", value=True, when=_is_fsdp, because="use_megatron_fsdp"),
+    *_in_both("reuse_grad_buf_for_mxfp8_param_ag", value=False, when=_is_fsdp, because="use_megatron_fsdp"),
+    _set(
+        "model.params_dtype",
+        _mode,
+        when=lambda start: not start.states("model.params_dtype"),
+        because="the mode of the run",
+    ),
+    _set(
+        "optimizer.params_dtype",
+        lambda start: start.value("model.params_dtype"),
+        when=lambda start: not start.states("optimizer.params_dtype"),
+        because="the mode of the run",
+    ),
+    _set(
+        "model.pipeline_dtype",
+        lambda start: start.value("model.params_dtype"),
+        when=lambda start: not start.states("model.pipeline_dtype"),
+        because="the mode of the run",
+    ),
+    _set(
+        "ddp.check_for_nan_in_grad",
+        value=False,
+        when=lambda start: start.value("model.fp16") and not start.value("optimizer.loss_scale"),
+        because="the loss scale is dynamic",
+    ),
+    _set(
+        "train.check_for_nan_in_loss",
+        value=False,
+        when=lambda start: start.value("model.fp16") and not start.value("optimizer.loss_scale"),
+        because="the loss scale is dynamic",
+    ),
+    _set(
+        "ddp.grad_reduce_in_fp32",
+        value=True,
+        when=lambda start: (
+            start.value("model.bf16")
+            and not start.value("ddp.use_torch_fsdp2")
+            and not start.states("ddp.grad_reduce_in_fp32")
+            and start.value("optimizer.main_grads_dtype") == "fp32"
+        ),
+        because="bf16",
+    ),
+    _set(
+        "ddp.reduce_scatter_with_fp32_accumulation",
+        value=False,
+        when=lambda start: start.value("ddp.grad_reduce_in_fp32"),
+        because="grad_reduce_in_fp32",
+    ),
+    _set(
+        "model.ffn_hidden_size",
+        lambda start: (whole_number(start.value("model.hidden_size")) or 0) * 8 // 3 // 64 * 64,
+        when=lambda start: _is_swiglu(start) and not start.states("model.ffn_hidden_size"),
+        because="swiglu",
+    ),
+    _set(
+        "model.sequence_parallel",
+        value=False,
+        when=lambda start: start.tensor == 1,
+        because="tensor_model_parallel_size=1",
+    ),
+    _set("model.add_qkv_bias", value=True, when=lambda start: start.value("model.add_bias_linear"), because="biases"),
+    _default("model.apply_rope_fusion", value=True, when=_has_rope),
+    _set(
+        "model.apply_rope_fusion",
+        value=False,
+        when=lambda start: not _has_rope(start),
+        because="position_embedding_type",
+    ),
+    _set(
+        "model.bias_activation_fusion",
+        lambda start: (
+            start.value(f"{ARGUMENT}.bias_swiglu_fusion") is not False
+            if _is_swiglu(start)
+            else bool(start.value("model.add_bias_linear")) and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
+        ),
+        when=lambda start: not start.states("model.bias_activation_fusion"),
+        because="the default of its parser",
+    ),
+    _set(
+        "model.attention_softmax_in_fp32",
+        value=True,
+        when=lambda start: start.value("model.apply_query_key_layer_scaling"),
+        because="apply_query_key_layer_scaling",
+    ),
+    _set(
+        "model.cpu_offloading",
+        value=True,
+        when=lambda start: start.value("model.cpu_offloading_num_layers"),
+        because="cpu_offloading_num_layers",
+    ),
+    _set(
+        "optimizer.use_layer_wise_distributed_optimizer",
+        value=True,
+        when=lambda start: _is_emerging(start) and start.value("optimizer.use_distributed_optimizer"),
+        because="the optimizer",
+    ),
+    *_in_both("use_distributed_optimizer", value=False, when=_is_emerging, because="the optimizer"),
+)

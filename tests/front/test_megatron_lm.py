@@ -1,0 +1,118 @@
+"""Megatron-LM's files: arguments that become the fields of the configs, and what it sets at start."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import RunConfigError
+from bridge.front.loader import RunValues, load_run
+
+SCRIPT = """
+HIDDEN=2048
+export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size $HIDDEN --num-attention-heads=16 \\
+    --group-query-attention --num-query-groups 4 --seq-length 4096 --max-position-embeddings 4096 --swiglu \\
+    --disable-bias-linear --num-experts 8 --moe-router-topk 2 --pipeline-model-parallel-size 4 \\
+    --num-layers-per-virtual-pipeline-stage 2 --tensor-model-parallel-size 2 --sequence-parallel \\
+    --micro-batch-size 1 --global-batch-size 64 --use-distributed-optimizer --overlap-grad-reduce \\
+    --lr 1e-4 --bf16 --fp8-format hybrid --fp8-recipe tensorwise --recompute-granularity selective \\
+    --recompute-modules moe_act mlp --rotary-base $BASE
+"""
+ARGUMENTS = (
+    "--num-layers: 4\n  --hidden-size: 64\n  --num-attention-heads: 4\n  --micro-batch-size: 1\n  --seq-length: 64"
+)
+
+
+def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tuple[str, ...] = ()) -> RunValues:
+    """Return the run of a file."""
+    (tmp_path / name).write_text(text)
+    return load_run(words, config_file=tmp_path / name)
+
+
+def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> RunValues:
+    """Return the run of an argument file with further arguments."""
+    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *more]) + "\n", words=words)
+
+
+def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
+    run = read(tmp_path, SCRIPT, "train.sh", ("model.num_layers=48",))
+    expected = {"num_layers": 48, "hidden_size": 2048, "num_query_groups": 4, "gated_linear_unit": True}
+    expected |= {"activation_func": "silu", "add_bias_linear": False, "num_moe_experts": 8, "sequence_parallel": True}
+    expected |= {"virtual_pipeline_model_parallel_size": 6, "position_embedding_type": "learned_absolute"}
+    expected |= {"recompute_modules": ["moe_act", "mlp"], "bf16": True, "params_dtype": "bf16", "fp8": "hybrid"}
+    assert run.model.items() >= (expected | {"fp8_recipe": "tensorwise", "ffn_hidden_size": 5440}).items()
+    expected = {"lr": 1e-4, "use_distributed_optimizer": True, "bf16": True, "fp8_recipe": "tensorwise"}
+    assert run.optimizer.items() >= expected.items()
+    expected = {"overlap_grad_reduce": True, "use_distributed_optimizer": True, "grad_reduce_in_fp32": True}
+    assert run.ddp.items() >= (expected | {"align_param_gather": True}).items()
+    assert run.section("train") == {"micro_batch_size": 1, "global_batch_size": 64}
+    assert run.precision is None
+    assert run.reading.environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+    (sentence,) = run.reading.unknown
+    assert sentence == "model.rotary_base: the value $BASE is decided when the run starts; the default counts here."
+
+
+def test_an_argument_file_keeps_who_set_a_value(tmp_path):
+    run = of_arguments(tmp_path, "--bf16: true", "--fp8-format: e4m3", words=("model.num_layers=8",))
+    assert run.origin_of("model.fp8") == "model_config.yaml"
+    assert run.origin_of("model.num_layers") == "command line"
+    assert run.origin_of("ddp.grad_reduce_in_fp32") == "Megatron-LM at start"
+    assert "Megatron-LM sets ddp.grad_reduce_in_fp32=True at start: bf16" in map(str, run.reading.derived)
+
+
+@pytest.mark.parametrize(
+    ("argument", "section", "expected"),
+    [
+        ("--no-rope-fusion: true", "model", {"apply_rope_fusion": False}),
+        ("--position-embedding-type: rope", "model", {"apply_rope_fusion": True}),
+        ("--no-gradient-accumulation-fusion: true", "model", {"gradient_accumulation_fusion": False}),
+        ("--swiglu: true", "model", {"ffn_hidden_size": 128, "bias_activation_fusion": True}),
+        ("--sequence-parallel: true", "model", {"sequence_parallel": False}),
+        ("--disable-bias-linear: true", "model", {"add_bias_linear": False, "bias_activation_fusion": None}),
+        ("--untie-embeddings-and-output-weights: true", "model", {"share_embeddings_and_output_weights": False}),
+        ("--multi-latent-attention: true", "model", {"kv_lora_rank": 32, "q_lora_rank": None}),
+        ("--decoder-first-pipeline-num-layers: 1", "model", {"num_layers_in_first_pipeline_stage": 1}),
+        ("--apply-query-key-layer-scaling: true", "model", {"attention_softmax_in_fp32": True}),
+        ("--hybrid-layer-pattern: M*-M", "model", {"num_layers": 4, "is_hybrid_model": True}),
+        ("--fp8-param-gather: true", "model", {"fp8_param": True}),
+        ("--fp8-param-gather: true", "ddp", {"fp8_param_gather": True}),
+        ("--grad-reduce-in-bf16: true", "ddp", {"grad_reduce_in_fp32": False}),
+        ("--accumulate-allreduce-grads-in-fp32: false", "ddp", {"grad_reduce_in_fp32": True}),
+        ("--ddp-bucket-size: 1000", "ddp", {"bucket_size": 1000}),
+        ("--use-megatron-fsdp: true", "optimizer", {"use_distributed_optimizer": True}),
+        ("--no-check-for-nan-in-loss-and-grad: true", "ddp", {"check_for_nan_in_grad": False}),
+        ("--exp-avg-dtype: bf16", "optimizer", {"exp_avg_dtype": "bf16"}),
+    ],
+)
+def test_an_argument_becomes_the_field_that_megatron_lm_gives_it(tmp_path, argument, section, expected):
+    held = of_arguments(tmp_path, "--bf16: true", argument).section(section)
+    assert {name: held.get(name) for name in expected} == expected
+
+
+def test_a_run_without_bf16_is_one_in_fp32(tmp_path):
+    run = of_arguments(tmp_path)
+    assert run.model["params_dtype"] == "fp32"
+    assert "grad_reduce_in_fp32" not in run.ddp
+
+
+def test_a_file_that_leaves_a_size_open_names_it(tmp_path):
+    with pytest.raises(RunConfigError, match=r"does not state model\.num_layers, .* Add model\.num_layers=VALUE\.$"):
+        read(tmp_path, SCRIPT.replace("--num-layers 24", "--num-layers $1"), "train.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("MODEL_ARGS:\n", "a.yaml", "MODEL_ARGS: must hold arguments of Megatron-LM's training, got None"),
+        (f"MODEL_ARGS:\n  {ARGUMENTS}\n  --img-h: 336\n", "a.yaml", "describes a vision model, whose layers"),
+        (
+            "python pretrain_bert.py --num-layers 2 --hidden-size 8\n",
+            "a.sh",
+            "describes BERT, .* got 'pretrain_bert.py'",
+        ),
+        ("python train.py --config x.yaml\n", "a.sh", "must start a run of Megatron-LM, got 'train.py'"),
+    ],
+)
+def test_a_file_without_a_language_model_is_refused_with_its_reason(tmp_path, text, name, message):
+    with pytest.raises(RunConfigError, match=message):
+        read(tmp_path, text, name)
