@@ -91,7 +91,7 @@ def test_an_argument_becomes_the_field_that_megatron_lm_gives_it(tmp_path, argum
 
 def test_a_run_without_bf16_is_one_in_fp32(tmp_path):
     run = of_arguments(tmp_path)
-    assert run.model["params_dtype"] == "fp32"
+    assert not {"bf16", "fp16", "params_dtype"} & run.model.keys()
     assert "grad_reduce_in_fp32" not in run.ddp
 
 

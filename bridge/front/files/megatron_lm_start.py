@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bridge.errors import RunConfigError
 from bridge.front.files.start import Row, Start
 from bridge.rules.fields import whole_number
 from bridge.rules.shape.hybrid import HybridPattern
-from bridge.rules.shape.parallel import virtual_stages
+from bridge.rules.shape.parallel import Parallel
 
 ARGUMENT = "argument"
 """Section of the arguments that are no field of a config."""
@@ -30,7 +31,7 @@ def _mode(start: Start) -> str:
 
 
 def _is_fsdp(start: Start) -> bool:
-    return bool(start.value("ddp.use_megatron_fsdp")) and (start.value("ddp.megatron_fsdp_version") or 1) == 1
+    return bool(start.value("ddp.use_megatron_fsdp") and (start.value("ddp.megatron_fsdp_version") or 1) == 1)
 
 
 def _is_emerging(start: Start) -> bool:
@@ -39,16 +40,19 @@ def _is_emerging(start: Start) -> bool:
 
 
 def _is_swiglu(start: Start) -> bool:
-    return bool(start.value("model.gated_linear_unit") and start.value("model.activation_func") == "silu")
+    return bool(start.value("model.gated_linear_unit")) and str(start.value("model.activation_func")) == "silu"
 
 
 def _has_rope(start: Start) -> bool:
-    return start.value("model.position_embedding_type") == "rope"
+    return str(start.value("model.position_embedding_type")) == "rope"
 
 
 def _is_interleaved(start: Start) -> bool:
     """Return whether a stage has several chunks: by the field, a custom layout, or the pattern of a hybrid model."""
-    return virtual_stages(start.sections.get("model") or {}) > 1
+    try:
+        return Parallel.of(start.sections.get("model") or {}).virtual > 1
+    except RunConfigError:  # which the plan raises again, with its reason
+        return False
 
 
 def _chunks(start: Start) -> int | None:
