@@ -153,7 +153,7 @@ def _digest(path: Path) -> str:
 
 
 def _compiler() -> str | None:
-    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def _runtime(threads: tuple[str, ...]) -> list[str]:

@@ -87,6 +87,26 @@ class LinearCall:
     observer: Observer | None = None
     after_backward: Callable[[], None] | None = None
 
+    def require_fitting(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Refuse shapes, a state or stored codes that do not fit together."""
+        if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
+            raise PrecisionTypeError(
+                f"x, weight: must be (..., K) and (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}."
+            )
+        scheme, stored = self.precision.scheme, self.stored_weight
+        if (self.state is not None) != (scheme == "delayed"):
+            needs, remedy = "does not", "Drop it"
+            if self.state is None:
+                needs, remedy = "needs one", "Pass state=DelayedScaling(precision)"
+            raise PrecisionTypeError(
+                f"state: delayed scaling keeps state, {scheme} {needs}, got {type(self.state).__name__}. {remedy}."
+            )
+        if stored is not None and stored.spec != self.precision.spec("weight"):
+            raise PrecisionTypeError(
+                f"stored_weight: must be quantised by the recipe's own rule, got {stored.spec!r}. "
+                f'Quantise it with precision.spec("weight").'
+            )
+
     def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
         """Quantise input or grad_output."""
         scale = None if self.state is None else self.state.scale_of(role)
@@ -236,23 +256,9 @@ def scaled_linear(
 
     Source: Transformer Engine 2.20 pytorch/module/linear.py.
     """
-    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1]:
-        raise PrecisionTypeError(
-            f"x, weight: must be (..., K) and (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}."
-        )
-    if (state is not None) != (precision.scheme == "delayed"):
-        remedy = "Pass state=DelayedScaling(precision)" if state is None else "Drop it"
-        raise PrecisionTypeError(
-            f"state: delayed scaling keeps state, {precision.scheme} "
-            f"{'needs one' if state is None else 'does not'}, got {type(state).__name__}. {remedy}."
-        )
-    if stored_weight is not None and stored_weight.spec != precision.spec("weight"):
-        raise PrecisionTypeError(
-            f"stored_weight: must be quantised by the recipe's own rule, got {stored_weight.spec!r}. "
-            f'Quantise it with precision.spec("weight").'
-        )
+    call = LinearCall(precision, state, cache, first_microbatch, stored_weight, observer, after_backward)
+    call.require_fitting(x, weight)
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    call = LinearCall(precision, state, cache, first_microbatch, stored_weight, observer, after_backward)
     result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
     return result

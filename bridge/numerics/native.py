@@ -73,10 +73,7 @@ class Kernel:
         rows += -rows % BLOCK if todo.hadamard else 0
         tile = (1, _PANEL) if todo.tile == WHOLE else todo.tile
         values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16)
-        scale_inv = None
-        if todo.rule != "given":
-            dtype = torch.float32 if todo.rule == "fp32" else torch.uint8
-            scale_inv = torch.empty(-(-rows // tile[0]), -(-columns // tile[1]), dtype=dtype)
+        scale_inv = _empty_scales(todo.rule, -(-rows // tile[0]), -(-columns // tile[1]))
         c = _Pass(
             **_source(x_MK, hadamard=todo.hadamard),
             out=values.data_ptr(),
@@ -108,6 +105,13 @@ class Kernel:
             smallest=c.smallest if found else 1.0,
             largest=c.largest if found else 1.0,
         )
+
+
+def _empty_scales(rule: str, rows: int, columns: int) -> torch.Tensor | None:
+    """Return memory for the scales of tiles; None where the scale is given."""
+    if rule == "given":
+        return None
+    return torch.empty(rows, columns, dtype=torch.float32 if rule == "fp32" else torch.uint8)
 
 
 def _source(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:

@@ -72,20 +72,18 @@ def make_operand(
     if scale is None and spec.needs_amax:
         amax = backend.amax(x_MK, hadamard=columnwise and spec.hadamard)
         scale = tensor_scale(amax, spec)
-    todo = tile_pass(
-        spec, columnwise, 1.0 if scale is None else scale, draw_seed(generator) if spec.stochastic else None
-    )
+    seed = draw_seed(generator) if spec.stochastic else None
+    todo = tile_pass(spec, columnwise, 1.0 if scale is None else scale, seed)
     todo = replace(todo, measure=amax is None)
     result = backend.run(x_MK, todo)
     amax = result.amax if amax is None else amax
+    factor = 1.0
     if spec.whole_tensor:
         factor = 1.0 if scale is None else reciprocal(scale)
     elif spec.scheme == "nvfp4":
         factor = amax
-    else:
-        shift = shift_for(result.smallest, result.largest, spec.element)
-        result = result if shift == 1.0 else backend.run(x_MK, replace(todo, shift=shift))
-        factor = 1.0 / shift
+    elif (shift := shift_for(result.smallest, result.largest, spec.element)) != 1.0:
+        result, factor = backend.run(x_MK, replace(todo, shift=shift)), 1.0 / shift
     return GemmOperand(
         role=role,
         spec=spec,

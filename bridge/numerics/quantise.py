@@ -19,6 +19,7 @@ Shapes: M rows (all leading axes together), K columns.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -103,36 +104,40 @@ def quantise(
         PrecisionTypeError: another dtype, or delayed scaling without a scale.
     """
     x_MK = as_matrix(x.detach())
-    if spec.scheme == "delayed" and scale is None:
-        raise PrecisionTypeError("scale: delayed scaling quantises with a stored scale. Pass scale=.")
-    factor, amax = 1.0 if scale is None else float(scale), None
-    if scale is None and spec.needs_amax:
-        amax = _amax(x_MK, reduce_amax)
-        factor = tensor_scale(amax, spec)
+    factor, amax = _factor(x_MK, spec, scale, reduce_amax)
     found = _codes(x_MK, spec, False, factor, generator) if row or spec.copies_share_values else None
     if amax is None:
         amax = backend.amax(x_MK) if found is None else found.amax
-    first, amax_t = found if row else None, amax
-    if not col:
-        found = None
-    elif not spec.copies_share_values:
-        if spec.hadamard:
-            amax_t = _amax(x_MK, reduce_amax, hadamard=True)
-            factor = tensor_scale(amax_t, spec)
-        found = _codes(x_MK, spec, True, factor, generator)
-    codes, scale_inv = _stored(first, spec, False, factor)
-    codes_t, scale_inv_t = _stored(found, spec, True, factor)
-    return Quantised(
-        spec=spec,
-        shape=x.shape,
-        dtype=x.dtype,
-        codes=codes,
-        scale_inv=scale_inv,
-        amax=torch.tensor([amax], dtype=torch.float32, device=x.device),
-        codes_t=codes_t,
-        scale_inv_t=scale_inv_t,
-        amax_t=None if found is None else torch.tensor([amax_t], dtype=torch.float32, device=x.device),
-    )
+    copies = _stored(found if row else None, spec, False, factor)
+    if col:
+        amax_t = amax
+        if not spec.copies_share_values:
+            if spec.hadamard:
+                amax_t = _amax(x_MK, reduce_amax, hadamard=True)
+                factor = tensor_scale(amax_t, spec)
+            found = _codes(x_MK, spec, True, factor, generator)
+        copies_t = _stored(found, spec, True, factor)
+        copies |= {f"{name}_t": tensor for name, tensor in copies_t.items()}
+        copies["amax_t"] = torch.tensor([amax_t], dtype=torch.float32, device=x.device)
+    whole = torch.tensor([amax], dtype=torch.float32, device=x.device)
+    return Quantised(spec=spec, shape=x.shape, dtype=x.dtype, amax=whole, **copies)
+
+
+def _factor(
+    x_MK: torch.Tensor,
+    spec: QuantSpec,
+    scale: torch.Tensor | float | None,
+    reduce_amax: Callable[[float], float] | None,
+) -> tuple[float, float | None]:
+    """Return the factor of the whole tensor, and the amax that it was computed from; 1 where tiles have their own."""
+    if scale is not None:
+        return float(scale), None
+    if spec.scheme == "delayed":
+        raise PrecisionTypeError("scale: delayed scaling quantises with a stored scale. Pass scale=.")
+    if not spec.needs_amax:
+        return 1.0, None
+    amax = _amax(x_MK, reduce_amax)
+    return tensor_scale(amax, spec), amax
 
 
 def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False) -> float:
@@ -148,20 +153,19 @@ def _codes(
     return backend.run(x_MK, replace(todo, codes=True))
 
 
-def _stored(
-    result: TileResult | None, spec: QuantSpec, columnwise: bool, scale: float
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return codes and scales in Transformer Engine's layout; twice None for a copy that was not made."""
+def _stored(result: TileResult | None, spec: QuantSpec, columnwise: bool, scale: float) -> dict[str, Any]:
+    """Return `codes` and `scale_inv` in Transformer Engine's layout; None for a copy that was not made."""
     if result is None:
-        return None, None
+        return {"codes": None, "scale_inv": None}
     codes, scales, transposes = result.values, result.scale_inv, columnwise and spec.scheme != "mxfp8"
     rows, columns = codes.shape
     codes = codes.T.contiguous() if transposes else codes
     codes = pack_nibbles(codes) if spec.format == "e2m1" else codes
     if scales is None:
-        return codes, torch.tensor([reciprocal(scale)], dtype=torch.float32, device=codes.device)
+        whole = torch.tensor([reciprocal(scale)], dtype=torch.float32, device=codes.device)
+        return {"codes": codes, "scale_inv": whole}
     tile = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and tile[0] == tile[1]:
         axis, size = (1, columns) if columnwise else (0, rows)
         scales = scales.repeat_interleave(tile[0], axis).narrow(axis, 0, size)
-    return codes, scales.T.contiguous() if transposes else scales
+    return {"codes": codes, "scale_inv": scales.T.contiguous() if transposes else scales}

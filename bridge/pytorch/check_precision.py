@@ -103,9 +103,8 @@ class PrecisionReport:
         """Return where the matmuls are not in the dtype and the scheme of a recipe."""
         counted = _counted(self.matmuls, "calls")
         found = []
-        scheme = "FP8" if config.fp8 else "FP4" if config.fp4 else None
-        if scheme is not None:
-            low = "float8" if config.fp8 else "float4"
+        if config.fp8 or config.fp4:
+            scheme, low = ("FP8", "float8") if config.fp8 else ("FP4", "float4")
             if self.converted or any(name.startswith(low) for name in self.matmuls):
                 return self._of_scheme(config)
             if any(row.scheme != "none" for row in self.gemms):
@@ -183,27 +182,21 @@ def check_precision(
         PrecisionTypeError: Something else than a module, an optimizer or a function. What `step` raises is not caught,
             and leaves no hook behind.
     """
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise PrecisionTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}. Give the model.")
-    if step is not None and not callable(step):
-        raise PrecisionTypeError(f"step: must be a function, got {type(step).__name__}. Wrap the step in a lambda.")
-    if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
-        raise PrecisionTypeError(f"optimizer: must have a state, got {type(optimizer).__name__}. Give the optimizer.")
-    from bridge.pytorch.record.watch import GemmWatch  # imports torch
+    _require_types(model, optimizer, step)
+    from bridge.pytorch.record.running import holds_more_than_modules, tensors_in  # imports torch
+    from bridge.pytorch.record.watch import GemmWatch
 
     modules: dict[str, str] = {}
     watch = GemmWatch([model])
     if step is not None:
         with ExitStack() as watching:
             for name, module in model.named_modules():
-                if not list(module.children()) or list(module.parameters(recurse=False)):  # no mere container
+                if holds_more_than_modules(module):
                     watching.callback(module.register_forward_hook(_note(modules, name)).remove)
             watching.enter_context(watch.watching())
             step()
     gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
-    state = [] if optimizer is None else [leaf for entry in optimizer.state.values() for leaf in _tensors(entry)]
+    state = tensors_in([] if optimizer is None else [*optimizer.state.values()])
     return PrecisionReport(
         parameters=_sizes(model.parameters()),
         buffers=_sizes(buffer for buffer in model.buffers() if buffer.is_floating_point()),
@@ -215,6 +208,18 @@ def check_precision(
         gemms=watch.rows,
         converted=dict(Counter(_converted(model))),
     )
+
+
+def _require_types(model: object, optimizer: object, step: object) -> None:
+    """Refuse anything but a module, an optimizer and a function."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise PrecisionTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}. Give the model.")
+    if step is not None and not callable(step):
+        raise PrecisionTypeError(f"step: must be a function, got {type(step).__name__}. Wrap the step in a lambda.")
+    if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
+        raise PrecisionTypeError(f"optimizer: must have a state, got {type(optimizer).__name__}. Give the optimizer.")
 
 
 def _key(row: GemmRow) -> str:
@@ -229,19 +234,14 @@ def _converted(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _note(modules: dict[str, str], name: str) -> Callable[..., None]:
+    from bridge.pytorch.record.running import tensors_in
+
     def hook(_module: object, _inputs: object, output: object) -> None:
-        tensor = next(_tensors(output), None)
+        tensor = next(iter(tensors_in(output)), None)
         if tensor is not None and tensor.is_floating_point():
             modules[name] = _name(tensor.dtype)
 
     return hook
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _sizes(tensors: Iterable[Any]) -> dict[str, int]:

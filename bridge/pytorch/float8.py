@@ -130,12 +130,32 @@ def emulate_linears(
     rows = require_config(config).reading("modules")
     if config.scheme is None and not rows:
         return []
-    import torch
-
     from bridge.numerics.spec import GemmPrecision
     from bridge.pytorch.emulated_linear import EmulatedLinear
 
     skipped = (skip,) if isinstance(skip, str) else tuple(skip)
+    linears = _linears_to_replace(model, skipped)
+    chosen = linear_schemes(model, config) if rows else dict.fromkeys(linears, ModuleSchemes.of_run(config))
+    replaced = {name: one for name in linears if name not in skipped and (one := chosen[name]) is not None}
+    for name, one in replaced.items():
+        parent, _, child = name.rpartition(".")
+        precision = GemmPrecision(
+            scheme=one.scheme,
+            format=one.format,
+            margin=config.fp8_margin if one.scheme == "delayed" else 0,
+            amax_history_len=config.fp8_amax_history_len,
+            amax_compute_algo=config.fp8_amax_compute_algo,
+        )
+        setattr(model.get_submodule(parent), child, EmulatedLinear.of(linears[name], precision))
+    return list(replaced)
+
+
+def _linears_to_replace(model: torch.nn.Module, skipped: Collection[str]) -> dict[str, torch.nn.Linear]:
+    """Return the linear layers of a model by name, those to be skipped among them."""
+    import torch
+
+    from bridge.pytorch.emulated_linear import EmulatedLinear
+
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     if any(isinstance(module, EmulatedLinear) for module in model.modules()):
         raise PrecisionTypeError(
@@ -150,19 +170,7 @@ def emulate_linears(
             raise PrecisionTypeError(
                 f"skip: must name nn.Linear modules of the model, got {name!r}. Take names from model.named_modules()."
             )
-    chosen = linear_schemes(model, config) if rows else dict.fromkeys(linears, ModuleSchemes.of_run(config))
-    replaced = {name: one for name in linears if name not in skipped and (one := chosen[name]) is not None}
-    for name, one in replaced.items():
-        parent, _, child = name.rpartition(".")
-        precision = GemmPrecision(
-            scheme=one.scheme,
-            format=one.format,
-            margin=config.fp8_margin if one.scheme == "delayed" else 0,
-            amax_history_len=config.fp8_amax_history_len,
-            amax_compute_algo=config.fp8_amax_compute_algo,
-        )
-        setattr(model.get_submodule(parent), child, EmulatedLinear.of(linears[name], precision))
-    return list(replaced)
+    return linears
 
 
 def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:

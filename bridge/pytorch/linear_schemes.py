@@ -58,8 +58,9 @@ def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig
         raise PrecisionTypeError(
             f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
         ) from None
-    for row in schemes.empty(places):
+    empty = [row.select for row in schemes.empty(places)]
+    if empty:
         known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
-        near = did_you_mean(close_matches(row.select.rpartition(".")[2], known)) or f"There are {', '.join(known)}."
-        raise PrecisionTypeError(f"modules: a row must take a linear layer of the model, got {row.select}. {near}")
+        near = did_you_mean(close_matches(empty[0].rpartition(".")[2], known)) or f"There are {', '.join(known)}."
+        raise PrecisionTypeError(f"modules: a row must take a linear layer of the model, got {empty[0]}. {near}")
     return schemes

@@ -48,7 +48,7 @@ class Running:
         """Follow modules for a ``with`` block; those that only hold others are left out."""
         handles = []
         for module in modules:
-            if not list(module.children()) or list(module.parameters(recurse=False)):
+            if holds_more_than_modules(module):
                 handles.append(module.register_forward_pre_hook(self._enter))
                 handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
         try:
@@ -68,9 +68,18 @@ class Running:
         _mark(module, _nodes((arguments, named)), _nodes(output))
 
 
+def holds_more_than_modules(module: torch.nn.Module) -> bool:
+    """Return whether a module is more than a container of others."""
+    return not list(module.children()) or bool(list(module.parameters(recurse=False)))
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a value of containers."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def _nodes(value: Any) -> list[Any]:
-    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-    return [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    return [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
 
 
 def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:

@@ -111,7 +111,8 @@ def describe(tensor: Any, *, columnwise: bool) -> Described:
         or getattr(quantizer, "with_2d_quantization", False)
         or getattr(quantizer, "block_scaling_dim", 1) == 2
     )
-    tile = (size, size) if is_square else (size, 1) if columnwise else (1, size)
+    height, width = (size, 1) if columnwise else (1, size)
+    tile = (size, size) if is_square else (height, width)
     hadamard = columnwise and bool(getattr(quantizer, "with_rht", False))
     stochastic = bool(getattr(quantizer, "stochastic_rounding", False))
     text = tile_name(tile, hadamard=hadamard, stochastic=stochastic)
@@ -122,8 +123,8 @@ def _scheme_of_storage(tensor: Any) -> str:
     """Return the scheme of a tensor without a quantizer; per-tensor scales are those of the autocast's recipe."""
     kind = type(tensor).__name__
     named = {"MXFP8": "mxfp8", "NVFP4": "nvfp4", "Float8Blockwise": "blockwise"}
-    found = next((scheme for start, scheme in named.items() if kind.startswith(start)), None)
-    return found or (context() if context() != "off" else "tensorwise")
+    found = next((scheme for start, scheme in named.items() if kind.startswith(start)), context())
+    return "tensorwise" if found == "off" else found
 
 
 def context() -> str:

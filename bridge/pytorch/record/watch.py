@@ -99,13 +99,18 @@ class GemmWatch(Observer):
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
         """Note an emulated GEMM."""
         self._depth += 1
-        weight = ""
-        if right.role == "weight":
-            weight = "stored" if right.amax is None else "quantised" if right is self._quantised else "cached"
-        self._note(gemm, _of_operand(left), _of_operand(right), weight=weight)
+        self._note(gemm, _of_operand(left), _of_operand(right), weight=self._origin(right))
         module = self.running.module
         if gemm == "fprop" and module is not None and (module, None) not in self._health:
             self._pending = module, right
+
+    def _origin(self, right: GemmOperand) -> str:
+        """Return where the operand of a weight comes from; empty for another tensor."""
+        if right.role != "weight":
+            return ""
+        if right.amax is None:
+            return "stored"
+        return "quantised" if right is self._quantised else "cached"
 
     def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Leave an emulated GEMM."""
@@ -147,7 +152,9 @@ class GemmWatch(Observer):
         if any(is_quantised(parameter) for parameter in module.parameters(recurse=False)):
             return "stored"
         first = getattr(module, "is_first_microbatch", None)
-        return "" if first is None else "quantised" if first else "cached"
+        if first is None:
+            return ""
+        return "quantised" if first else "cached"
 
     def operator(self, name: str, arguments: Any, out: Any) -> None:
         """Note an operator of torch."""
