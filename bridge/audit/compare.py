@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.audit.record import GemmRow, Record
 from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, compact
@@ -55,6 +55,19 @@ class Mismatch:
         return f"{text}: {', '.join(where)}{cause}."
 
 
+class Gemm(NamedTuple):
+    """A GEMM by its place."""
+
+    layer: str
+    module: str
+    gemm: str
+
+    @property
+    def at(self) -> dict[str, Any]:
+        """The place as fields of a `Mismatch`."""
+        return {"layers": (self.layer,), "modules": (self.module,), "gemms": (self.gemm,)}
+
+
 def _layers(labels: tuple[str, ...]) -> str:
     if not any(label.isdecimal() for label in labels):
         return ", ".join(labels)
@@ -75,29 +88,25 @@ def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
 
 def compare_gemms(plan: PrecisionPlan, rows: Iterable[GemmRow]) -> tuple[Mismatch, ...]:
     """Return the mismatches of GEMMs."""
-    ran: defaultdict[tuple[str, str, str], list[GemmRow]] = defaultdict(list)
+    ran: defaultdict[Gemm, list[GemmRow]] = defaultdict(list)
     for row in rows:
-        ran[row.layer, row.module, row.gemm].append(row)
+        ran[Gemm(row.layer, row.module, row.gemm)].append(row)
     found: list[Mismatch] = []
     for layer in plan.layers:
         for module in layer.modules:
             if module.kind in MULTIPLIES:
                 for gemm in GEMMS:
-                    found += _compare(layer, module, gemm, ran.pop((layer.label, module.name, gemm), []))
-    for (label, name, gemm), extra in ran.items():
+                    place = Gemm(layer.label, module.name, gemm)
+                    found += _compare(layer, module, place, ran.pop(place, []))
+    for place, extra in ran.items():
         for formats in dict.fromkeys(row.formats for row in extra):
-            found.append(Mismatch(column="unplanned", planned="", ran=formats, **_at(label, name, gemm)))
+            found.append(Mismatch(column="unplanned", planned="", ran=formats, **place.at))
     return folded(found)
 
 
-def _at(layer: str, module: str, gemm: str) -> dict[str, Any]:
-    return {"layers": (layer,), "modules": (module,), "gemms": (gemm,)}
-
-
-def _compare(layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]) -> Iterator[Mismatch]:
+def _compare(layer: PlanLayer, module: PlanModule, place: Gemm, rows: list[GemmRow]) -> Iterator[Mismatch]:
     """Yield the mismatches of one planned GEMM with the rows recorded of it."""
-    expected = _expected(module, gemm)
-    at = _at(layer.label, module.name, gemm)
+    expected, at = _expected(module, place.gemm), place.at
     if not rows:
         yield Mismatch(column="absent", planned=expected["formats"], ran="", **at)
     for row in rows:
@@ -175,7 +184,7 @@ def folded(found: list[Mismatch]) -> tuple[Mismatch, ...]:
 def _unhealthy(record: Record) -> Iterator[Mismatch]:
     """Yield the modules that multiplied wrong tensors."""
     for row in record.health:
-        at = _at(row.layer, row.module, "fprop")
+        at = Gemm(row.layer, row.module, "fprop").at
         if not row.error <= row.limit:  # NaN is not either
             yield Mismatch(column="error", planned=f"{row.limit:g}", ran=f"{row.error:.2g}", **at)
         if not row.is_fresh:
@@ -213,7 +222,7 @@ def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
     """Return every GEMM and kind of tensor in which two records differ; `planned` of a mismatch is the first one's."""
     first, second = _of_gemms(before), _of_gemms(after)
     found = [
-        Mismatch(column="differs", planned=first.get(key, "nothing"), ran=second.get(key, "nothing"), **_at(*key))
+        Mismatch(column="differs", planned=first.get(key, "nothing"), ran=second.get(key, "nothing"), **key.at)
         for key in dict.fromkeys([*first, *second])
         if first.get(key) != second.get(key)
     ]
@@ -225,12 +234,12 @@ def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
     return folded(found)
 
 
-def _of_gemms(record: Record) -> dict[tuple[str, str, str], str]:
+def _of_gemms(record: Record) -> dict[Gemm, str]:
     """Return the formats, tiles and stored format of each GEMM as one text."""
-    found: defaultdict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
+    found: defaultdict[Gemm, dict[str, None]] = defaultdict(dict)
     for row in record.gemms:
         parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]
-        found[row.layer, row.module, row.gemm][", ".join(filter(None, parts))] = None
+        found[Gemm(row.layer, row.module, row.gemm)][", ".join(filter(None, parts))] = None
     return {key: " and ".join(texts) for key, texts in found.items()}
 
 

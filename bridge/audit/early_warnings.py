@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bridge.audit.quantisation import last_measured
 from bridge.precision.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _spike_after_change(signs: Signs) -> str | None:
 def _amax_history(signs: Signs) -> str | None:
     ratios = {
         row: row.amax * row.scale / FORMATS[row.format].max
-        for row in _last_measured(signs)
+        for row in last_measured(signs.quantisation)
         if row.scale is not None and row.format in FORMATS
     }
     beyond = {row: ratio for row, ratio in ratios.items() if ratio > 4}
@@ -169,10 +169,11 @@ def _amax_history(signs: Signs) -> str | None:
 
 
 def _underflow_rising(signs: Signs) -> str | None:
-    last = _last_measured(signs)
+    last = last_measured(signs.quantisation)
     earlier = defaultdict[str, list[float]](list)
-    for row in signs.quantisation[-(RECENT + 1) * len(last) : -len(last)] if last else ():
-        earlier[row.place].append(row.underflow)
+    for row in signs.quantisation[-(RECENT + 1) * len(last) :]:
+        if row.step != last[0].step:
+            earlier[row.place].append(row.underflow)
     usual = {row: median(earlier[row.place]) for row in last if earlier[row.place]}
     rising = [row for row in last if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))]
     if not rising:
@@ -182,12 +183,6 @@ def _underflow_rising(signs: Signs) -> str | None:
     share = f"{100 * row.underflow:.3g} % of {row.place} became zero at step {row.step}"
     before = f", {100 * usual[row]:.3g} % in the median of the measurements before" if row in usual else ""
     return f"{share}{before}{rest}."
-
-
-def _last_measured(signs: Signs) -> list[QuantisationRow]:
-    """Return the rows of the last measurement."""
-    rows = signs.quantisation
-    return list(takewhile(lambda row: row.step == rows[-1].step, reversed(rows)))
 
 
 def _stale_weights(signs: Signs) -> str | None:

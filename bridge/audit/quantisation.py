@@ -48,6 +48,12 @@ class QuantisationRow:
         return f"the {self.operand} of layer {self.layer}, {self.module}"
 
 
+def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
+    """Return the rows of the last measured step."""
+    last = max((row.step for row in rows), default=0)
+    return [row for row in rows if row.step == last]
+
+
 def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = False) -> None:
     """Write rows as CSV, or add them to a file of rows."""
     with path.open("a" if append else "w", newline="", encoding="utf-8") as file:

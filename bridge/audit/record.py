@@ -7,6 +7,7 @@ that the source cannot see the column: a comparison skips it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -154,11 +155,11 @@ def tile_name(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -
     return text + ", hadamard" * hadamard + ", stochastic" * stochastic
 
 
-def layer_order(label: str) -> tuple[int, int, str]:
+def layer_order(label: str) -> tuple[float, str]:
     """Return a key that sorts labels of layers: numbers, prediction layers, the output."""
     if label.isdecimal():
-        return 0, int(label), ""
-    return (1 if label.startswith("mtp") else 2), 0, label
+        return float(label), ""
+    return math.inf, f"{not label.startswith('mtp'):d} {label}"
 
 
 def merged(rows: Iterable[GemmRow]) -> tuple[GemmRow, ...]:

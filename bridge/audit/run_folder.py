@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.audit import quantisation
 from bridge.audit.record import FILE as RECORD
@@ -14,8 +14,12 @@ from bridge.audit.record import Record
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MADE = "config.yaml"
 SUMMARY = "summary.json"
+METRICS = "metrics.jsonl"
 MAX_JSON_BYTES = 64 * 2**20
 """The metrics of a million steps are smaller."""
 
@@ -87,15 +91,19 @@ class RunFolder:
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         """Return the records of a kind ("train", "validation") so far; a line that is being written is left out."""
-        path = self.path / "metrics.jsonl"
-        records = []
-        for line in self.text_of(path).splitlines() if path.is_file() else ():
+        return [values for values in self.records() if values["kind"] == kind]
+
+    def records(self, torn: Callable[[int], None] = lambda _line: None) -> list[dict[str, Any]]:
+        """Return all records of steps and validations so far; `torn` gets the number of a line that is none."""
+        path, records = self.path / METRICS, []
+        lines = self.text_of(path).splitlines() if path.is_file() else []
+        for number, line in enumerate(lines, start=1):
             try:
                 values = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(values, dict) and values.get("kind") == kind:
-                records.append(values)
+                known = {"step": int(values["step"]), "kind": str(values["kind"]), "loss": values["loss"]}
+                records.append({**values, **known})
+            except (ValueError, TypeError, KeyError):
+                torn(number)
         return records
 
     def json_of(self, name: str) -> dict[str, Any]:

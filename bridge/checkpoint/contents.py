@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.checkpoint.folder import candidates, is_finished, load_fault
 from bridge.checkpoint.folder import folder_of as folder_of_step
@@ -101,15 +101,23 @@ class Contents:
         }
 
 
+class Differing(NamedTuple):
+    """A setting or a tensor that differs between two checkpoints."""
+
+    name: str
+    a: str
+    b: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
     """What differs between two checkpoints; `changes` are those of a run in the second's precision."""
 
     changes: tuple[Change, ...]
-    settings: tuple[tuple[str, str, str], ...]
-    """Setting, its value in the first, its value in the second; those of `changes` left out."""
-    tensors: tuple[tuple[str, str, str], ...]
-    """Tensor, its dtype and shape in the first, and in the second."""
+    settings: tuple[Differing, ...]
+    """Those of `changes` left out."""
+    tensors: tuple[Differing, ...]
+    """Dtypes and shapes."""
 
     @classmethod
     def of(cls, one: Contents, two: Contents) -> Difference:
@@ -122,7 +130,7 @@ class Difference:
         )
         return cls(
             changes=changes,
-            settings=tuple(row for row in settings if row[0].rpartition(".")[2] not in shown),
+            settings=tuple(row for row in settings if row.name.rpartition(".")[2] not in shown),
             tensors=tuple(tensors),
         )
 
@@ -133,8 +141,8 @@ class Difference:
         """Return the difference as plain data."""
         return {
             "precision": [change.to_dict() for change in self.changes],
-            "settings": [dict(zip(("setting", "a", "b"), row, strict=True)) for row in self.settings],
-            "tensors": [dict(zip(("tensor", "a", "b"), row, strict=True)) for row in self.tensors],
+            "settings": [{"setting": row.name, "a": row.a, "b": row.b} for row in self.settings],
+            "tensors": [{"tensor": row.name, "a": row.a, "b": row.b} for row in self.tensors],
         }
 
 
@@ -164,8 +172,8 @@ def _text(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+def _differing(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[Differing]:
     for name in [*one, *(name for name in two if name not in one)]:
         before, now = str(one.get(name, "absent")), str(two.get(name, "absent"))
         if before != now:
-            yield name, before, now
+            yield Differing(name, before, now)

@@ -9,9 +9,10 @@ classes on it. A checkpoint that names anything else is refused, whoever wrote i
 
 import io
 import json
+import math
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -61,10 +62,7 @@ class Tensor:
     @property
     def elements(self) -> int:
         """The number of its values."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,20 +202,10 @@ def _require_plain(data: bytes, *, is_module_state: bool = False) -> None:
     random_states: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *((rebuild, name) for name in names)]
     with torch.serialization.safe_globals(random_states):
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    for tensor in _tensors(value) if is_module_state else ():
-        if tensor.dtype == torch.uint8 and tensor.numel():
-            _Reader(tensor.numpy().tobytes(), MODULE_STATE).load()
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    """Yield the tensors in a value of containers."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)
-    elif hasattr(value, "numel"):
-        yield value
+    if is_module_state:
+        for leaf in torch.utils._pytree.tree_leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.uint8 and leaf.numel():
+                _Reader(leaf.numpy().tobytes(), MODULE_STATE).load()
 
 
 def _bytes_of(checkpoint: Path, stored: Stored) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge.audit.quantisation import QuantisationRow
+from bridge.audit.quantisation import QuantisationRow, last_measured
 from bridge.audit.run_folder import RunFolder
 from bridge.compare.curve import Curve
 from bridge.errors import RunConfigError
@@ -122,9 +122,8 @@ def _curve(records: Sequence[Mapping[str, Any]]) -> Curve:
 
 def _sqnr(rows: Sequence[QuantisationRow]) -> dict[str, float]:
     """Return the mean of each operand at the last measured step."""
-    last = max((row.step for row in rows), default=0)
     values = defaultdict[str, list[float]](list)
-    for row in rows:
-        if row.step == last and math.isfinite(row.sqnr_db):
+    for row in last_measured(rows):
+        if math.isfinite(row.sqnr_db):
             values[row.operand].append(row.sqnr_db)
     return {operand: sum(each) / len(each) for operand, each in values.items()}

@@ -17,7 +17,7 @@ otherwise. No verdict is *within* where the baseline itself learned little: a re
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
@@ -127,11 +127,9 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
     low, high = interval_of(per_seed)
     bit_equal = all(baseline == recipe for baseline, recipe in pairs)
     fall = 1 - level / float(np.mean(base[:, 0])) if level > 0 else 0.0
-    verdict, reason, needed = _verdict(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
     earlier = steps[: -len(chosen)]
     return Gap(
-        verdict=verdict,
-        reason=reason,
+        **_verdict(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal),
         seeds=len(pairs),
         gate=gate,
         window=((earlier[-1] if earlier else 0) + 1, chosen[-1]),
@@ -141,33 +139,35 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
         low=low,
         high=high,
         bit_equal=bit_equal,
-        seeds_needed=needed,
         over_steps=_over_steps(base, difference, steps),
     )
 
 
 def _verdict(
     per_seed: Losses, low: float | None, high: float | None, *, gate: float, fall: float, bit_equal: bool
-) -> tuple[Verdict, str, int | None]:
-    """Return the verdict, its reason and the number of seeds that would tell."""
+) -> dict[str, Any]:
+    """Return the `verdict`, its `reason` and the `seeds_needed` that would tell."""
     if low is not None and high is not None and (low > gate or high < -gate):
-        return "outside", f"The whole interval is {'above' if low > gate else 'below'} the gate.", None
+        side = "above" if low > gate else "below"
+        return {"verdict": "outside", "reason": f"The whole interval is {side} the gate."}
     if fall < MOVED * gate:
         reason = (
             f"The baseline's own loss fell by {100 * fall:.2g} % only, and a recipe that learns nothing would pass a "
             f"gate of {100 * gate:g} %. Train longer."
         )
-        return "cannot tell", reason, None
+        return {"verdict": "cannot tell", "reason": reason}
     if bit_equal:
-        return "within", "Every loss is the baseline's, bit for bit.", None
+        return {"verdict": "within", "reason": "Every loss is the baseline's, bit for bit."}
     if low is None or high is None:
-        return "cannot tell", "One seed has no interval. 2 seeds are the least.", 2
+        reason = "One seed has no interval. 2 seeds are the least."
+        return {"verdict": "cannot tell", "reason": reason, "seeds_needed": 2}
     if -gate <= low and high <= gate:
-        return "within", "The whole interval is inside the gate.", None
+        return {"verdict": "within", "reason": "The whole interval is inside the gate."}
     needed = seeds_needed(per_seed, gate)
+    reason = f"The interval reaches across the gate. With this spread about {needed} seeds tell."
     if needed is None:
-        return "cannot tell", f"The gap is too near to the gate: more than {MOST_SEEDS} seeds would be needed.", None
-    return "cannot tell", f"The interval reaches across the gate. With this spread about {needed} seeds tell.", needed
+        reason = f"The gap is too near to the gate: more than {MOST_SEEDS} seeds would be needed."
+    return {"verdict": "cannot tell", "reason": reason, "seeds_needed": needed}
 
 
 def interval_of(values: Losses) -> tuple[float | None, float | None]:

@@ -6,10 +6,11 @@ the ratio of its format again and the worst one gains a bit, or else the dtype o
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bridge.audit.quantisation import last_measured
 from bridge.precision.formats import BIT_DB, FORMATS
 from bridge.precision.matchers import Effect
 from bridge.precision.schemes import OPERAND_FORMATS
@@ -46,7 +47,7 @@ class Proposal:
 
 
 def propose(
-    rows: Iterable[Any], *, scheme: str | None, fp8_format: str | None, num_layers: int, schemes: Sequence[str] = FINER
+    rows: Sequence[Any], *, scheme: str | None, fp8_format: str | None, num_layers: int, schemes: Sequence[str] = FINER
 ) -> list[Proposal]:
     """Return a proposal for each module with an operand that lost more than a bit.
 
@@ -57,11 +58,9 @@ def propose(
         num_layers: Layers of the model; prediction layers behind them have no number in a row.
         schemes: Those of `FINER` that the target runs.
     """
-    measured = list(rows)
-    last = max((row.step for row in measured), default=0)
     modules: dict[tuple[int, str], list[Any]] = {}
-    for row in measured:
-        if row.step == last and row.layer <= num_layers and math.isfinite(row.sqnr_db):
+    for row in last_measured(rows):
+        if row.layer <= num_layers and math.isfinite(row.sqnr_db):
             modules.setdefault((row.layer, row.module), []).append(row)
     finer = [name for name in schemes if scheme not in FINER or FINER.index(name) > FINER.index(scheme)]
     found = (_proposal(operands, finer, fp8_format) for operands in modules.values())

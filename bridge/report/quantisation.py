@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from bridge.audit.quantisation import OPERANDS, QuantisationRow
+from bridge.audit.quantisation import OPERANDS, QuantisationRow, last_measured
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHAT_IF
 from bridge.report.curves import figure_of
@@ -18,7 +18,7 @@ WORST_DB = 12.0
 
 def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> RenderableType:
     """Return every row of the last measured step as a table for the terminal."""
-    last = max(row.step for row in rows)
+    last = last_measured(rows)
     columns: list[Column | str] = [Column(heading="layer", number=True), "module", "operand", "format"]
     columns += [Column(heading=name, number=True) for name in ("amax", "scale", "to zero", "saturated", "SQNR dB")]
     columns += [Column(heading=f"if {scheme}", number=True) for scheme in WHAT_IF]
@@ -35,10 +35,9 @@ def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> Render
             f"{row.sqnr_db:.1f}",
             *(f"{getattr(row, f'{scheme}_db'):.1f}" for scheme in WHAT_IF),
         )
-        for row in rows
-        if row.step == last
+        for row in last
     ]
-    return table(columns, lines, title=f"{title}, step {last}")
+    return table(columns, lines, title=f"{title}, step {last[0].step}")
 
 
 def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:

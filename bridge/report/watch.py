@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from bridge.audit.early_warnings import Signs, early_warnings
-from bridge.audit.quantisation import OPERANDS
+from bridge.audit.quantisation import OPERANDS, last_measured
 from bridge.report.table import Column, table
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def _step_time(run: RunFolder, last: Record) -> list[tuple[str, str]]:
 
 def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
     """Return the largest underflow and saturation of each operand at the last measured step."""
-    rows = run.quantisation
-    last = [row for row in rows if row.step == rows[-1].step]
-    found = []
+    last, found = last_measured(run.quantisation), []
     for operand in OPERANDS:
         own = [row for row in last if row.operand == operand]
         if own:

@@ -3,10 +3,13 @@
 import math
 import shlex
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from bridge.audit.compare import compare
 from bridge.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.audit.quantisation import last_measured
+from bridge.audit.record import CensusRow
 from bridge.audit.run_folder import RunFolder
 from bridge.audit.sentence import format_gemms
 from bridge.errors import RunConfigError
@@ -48,7 +51,7 @@ def run_content(
         "train": run.metrics("train"),
         "validation": run.metrics("validation"),
         "heat": _heat(run),
-        "memory": _memory(record, predicted_bytes or {}),
+        "memory": _memory(record.census if record is not None else (), predicted_bytes or {}),
         "environment": {"target": run.findings.get("target"), "megatron-core": run.sync.get("megatron_core")},
         "commands": [*_train_command(run), shlex.join(["precision-bridge", "report", str(run.path)])],
     }
@@ -143,22 +146,20 @@ def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
 
 def _heat(run: RunFolder) -> list[dict[str, Any]]:
     """Return the last SQNR per operand, layer and module, and how far it is below what the format should have."""
-    rows = run.quantisation
-    last = max((row.step for row in rows), default=0)
     found = []
-    for row in rows:
-        if row.step == last and math.isfinite(row.sqnr_db) and row.format in FORMATS:
+    for row in last_measured(run.quantisation):
+        if math.isfinite(row.sqnr_db) and row.format in FORMATS:
             place = {"operand": row.operand, "layer": row.layer, "module": row.module.rpartition(".")[2]}
             figures = {"sqnr_db": row.sqnr_db, "below_normal_db": FORMATS[row.format].healthy_db - row.sqnr_db}
             found.append({**place, "format": row.format, **figures})
     return found
 
 
-def _memory(record: Any, predicted: dict[str, int]) -> list[dict[str, Any]]:
+def _memory(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict[str, Any]]:
     """Return the bytes of each kind of tensor as they were and as they were predicted."""
     held: defaultdict[str, int] = defaultdict(int)
     dtypes: defaultdict[str, list[str]] = defaultdict(list)
-    for row in record.census if record is not None else ():
+    for row in census:
         held[row.kind] += row.bytes
         dtypes[row.kind].append(row.dtype)
     rows = []
