@@ -65,7 +65,9 @@ def _convert(chosen: argparse.Namespace) -> int:
     faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
     exported = results[0][1]
     files = dict(exported.files) if exported is not None else {}
-    gone = _lost(results if chosen.json else results[:1], chosen) if chosen.strict else ""
+    gone = ""
+    if chosen.strict:
+        gone = _lost(results if chosen.json else results[:1], chosen)
     if chosen.out is not None and not faulty and not gone and text:
         write_file(chosen.out, text, "--out")
         for name, content in files.items():
@@ -156,14 +158,16 @@ def _as_dict(one: Run, exported: ExportReport | None, to: str | None) -> dict[st
     from bridge.interop.conversion import lost, plain, records
 
     imported = one.imported
-    config = imported.config.to_dict()
+    config, payload = imported.config.to_dict(), None
+    if imported.mode_is_stated:
+        payload = plain(exported.payload if exported is not None else config)
     return {
         "source": one.source,
         "mode": imported.config.mode if imported.mode_is_stated else None,
         "decided_by": imported.decided_by,
         "semantics": imported.semantics,
         "config": plain(config),
-        "payload": plain(exported.payload if exported is not None else config) if imported.mode_is_stated else None,
+        "payload": payload,
         "files": dict(exported.files) if exported is not None else {},
         "losses": records(imported.unmapped, "import")
         + (records(exported.unmapped, "export") if exported is not None else []),

@@ -56,7 +56,9 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
         chosen.overrides.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
     run = read_run(chosen)
     title = run.precision.label if run.precision is not None else "no recipe"
-    steps = chosen.steps if chosen.steps is not None else 0 if chosen.checkpoint is not None else STEPS
+    steps = chosen.steps
+    if steps is None:
+        steps = STEPS if chosen.checkpoint is None else 0
     rows = measure_quantisation(container(run), steps=steps)
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)

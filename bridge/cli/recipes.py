@@ -155,8 +155,10 @@ def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str
         is_stated = config.is_stated(name)
         follows = name not in MEGATRON_FIELDS and name not in inert and value not in (None, False)
         if is_stated or chosen.all or (follows and not chosen.stated):
-            unstated = "owner's" if name in MEGATRON_FIELDS else "follows" if follows else "default"
-            found[name] = f"{text_of(value):<12} {'stated' if is_stated else unstated:<7}"
+            kind = "follows" if follows else "default"
+            if name in MEGATRON_FIELDS:
+                kind = "owner's"
+            found[name] = f"{text_of(value):<12} {'stated' if is_stated else kind:<7}"
     return found
 
 

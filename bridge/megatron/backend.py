@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
-from unittest.mock import patch
 
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 
@@ -15,6 +15,7 @@ from bridge.megatron.emulation.gather import separate_gathers
 from bridge.megatron.emulation.linear import gemm_precision, require_emulable, scheme_of
 from bridge.megatron.emulation.per_module import chooses_low, module_schemes
 from bridge.megatron.emulation.stored_weight import megatron_stores
+from bridge.megatron.replacement import replaced
 from bridge.megatron.te.environment import Environment, environment_findings, set_lines
 from bridge.megatron.te.machine import Machine, missing_for_te
 from bridge.megatron.te.recipe import te_recipe
@@ -66,9 +67,9 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     if requested not in BACKENDS:
         hint = did_you_mean(close_matches(str(requested), BACKENDS)) or "Choose one of them."
         raise RunConfigError(f"precision_backend: must be one of {', '.join(BACKENDS)}, got {requested!r}. {hint}")
-    scheme, per_module = scheme_of(config), quant_recipes(getattr(config, "quant_recipe", None))
+    scheme = scheme_of(config)
     environment = environment or Environment()
-    if scheme is not None and not per_module:
+    if scheme is not None and not quant_recipes(getattr(config, "quant_recipe", None)):
         _require_some_layer(config)
     if requested == "te_cpu" or installed_te() is not None:
         return _te_on_cpu(requested, config, [scheme, *module_schemes(config)], environment)
@@ -83,11 +84,18 @@ def choose_backend(requested: str, config: Any, environment: Environment | None 
     if scheme is None and not chooses_low(config):
         unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
         return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
+    why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
+    return _emulated(config, why, environment)
+
+
+def _emulated(config: Any, why: str, environment: Environment) -> Backend:
+    """Return the emulation, or refuse a config that it cannot run."""
     require_emulable(config)
     precision = gemm_precision(config)
-    why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
-    kind = f"{scheme}, {precision.format}" if precision is not None else "chosen per module"
-    kind += ", and per module" if precision is not None and per_module else ""
+    kind = "chosen per module"
+    if precision is not None:
+        is_per_module = quant_recipes(getattr(config, "quant_recipe", None))
+        kind = f"{precision.scheme}, {precision.format}{', and per module' if is_per_module else ''}"
     note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
     unread = tuple(f"{name}={text}: the emulation does not read it." for name, text in environment.values.items())
     return Backend(name="emulated", notes=(note, *unread))
@@ -165,11 +173,7 @@ def running(backend: Backend) -> Iterator[None]:
             stack.enter_context(separate_gathers())
         if backend.name == "emulated":
             stack.enter_context(megatron_stores())
-            for name in _TE_CHECKPOINTS:
-                try:
-                    module = import_module(name)
-                except ModuleNotFoundError:  # of another version
-                    continue
-                if hasattr(module, "te_checkpoint"):
-                    stack.enter_context(patch.object(module, "te_checkpoint", checkpoint))
+            held = (import_module(name) for name in _TE_CHECKPOINTS if find_spec(name) is not None)
+            changes = [(module, "te_checkpoint", checkpoint) for module in held if hasattr(module, "te_checkpoint")]
+            stack.enter_context(replaced(changes))
         yield

@@ -1,8 +1,8 @@
 """CPU device shim: runs Megatron Core, which asks for "cuda" in many places, on a machine without it.
 
 Megatron creates tensors with ``device="cuda"``, asks ``tensor.type()`` for ``torch.cuda.FloatTensor``, keeps its random
-number states in CUDA generators and opens ``torch.autocast("cuda")``. Each row of `patches()` replaces one callable in
-place while the shim is installed; nothing intercepts operators, so a training step costs what it costs without it.
+number states in CUDA generators and opens ``torch.autocast("cuda")``. Each row of `REPLACEMENTS` replaces one callable
+while the shim is installed; nothing intercepts operators, so a training step costs what it costs without it.
 Where CUDA is present, installing is a no-op.
 
 The shim has to stay installed while training: schedules and optimizer steps create tensors on "cuda" too.
@@ -10,33 +10,16 @@ The shim has to stay installed while training: schedules and optimizer steps cre
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
-import yaml
-from megatron.core.tensor_parallel import random as megatron_random
-from megatron.core.transformer.moe import token_dispatcher
+
+from bridge.megatron.replacement import always, is_cuda, replaced, replacements, rng_state, set_rng_state
 
 _CPU = torch.device("cpu")
 _installed: list[bool] = []
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patch:
-    """One callable of torch or Megatron and its replacement."""
-
-    owner: Any
-    name: str
-    replace: Callable[[Any], Any]
-    needed_by: str
-    """A place in megatron/core that would not work (0.16.1 line numbers)."""
-    without: str
-    """The failure without this row."""
 
 
 def has_cuda() -> bool:
@@ -49,19 +32,13 @@ def is_installed() -> bool:
     return bool(_installed)
 
 
-def _is_cuda(device: object) -> bool:
-    return (isinstance(device, str) and device.startswith("cuda")) or (
-        isinstance(device, torch.device) and device.type == "cuda"
-    )
-
-
 def _on_cpu(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Wrap a factory function so that ``device="cuda"`` means the CPU, and no memory is pinned for it."""
 
     @functools.wraps(create)
     def created(*args: Any, **kwargs: Any) -> torch.Tensor:
         kwargs.pop("pin_memory", None)
-        if _is_cuda(kwargs.get("device")):
+        if is_cuda(kwargs.get("device")):
             kwargs["device"] = _CPU
         return create(*args, **kwargs)
 
@@ -100,10 +77,6 @@ def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
     return answered
 
 
-def _always(value: Any) -> Callable[[Any], Callable[..., Any]]:
-    return lambda _original: lambda *_args, **_kwargs: value
-
-
 def _seed_default_generator(_original: object) -> Callable[[int], None]:
     """Not `torch.manual_seed`: that queues a seed for CUDA at each call, with the stack it was called from."""
 
@@ -132,57 +105,39 @@ def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
     return moved
 
 
-def _rng_state(_original: object) -> Callable[..., torch.Tensor]:
-    return lambda *_args, **_kwargs: torch.get_rng_state()
-
-
-_AUTOCAST = torch.amp.autocast_mode.autocast
-_REPLACEMENTS: tuple[tuple[str, Any, str, Callable[[Any], Any]], ...] = (
-    *((f"torch.{name}", torch, name, _on_cpu) for name in ("tensor", "zeros", "ones", "empty", "full", "arange")),
-    ("torch.Tensor.type", torch.Tensor, "type", _cuda_type_name),
-    ("torch.Tensor.cuda", torch.Tensor, "cuda", lambda _original: lambda self, *_args, **_kwargs: self),
-    ("torch.cuda.current_device", torch.cuda, "current_device", _always(_CPU)),
-    ("torch.cuda.synchronize", torch.cuda, "synchronize", _always(None)),
-    ("torch.cuda.current_stream", torch.cuda, "current_stream", _always(_STREAM)),
-    ("torch.cuda.Stream", torch.cuda, "Stream", _always(_STREAM)),
-    ("torch.cuda.stream", torch.cuda, "stream", _always(nullcontext())),
-    ("torch.cuda.get_rng_state", torch.cuda, "get_rng_state", _rng_state),
-    ("torch.cuda.manual_seed", torch.cuda, "manual_seed", _seed_default_generator),
-    ("random._get_cuda_rng_state", megatron_random, "_get_cuda_rng_state", _rng_state),
-    (
-        "random._set_cuda_rng_state",
-        megatron_random,
-        "_set_cuda_rng_state",
-        lambda _original: lambda new_state, *_args, **_kwargs: torch.set_rng_state(new_state),
-    ),
-    ("maybe_move_tensor_to_cpu", token_dispatcher, "maybe_move_tensor_to_cpu", _to_numpy_too),
-    ("torch.autocast.__init__", _AUTOCAST, "__init__", _autocast_on_cpu),
-    ("torch.is_autocast_enabled", torch, "is_autocast_enabled", _asked_about_cpu),
-    ("torch.get_autocast_dtype", torch, "get_autocast_dtype", _asked_about_cpu),
-)
-"""Row of device.yaml, owner and name of the callable, original -> replacement."""
-
-
-def patches() -> tuple[Patch, ...]:
-    """Return every replacement the shim makes, in order; device.yaml says who needs each, and the failure without."""
-    reasons = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return tuple(
-        Patch(owner=owner, name=name, replace=replace, **reasons[row]) for row, owner, name, replace in _REPLACEMENTS
-    )
+REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
+    **{f"torch.{name}": _on_cpu for name in ("tensor", "zeros", "ones", "empty", "full", "arange")},
+    "torch.Tensor.type": _cuda_type_name,
+    "torch.Tensor.cuda": lambda _original: lambda self, *_args, **_kwargs: self,
+    "torch.cuda.current_device": always(_CPU),
+    "torch.cuda.synchronize": always(None),
+    "torch.cuda.current_stream": always(_STREAM),
+    "torch.cuda.Stream": always(_STREAM),
+    "torch.cuda.stream": always(nullcontext()),
+    "torch.cuda.get_rng_state": rng_state,
+    "torch.cuda.manual_seed": _seed_default_generator,
+    "megatron.core.tensor_parallel.random._get_cuda_rng_state": rng_state,
+    "megatron.core.tensor_parallel.random._set_cuda_rng_state": set_rng_state,
+    "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu": _to_numpy_too,
+    "torch.amp.autocast_mode.autocast.__init__": _autocast_on_cpu,
+    "torch.is_autocast_enabled": _asked_about_cpu,
+    "torch.get_autocast_dtype": _asked_about_cpu,
+}
+"""Callable -> original -> replacement; device.yaml says who needs each, and the failure without."""
 
 
 @contextmanager
 def cpu_as_cuda() -> Iterator[None]:
-    """Keep the shim installed for the length of a ``with`` block; the outermost block removes it, last row first.
+    """Keep the shim installed for the length of a ``with`` block; the outermost block removes it.
 
     Where CUDA is present, the block changes nothing.
     """
     if has_cuda() or is_installed():
         yield
         return
-    with ExitStack() as stack:
-        stack.callback(_installed.clear)
-        for row in patches():
-            stack.enter_context(patch.object(row.owner, row.name, row.replace(getattr(row.owner, row.name))))
+    with replaced(row.change for row in replacements(__file__, REPLACEMENTS)):
         _installed.append(True)
-        yield
+        try:
+            yield
+        finally:
+            _installed.clear()

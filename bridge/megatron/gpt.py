@@ -131,12 +131,6 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
     return config, [f"Changed for this machine: {named}."] if changed else []
 
 
-def stores_low_precision(config: Any) -> bool:
-    """Return whether a model config keeps the weights of its linear layers in FP8 or FP4."""
-    in_fp4 = getattr(config, "fp4", None) and getattr(config, "fp4_param", False)
-    return bool((config.fp8 and config.fp8_param) or in_fp4)
-
-
 def padded_vocab_size(config: Any) -> int:
     """Return the rows of the embedding: the vocabulary, padded so that every tensor-parallel rank gets as many."""
     multiple = int(config.make_vocab_size_divisible_by) * int(config.tensor_model_parallel_size)

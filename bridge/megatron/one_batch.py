@@ -102,4 +102,6 @@ def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return |a - b| / |a|, Frobenius norms; NaN where a number is not finite."""
     difference = float(torch.linalg.vector_norm(one.double() - other.double()))
     norm = float(torch.linalg.vector_norm(one.double()))
-    return difference / norm if norm else (math.inf if difference else 0.0)
+    if norm:
+        return difference / norm
+    return math.inf if difference else 0.0

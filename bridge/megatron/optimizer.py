@@ -15,6 +15,9 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from bridge.errors import RunConfigError
 from bridge.megatron.emulation.stored_weight import StoredWeight
 
+DECAY_STYLES = ("cosine", "linear", "constant", "inverse-square-root", "WSD")
+"""Megatron's schedules of the learning rate."""
+
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's distributed optimizer over torch's Adam, whose state has a "step" that a checkpoint keeps apart.
@@ -102,26 +105,23 @@ def build_scheduler(
     Args:
         config: The `OptimizerConfig` with lr, min_lr and weight_decay.
         optimizer: The result of `build_optimizer`.
-        warmup_iters: Steps of linear warm-up from zero.
+        warmup_iters: Steps of linear warm-up from zero; more than the run has are taken as they are.
         decay_iters: Steps after which the rate is min_lr.
         decay_style: Megatron's name of the schedule.
         global_batch_size: Samples per step.
 
-    A warm-up longer than the run is taken as it is: the rate still rises at the last step.
-
     Raises:
         RunConfigError: The style is unknown, the learning rate is missing, or the warm-up is negative.
     """
-    styles = ("cosine", "linear", "constant", "inverse-square-root", "WSD")
-    if decay_style not in styles:
-        raise RunConfigError(
-            f"train.lr_decay_style: must be one of {', '.join(styles)}, got {decay_style!r}. Choose one of them."
-        )
+    if decay_style not in DECAY_STYLES:
+        rule = f"must be one of {', '.join(DECAY_STYLES)}"
+        raise RunConfigError.of("train.lr_decay_style", rule, decay_style, "Choose one of them.")
     if config.lr is None:
-        raise RunConfigError("optimizer.lr: a learning rate is required, got None. Set it, 1e-3 say.")
+        raise RunConfigError.of("optimizer.lr", "a learning rate is required", None, "Set it, 1e-3 say.")
     if warmup_iters < 0:
-        raise RunConfigError(f"train.lr_warmup_iters: must not be negative, got {warmup_iters}. Use 0 for none.")
+        raise RunConfigError.of("train.lr_warmup_iters", "must not be negative", warmup_iters, "Use 0 for none.")
     decay_iters = max(decay_iters, warmup_iters + 1)
+    is_wsd = decay_style == "WSD"
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -134,8 +134,8 @@ def build_scheduler(
         end_wd=config.weight_decay,
         wd_incr_steps=decay_iters * global_batch_size,
         wd_incr_style="constant",
-        wsd_decay_steps=max(1, decay_iters * global_batch_size // 10) if decay_style == "WSD" else None,
-        lr_wsd_decay_style="cosine" if decay_style == "WSD" else None,
+        wsd_decay_steps=max(1, decay_iters * global_batch_size // 10) if is_wsd else None,
+        lr_wsd_decay_style="cosine" if is_wsd else None,
     )
 
 

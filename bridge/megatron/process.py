@@ -8,16 +8,16 @@ that one Python process can train several times.
 from __future__ import annotations
 
 import ctypes
-import datetime
 import gc
 import itertools
 import math
 import os
 import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -131,42 +131,46 @@ def training_process(
         RunConfigError: Ranks have different settings, or their number does not fit the parallel sizes.
         TrainingError: Other ranks ended or stalled, which made a collective of this one fail.
     """
-    launch = _Launch.read()
-    notes: list[str] = []
+    launch, notes = _Launch.read(), list[str]()
     with ExitStack() as stack:
         request = stack.enter_context(noted_signals())
         _hush(stack)
         where = _enter_device(stack, launch, model, notes)
         stack.enter_context(without_te.repaired_layers())
-        count = threads or launch.threads or launch.share_of_cpus()
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(count)
-        timeout = datetime.timedelta(minutes=timeout_minutes)
+        torch.set_num_threads(threads or launch.threads or launch.share_of_cpus())
+        timeout = timedelta(minutes=timeout_minutes)
         store = _start_distributed(stack, launch, where, timeout)
         if fingerprint is not None:
             require_agreement(fingerprint, where)
-        data_parallel_size = _data_parallel_size(model, launch.world_size)
-        peers = None
-        if launch.world_size > 1:
-            peers = Peers(store, launch.rank, launch.world_size, timeout)
+        _require_whole_replicas(model, launch.world_size)
+        peers = Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None
+        if peers is not None:
             stack.enter_context(peers.answering())
             stack.enter_context(_blamed(peers, request))
         _start_model_parallel(stack, model, timeout_minutes)
         _seed_everything(seed)
-        yield Process(
-            rank=launch.rank,
-            world_size=launch.world_size,
-            data_parallel_rank=parallel_state.get_data_parallel_rank(),
-            data_parallel_size=data_parallel_size,
-            pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
-            pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
-            context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
-            device=where,
-            threads=count,
-            notes=tuple(notes),
-            peers=peers,
-            stop=request,
-        )
+        yield _placed(launch, where, notes, peers, request)
+
+
+def _placed(
+    launch: _Launch, where: torch.device, notes: Sequence[str], peers: Peers | None, request: StopRequest
+) -> Process:
+    """Return the place of this process in Megatron's groups."""
+    return Process(
+        rank=launch.rank,
+        world_size=launch.world_size,
+        data_parallel_rank=parallel_state.get_data_parallel_rank(),
+        data_parallel_size=parallel_state.get_data_parallel_world_size(),
+        pipeline_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pipeline_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
+        device=where,
+        threads=torch.get_num_threads(),
+        notes=tuple(notes),
+        peers=peers,
+        stop=request,
+    )
 
 
 @contextmanager
@@ -197,7 +201,8 @@ def _hush(stack: ExitStack) -> None:
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")  # FP32 norms under autocast
 
 
-def _data_parallel_size(model: Any, world_size: int) -> int:
+def _require_whole_replicas(model: Any, world_size: int) -> None:
+    """Refuse a number of processes that is no multiple of those of one replica."""
     dense = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     experts = ("expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size")
     for path, names in (("model", dense), ("model.expert_model_parallel_size", experts)):
@@ -209,8 +214,6 @@ def _data_parallel_size(model: Any, world_size: int) -> int:
                 f"{path}: the number of processes must be a multiple of {product} = {ranks}, got {world_size} "
                 f"(WORLD_SIZE). Start the run with torchrun --nproc-per-node={ranks}, or change the parallel sizes."
             )
-    replica: int = math.prod(getattr(model, name) for name in dense)
-    return world_size // replica
 
 
 def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str]) -> torch.device:
@@ -242,7 +245,7 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
     return dtypes
 
 
-def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, timeout: datetime.timedelta) -> Store:
+def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, timeout: timedelta) -> Store:
     """Join the process group, and return its store: the launcher's, or for one process one in memory (no port).
 
     Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.

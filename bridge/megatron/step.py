@@ -177,17 +177,18 @@ class Trainer:
 
         Megatron's own forced gather would leave MXFP8 weights in the buffer, and the weights of the last step in use.
         """
-        overlapped = self.model[0].ddp_config.overlap_param_gather
-        if overlapped:
-            self._fill_shared_buffers()
-            for group in self._bucket_groups():
-                group.finish_param_sync(skip_next_bucket_dispatch=True)
-        for chunk in self.model if overlapped else ():
+        if not self.model[0].ddp_config.overlap_param_gather:
+            yield
+            return
+        self._fill_shared_buffers()
+        for group in self._bucket_groups():
+            group.finish_param_sync(skip_next_bucket_dispatch=True)
+        for chunk in self.model:
             chunk.disable_forward_pre_hook(param_sync=False)
         try:
             yield
         finally:
-            for chunk in self.model if overlapped else ():
+            for chunk in self.model:
                 chunk.enable_forward_pre_hook()
 
     def _run(self, batches: Iterator[Batch], num_microbatches: int, *, forward_only: bool) -> list[torch.Tensor]:

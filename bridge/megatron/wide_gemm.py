@@ -33,18 +33,21 @@ def slow_dtypes() -> tuple[torch.dtype, ...]:
     return tuple(dtype for dtype, fast in has_kernel.items() if not fast)
 
 
-def _wide(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return both operands and an empty result, in FP32 if they are of one 16-bit type, else as they are."""
-    shape = (*first.shape[:-1], second.shape[-1])
+def _wide(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both operands in FP32 if they are of one 16-bit type, else as they are."""
     if first.dtype is second.dtype and first.dtype in (torch.bfloat16, torch.float16):
-        return first.float(), second.float(), torch.empty(shape, dtype=torch.float32, device=first.device)
-    return first, second, torch.empty(shape, dtype=first.dtype, device=first.device)
+        return first.float(), second.float()
+    return first, second
+
+
+def _empty_product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return torch.empty((*first.shape[:-1], second.shape[-1]), dtype=first.dtype, device=first.device)
 
 
 def _product(operator: Callable[..., torch.Tensor], first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return the product in the operands' type, through the operator's ``out`` overload, which has its own kernel."""
-    wide_first, wide_second, out = _wide(first, second)
-    return operator(wide_first, wide_second, out=out).to(first.dtype)
+    wide = _wide(first, second)
+    return operator(*wide, out=_empty_product(*wide)).to(first.dtype)
 
 
 def _sum(
@@ -57,11 +60,12 @@ def _sum(
     alpha: float = 1,
 ) -> torch.Tensor:
     """Return beta * summand + alpha * product in the operands' type; with beta 0 the summand is not read."""
-    wide_first, wide_second, out = _wide(first, second)
+    wide = _wide(first, second)
+    out = _empty_product(*wide)
     start = out if beta == 0 else summand
     if start.dtype is first.dtype:
         start = start.to(out.dtype)
-    return operator(start, wide_first, wide_second, beta=beta, alpha=alpha, out=out).to(first.dtype)
+    return operator(start, *wide, beta=beta, alpha=alpha, out=out).to(first.dtype)
 
 
 OPERATORS: dict[str, Callable[..., torch.Tensor]] = {

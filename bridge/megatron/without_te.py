@@ -4,14 +4,14 @@ Megatron 0.16.1 names functions of Transformer Engine there that it has not impo
 package that is not there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from unittest.mock import patch
 
 from megatron.core.transformer import multi_latent_attention, transformer_config
 from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
+
+from bridge.megatron.replacement import replaced
 
 _FUSED = (
     "fused_permute",
@@ -23,39 +23,30 @@ _FUSED = (
 """Names that transformer_config.py:1829 imports from the module of the experts."""
 
 
-def _always(value: bool) -> Callable[..., bool]:
-    return lambda *_args, **_kwargs: value
-
-
 def _is_there() -> bool:
     return str(get_te_version()) not in ("None", "0.0.0")  # 0.0.0 from megatron-core 0.19 on
 
 
-@contextmanager
-def config_checks() -> Iterator[None]:
+def config_checks() -> AbstractContextManager[None]:
     """Let Megatron's config accept FP8 with experts, which it asks Transformer Engine's version for.
 
     The check is about experts without tokens (transformer_config.py:1601), which emulated layers accept.
     """
-    with ExitStack() as stack:
-        if not _is_there():
-            stack.enter_context(patch.object(transformer_config, "is_te_min_version", _always(True)))
-            for name in _FUSED:  # imported in a check that then names the package, which is an ImportError without them
-                stack.enter_context(patch.object(moe_utils, name, None, create=True))
-        yield
+    if _is_there():
+        return nullcontext()
+    # The functions are imported in a check that then names the package, which is an ImportError without them.
+    missing = [(moe_utils, name, None) for name in _FUSED]
+    return replaced([(transformer_config, "is_te_min_version", lambda *_: True), *missing])
 
 
-@contextmanager
-def repaired_layers() -> Iterator[None]:
+def repaired_layers() -> AbstractContextManager[None]:
     """Let Megatron build and run layers with experts or latent attention, for the length of a ``with`` block."""
-    with ExitStack() as stack:
-        if not _is_there():
-            repairs: list[tuple[Any, str, Any]] = [
-                (shared_experts, "is_te_min_version", _always(False)),  # :68, TypeError under FP8
-                (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
-            ]
-            if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError in the router
-                repairs.append((moe_utils, "te_general_gemm", None))
-            for owner, name, value in repairs:
-                stack.enter_context(patch.object(owner, name, value, create=True))
-        yield
+    if _is_there():
+        return nullcontext()
+    repairs: list[tuple[Any, str, Any]] = [
+        (shared_experts, "is_te_min_version", lambda *_: False),  # :68, TypeError under FP8
+        (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
+    ]
+    if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError in the router
+        repairs.append((moe_utils, "te_general_gemm", None))
+    return replaced(repairs)

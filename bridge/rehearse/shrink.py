@@ -77,11 +77,8 @@ def shrink(
     Raises:
         RunConfigError: No such model can be built, its layers cannot be planned, or some of them do not run on a CPU.
     """
-    pattern = HybridPattern.of(sections.get("model") or {})
-    if pattern is not None and "mamba" in pattern.kinds:
-        rule = "cannot be rehearsed: Mamba layers need the kernels of mamba_ssm, which run on a GPU alone"
-        raise RunConfigError.of("model", rule, pattern.layers, "Use `precision-bridge check` for this run.")
     given = {name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")}
+    _refuse_mamba(given["model"])
     plan = precision_plan(precision, given["model"], optimizer=given["optimizer"], ddp=given["ddp"])
     parallel = Parallel.of(given["model"], world_size=gpus)
     layout = Layout.of(parallel, is_sharded=plan.settings.distributed)
@@ -97,13 +94,7 @@ def shrink(
     _shrink_tokens(run)
     _replace_schedule(run)
     _drop_sizes(run)
-    if layout.size("context") > 1 and run.model.get("cp_comm_type") != "a2a":
-        run.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
-    if str(read_field(run.model, "attention_backend")).lower() in ("flash", "fused"):
-        run.set("model.attention_backend", "auto", "its kernels need a GPU")
-    for name, reason in ON_A_GPU.items():
-        if read_field(run.model, name):
-            run.set(f"model.{name}", False, reason)
+    _replace_kernels(run)
     return SmallRun(
         sections=run.held,
         precision=run.precision,
@@ -113,6 +104,24 @@ def shrink(
         rounds=layout.rounds(processes, split),
         dropped=tuple(run.dropped),
     )
+
+
+def _refuse_mamba(model: Mapping[str, Any]) -> None:
+    pattern = HybridPattern.of(model)
+    if pattern is not None and "mamba" in pattern.kinds:
+        rule = "cannot be rehearsed: Mamba layers need the kernels of mamba_ssm, which run on a GPU alone"
+        raise RunConfigError.of("model", rule, pattern.layers, "Use `precision-bridge check` for this run.")
+
+
+def _replace_kernels(run: Sections) -> None:
+    """Switch off what runs on a GPU alone."""
+    if run.layout.size("context") > 1 and run.model.get("cp_comm_type") != "a2a":
+        run.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
+    if str(read_field(run.model, "attention_backend")).lower() in ("flash", "fused"):
+        run.set("model.attention_backend", "auto", "its kernels need a GPU")
+    for name, reason in ON_A_GPU.items():
+        if read_field(run.model, name):
+            run.set(f"model.{name}", False, reason)
 
 
 def _shrink_tokens(run: Sections) -> None:

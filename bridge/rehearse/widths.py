@@ -50,7 +50,9 @@ def _heads(run: Sections) -> tuple[int, int]:
     if run.shape.latent is not None or heads == groups:
         few = min(4, small * max(1, heads // small)) + (heads % tp != 0)
         return few, few
-    few = small if groups % tp == 0 else small + 1 if groups > tp else 1
+    few = small
+    if groups % tp:
+        few = small + 1 if groups > tp else 1
     each = min(heads // groups, HEADS_PER_GROUP)
     if heads % tp == 0 and few * each % small:
         each += 1

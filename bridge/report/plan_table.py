@@ -111,7 +111,9 @@ def _line(module: PlanModule) -> Line:
     forward = next((formats[item] for item in FORWARD if item in formats), "")
     backward = formats.get("backward", "")
     tiles = [scales.get(name, "") for name in ("input", "weight", "grad_output")]
-    scale = "" if not any(tiles) else tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
+    scale = ""
+    if any(tiles):
+        scale = tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
     weight = module.row("weight") or PlanRow(item="weight")
     kept = (weight.storage, weight.master, weight.gradient, weight.reduction, weight.checkpoint)
     return forward, formats.get("dgrad", backward), formats.get("wgrad", ""), scale, *kept
@@ -135,8 +137,9 @@ def _modules(names: Sequence[str]) -> str:
 
 
 def _coloured(value: str) -> Text:
-    low = bool(LOW & set(value.replace(",", " ").split()))
-    return Text(value, style="green" if low else "yellow" if value.startswith(("fp32", "fp64")) else "")
+    if LOW & set(value.replace(",", " ").split()):
+        return Text(value, style="green")
+    return Text(value, style="yellow" if value.startswith(("fp32", "fp64")) else "")
 
 
 GEMM_COLUMNS: tuple[Column | str, ...] = (
@@ -266,7 +269,8 @@ def size(count: float) -> str:
     for unit, name in UNITS:
         if count >= unit:
             value = count / unit
-            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {name}"
+            digits = sum(value < limit for limit in (100, 10))
+            return f"{value:.{digits}f} {name}"
     return f"{count:.0f} B"
 
 

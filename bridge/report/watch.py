@@ -89,8 +89,8 @@ def curve(values: Sequence[float | None]) -> str:
     picked = [values[(index * (len(values) - 1)) // max(1, count - 1)] for index in range(count)]
     known = [value for value in picked if value is not None]
     low, span = min(known, default=0), max(known, default=0) - min(known, default=0)
-    bars = ("·" if value is None else BARS[round((value - low) / span * 7) if span else 0] for value in picked)
-    return "".join(bars)
+    heights = (None if value is None else round((value - low) / (span or 1) * 7) for value in picked)
+    return "".join("·" if height is None else BARS[height] for height in heights)
 
 
 def _number(value: float | None) -> str:

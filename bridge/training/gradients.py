@@ -3,7 +3,7 @@
 import os
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,27 +34,35 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
 
     Both are runs as `pretrain` takes them, their recipes not yet written into the sections.
     """
-    shuffled = _captured(deepcopy(first), shuffle=True)[0]
-    reference, weights, formats = _captured(first)
-    other, other_weights, other_formats = _captured(second)
-    if weights.shape != other_weights.shape or relative_error(weights, other_weights) > SAME_WEIGHTS:
+    shuffled = _pass(deepcopy(first), shuffle=True)
+    reference, other = _pass(first), _pass(second)
+    differs = reference.weights.shape != other.weights.shape
+    if differs or relative_error(reference.weights, other.weights) > SAME_WEIGHTS:
         raise RunConfigError.of(
             "gradients", "needs the same weights in both runs", "weights that differ", "Use one model and one seed."
         )
-    roundings = [rounding(one) + rounding(two) for one, two in zip(formats, other_formats, strict=True)]
+    pairs = zip(reference.formats, other.formats, strict=True)
+    roundings = [rounding(one) + rounding(two) for one, two in pairs]
     return band(
-        relative_errors(reference, other),
-        relative_errors(reference, shuffled),
+        relative_errors(reference.results, other.results),
+        relative_errors(reference.results, shuffled.results),
         num_layers=int(first.model.num_layers),  # type: ignore[union-attr]  # `require_sections` has seen it
         forward=roundings[0],
         backward=roundings[1],
     )
 
 
-def _captured(
-    config: ConfigContainer, *, shuffle: bool = False
-) -> tuple[Captured, torch.Tensor, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the results of one pass, a sample of the weights, and the formats forward and backward."""
+class _Pass(NamedTuple):
+    """One forward and backward pass."""
+
+    results: Captured
+    weights: torch.Tensor
+    """A sample of the weights."""
+    formats: tuple[tuple[str, ...], tuple[str, ...]]
+    """As `formats_of`."""
+
+
+def _pass(config: ConfigContainer, *, shuffle: bool = False) -> _Pass:
     require_sections(config)
     require_sane_values(config)
     runtime_config_update(config)
@@ -79,7 +87,7 @@ def _captured(
                 requantise_stored_weights(run.trainer.optimizer)
         with capture(run.trainer.model, loss_scale=run.trainer.loss_scale) as results:
             run.trainer.forward_backward(iter(batches))
-        return results, weights, formats_of(model)
+        return _Pass(results, weights, formats_of(model))
 
 
 def _shuffled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -104,5 +112,6 @@ def formats_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     matchers = matchers_in(getattr(model, "quant_recipe", None))
     chosen += [one.training.format for one in matchers if one.training is not None]
     pairs = [OPERAND_FORMATS[name] for name in chosen if name]
-    forward = ("fp16" if model.fp16 else "bf16" if half else "fp32", *(pair[0] for pair in pairs))
+    mode = "bf16" if half else "fp32"
+    forward = ("fp16" if model.fp16 else mode, *(pair[0] for pair in pairs))
     return forward, (*forward, *(pair[1] for pair in pairs))

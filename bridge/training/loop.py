@@ -27,7 +27,6 @@ from bridge.megatron.process import apply_tf32, return_free_memory, training_pro
 from bridge.megatron.record.census import take_census, watch_activations
 from bridge.megatron.step import StepResult
 from bridge.megatron.te.environment import read_environment
-from bridge.registry.schedule import PrecisionSchedule
 from bridge.report.curves import plot_loss
 from bridge.report.quantisation import plot_quantisation
 from bridge.rules.fields import releases
@@ -37,13 +36,7 @@ from bridge.training.config import ConfigContainer
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
-from bridge.training.run import (
-    PhaseRecord,
-    Run,
-    build_run,
-    precision_label,
-    require_sections,
-)
+from bridge.training.run import PhaseRecord, Run, build_run, models_of, precision_label, require_sections
 from bridge.training.values import require_sane_values
 
 log = logging.getLogger("bridge.training")
@@ -71,22 +64,17 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     start_peak_memory()
     require_sections(config)
     require_sane_values(config)
-    schedule = config.precision_schedule
-    models = schedule.models() if isinstance(schedule, PrecisionSchedule) else [config.model]
-    backend = choose_backend_of_phases(config.precision_backend, models, read_environment(os.environ))
+    backend = choose_backend_of_phases(config.precision_backend, models_of(config), read_environment(os.environ))
     warn_of_untested(installed("mcore"))
     tf32 = getattr(config.mixed_precision, "tf32", None)
     applied = apply_tf32(tf32)
-    settings = fingerprint(config, os.environ)
-    with ExitStack() as stack:
-        started = training_process(
-            config.model,
-            seed=config.train.seed,
-            fingerprint=settings,
-            timeout_minutes=config.train.distributed_timeout_minutes,
-        )
-        process = stack.enter_context(started)
-        stack.enter_context(running(backend))
+    started = training_process(
+        config.model,
+        seed=config.train.seed,
+        fingerprint=fingerprint(config, os.environ),
+        timeout_minutes=config.train.distributed_timeout_minutes,
+    )
+    with started as process, running(backend), ExitStack() as stack:
         saved = config.checkpoint.save
         taken_over = [stack.enter_context(_one_writer("checkpoint.save", saved))]
         run = build_run(config, process, backend=backend)
@@ -94,12 +82,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         run.notes += [sentence for sentence in taken_over if sentence is not None]
         if tf32 is not None:
             run.notes.append(applied)
-        metrics = _train_and_report(run, run_dir)
-        summary = _summarise(run, run_dir, time.perf_counter() - began)
-        if process.is_first:
-            summary.write(run_dir / "summary.json")
-            show_summary(summary, quantisation=metrics.quantisation)
-    return summary
+        return _train_and_report(run, run_dir, began)
 
 
 @contextmanager
@@ -121,8 +104,8 @@ def _one_writer(key: str, folder: Path | str | None, *, locked: str | None = Non
         yield from_first_rank(lock)
 
 
-def _train_and_report(run: Run, run_dir: Path) -> Metrics:
-    """Train with metrics and display around it; draw the curves however it ends."""
+def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
+    """Train with metrics and display around it, and sum up; draw the curves however it ends."""
     config, first = run.config, run.process.is_first
     with ExitStack() as stack:
         metrics = Metrics()
@@ -138,7 +121,11 @@ def _train_and_report(run: Run, run_dir: Path) -> Metrics:
             screen.note(note)
         run.process.stop.is_noted_only = True
         _train(run, Audit(run, run_dir), metrics, screen)
-    return metrics
+    summary = _summarise(run, run_dir, time.perf_counter() - began)
+    if first:
+        summary.write(run_dir / "summary.json")
+        show_summary(summary, quantisation=metrics.quantisation)
+    return summary
 
 
 def warn_of_untested(version: Version | None) -> None:

@@ -6,15 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from bridge.audit.quantisation import FILE, OPERANDS, QuantisationRow, write_rows
-from bridge.audit.run_folder import RunFolder
+from bridge.audit.run_folder import METRICS, RunFolder
 from bridge.training.config import LoggingConfig
 from bridge.training.sinks import Sink, open_sinks
-
-METRICS = "metrics.jsonl"
 
 log = logging.getLogger("bridge.training")
 
@@ -118,11 +117,14 @@ def finite(row: dict[str, Any]) -> dict[str, Any]:
 def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Iterator[Metrics]:
     """Open the run's metrics; a resumed run keeps the earlier records up to where it begins."""
     path = run_dir / METRICS
-    earlier = [values for values in _read(path) if values["step"] <= resumed_at] if resumed_at else []
+    earlier, rows, run = list[dict[str, Any]](), list[QuantisationRow](), RunFolder(run_dir)
+    if resumed_at:
+        torn = partial(log.warning, "%s:%d: is no record and is left out. A crash can leave a line torn.", path)
+        earlier = [values for values in run.records(torn) if values["step"] <= resumed_at]
+        rows = [row for row in run.quantisation if row.step <= resumed_at]
     scratch = path.with_suffix(".tmp")  # a crash here leaves the old file as it was
     scratch.write_text("".join(f"{json.dumps(values)}\n" for values in earlier))
     scratch.replace(path)
-    rows = [row for row in RunFolder(run_dir).quantisation if row.step <= resumed_at] if resumed_at else []
     (run_dir / FILE).unlink(missing_ok=True)
     with ExitStack() as stack:
         lines = stack.enter_context(path.open("a"))
@@ -137,15 +139,3 @@ def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Ite
             write_rows(run_dir / FILE, rows)
             metrics.quantisation += rows
         yield metrics
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file; a line that a crash left torn is passed over with a warning."""
-    records = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines() if path.is_file() else (), start=1):
-        try:
-            values = json.loads(line)
-            records.append({**values, "step": int(values["step"]), "kind": str(values["kind"]), "loss": values["loss"]})
-        except (ValueError, TypeError, KeyError):
-            log.warning("%s:%d: is no record and is left out. A crash can leave a line torn.", path, number)
-    return records

@@ -8,7 +8,7 @@ from bridge.megatron.backend import choose_backend, running
 from bridge.megatron.emulation.model import requantise_stored_weights
 from bridge.megatron.process import training_process
 from bridge.training.config import ConfigContainer, runtime_config_update
-from bridge.training.run import build_run, precision_label, require_sections
+from bridge.training.run import Run, build_run, precision_label, require_sections
 from bridge.training.values import require_sane_values
 
 MEASUREMENTS = 8
@@ -45,16 +45,21 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
         )
     with training_process(config.model, seed=config.train.seed) as process, running(backend):
         run = build_run(config, process, backend=backend)
-        source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
-        every = max(1, steps // MEASUREMENTS)
-        for step in range(1, steps + 1):
-            measured = (steps - step) % every == 0
-            with run.telemetry.measuring(run.start.iteration + step) if measured else nullcontext():
-                run.trainer.step(source)
-        if not steps:
-            for _ in range(WARM_UP):
-                run.trainer.forward_backward(source)
-                requantise_stored_weights(run.trainer.optimizer)  # as a step would, with the scales renewed
-            with run.telemetry.measuring(run.start.iteration):
-                run.trainer.forward_backward(source)
+        _measure(run, steps)
         return run.telemetry.of_all_stages()
+
+
+def _measure(run: Run, steps: int) -> None:
+    """Take the steps, some of them measured; without any, passes over the weights as they are."""
+    source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
+    every = max(1, steps // MEASUREMENTS)
+    for step in range(1, steps + 1):
+        measured = (steps - step) % every == 0
+        with run.telemetry.measuring(run.start.iteration + step) if measured else nullcontext():
+            run.trainer.step(source)
+    if not steps:
+        for _ in range(WARM_UP):
+            run.trainer.forward_backward(source)
+            requantise_stored_weights(run.trainer.optimizer)  # as a step would, with the scales renewed
+        with run.telemetry.measuring(run.start.iteration):
+            run.trainer.forward_backward(source)

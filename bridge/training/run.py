@@ -15,7 +15,7 @@ from bridge.megatron.backend import Backend, choose_backend_of_phases
 from bridge.megatron.checkpoint.loading import newest_sound, require_free
 from bridge.megatron.checkpoint.state import Position
 from bridge.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
-from bridge.megatron.data.corpus import open_corpus
+from bridge.megatron.data.corpus import Corpus, open_corpus
 from bridge.megatron.emulation.model import switch_precision
 from bridge.megatron.gpt import build_gpt, parameter_count, run_config
 from bridge.megatron.optimizer import build_optimizer, build_scheduler
@@ -121,7 +121,7 @@ class Run:
     @property
     def skipped_before(self) -> int:
         """Skipped steps before the checkpoint that this process continues from."""
-        return int(self.start.extra.get("skipped_steps", 0))
+        return skipped_before(self.start)
 
     @property
     def consumed_samples(self) -> int:
@@ -177,6 +177,11 @@ class Run:
         )
 
 
+def skipped_before(start: Position) -> int:
+    """Return the skipped steps of the checkpoint that a run begins at."""
+    return int(start.extra.get("skipped_steps", 0))
+
+
 def precision_label(config: ConfigContainer) -> str:
     """Return the recipe's name with the fields stated over it, or the configs' own dtypes where there is no recipe."""
     precision, schedule = config.mixed_precision, config.precision_schedule
@@ -187,10 +192,17 @@ def precision_label(config: ConfigContainer) -> str:
     if precision is not None:
         return get_mixed_precision_config(precision).label
     model: Any = config.model
-    weights = "bf16" if model.bf16 else "fp16" if model.fp16 else "fp32"
+    half = "fp16" if model.fp16 else "fp32"
+    weights = "bf16" if model.bf16 else half
     if model.enable_autocast:
         return f"{weights} weights, {str(model.autocast_dtype).removeprefix('torch.')} autocast"
     return weights
+
+
+def models_of(config: ConfigContainer) -> list[Any]:
+    """Return the model config of each phase of the run; without a schedule there is one."""
+    schedule = config.precision_schedule
+    return schedule.models() if isinstance(schedule, PrecisionSchedule) else [config.model]
 
 
 def require_sections(config: ConfigContainer) -> None:
@@ -214,62 +226,66 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     if fault is not None:
         raise RunConfigError(str(fault))
     schedule = config.precision_schedule if isinstance(config.precision_schedule, PrecisionSchedule) else None
-    phases = schedule.models() if schedule is not None else [config.model]
+    phases = models_of(config)
     backend = choose_backend_of_phases(config.precision_backend, phases) if backend is None else backend
-    train = config.train
-    model: Any = config.model
-    require_honoured(model, config.optimizer, config.ddp, backend=backend.name)
+    require_honoured(config.model, config.optimizer, config.ddp, backend=backend.name)
     corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
-    splits = build_splits(
-        corpus,
-        seq_length=model.seq_length,
-        split=config.data.split,
-        seed=config.data.seed,
-        train_samples=train.train_iters * train.global_batch_size,
-        validation_samples=train.eval_iters * train.global_batch_size,
-    )
-    adapted, notes = run_config(model, vocab_size=corpus.vocab_size, backend=backend.name)
+    splits = _splits(config, corpus)
+    adapted, notes = run_config(config.model, vocab_size=corpus.vocab_size, backend=backend.name)
+    if schedule is not None:
+        notes.append(f"Precision schedule: {schedule}.")
     trainer = _build_trainer(config, adapted, process, backend, phases)
     if schedule is not None:
         schedule.bind(adapted)
     start, resumed = Position(), list[str]()
-    files = config.checkpoint
-    if files.load is not None:
-        saved = newest_sound(Path(files.load), checksum=files.checksum, trust=files.trust)
-        if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
-            schedule.apply(max(1, saved))
-            if backend.name == "emulated":
-                switch_precision(trainer.model, adapted)
-        phase = schedule.phase_at(max(1, saved)) if schedule is not None else None
-        label = phase.precision.label if phase is not None else precision_label(config)
-        settings = fingerprint(config, os.environ, model=adapted)
-        start, resumed = resume(config, trainer, saved, precision=label, settings=settings)
-    if files.save is not None:
-        require_free(Path(files.save), start)
-    run = Run(
+    if config.checkpoint.load is not None:
+        start, resumed = _resume(config, trainer, schedule, backend)
+    if config.checkpoint.save is not None:
+        require_free(Path(config.checkpoint.save), start)
+    return Run(
         config=config,
         process=process,
         trainer=trainer,
         splits=splits,
         entropy=unigram_entropy(splits, corpus.vocab_size),
         parameters=parameter_count(trainer.model),
-        notes=[
-            *process.notes,
-            *backend.notes,
-            *notes,
-            *resumed,
-            *([f"Precision schedule: {schedule}."] if schedule is not None else []),
-            f"Data: {corpus.name} ({corpus.prefix}).",
-        ],
+        notes=[*process.notes, *backend.notes, *notes, *resumed, f"Data: {corpus.name} ({corpus.prefix})."],
         start=start,
         backend=backend.name,
         schedule=schedule,
         telemetry=Telemetry(trainer.model),
         iteration=start.iteration,
+        skipped_steps=skipped_before(start),
         recent_losses=deque(maxlen=max(1, config.logging.log_interval)),
     )
-    run.skipped_steps = run.skipped_before
-    return run
+
+
+def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
+    """Return the samples that the run trains on and is validated with."""
+    train, model = config.train, config.model
+    return build_splits(
+        corpus,
+        seq_length=model.seq_length,  # type: ignore[union-attr]  # `require_sections` has seen it
+        split=config.data.split,
+        seed=config.data.seed,
+        train_samples=train.train_iters * train.global_batch_size,
+        validation_samples=train.eval_iters * train.global_batch_size,
+    )
+
+
+def _resume(
+    config: ConfigContainer, trainer: Trainer, schedule: PrecisionSchedule | None, backend: Backend
+) -> tuple[Position, list[str]]:
+    """Continue from the newest checkpoint of `checkpoint.load`; return how far it had come, and sentences about it."""
+    files, label = config.checkpoint, precision_label(config)
+    saved = newest_sound(Path(str(files.load)), checksum=files.checksum, trust=files.trust)
+    if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
+        schedule.apply(max(1, saved))
+        label = schedule.phase_at(max(1, saved)).precision.label
+        if backend.name == "emulated":
+            switch_precision(trainer.model, trainer.config)
+    settings = fingerprint(config, os.environ, model=trainer.config)
+    return resume(config, trainer, saved, precision=label, settings=settings)
 
 
 def _build_trainer(

@@ -4,13 +4,18 @@ import pytest
 import torch
 
 from bridge.megatron import device
+from bridge.megatron.replacement import replacements
 
 pytestmark = pytest.mark.skipif(device.has_cuda(), reason="the shim does nothing where CUDA is present")
 
 
 def state():
     """Every callable that the shim replaces, as it is now."""
-    return [(patch.name, getattr(patch.owner, patch.name)) for patch in device.patches()]
+    return [(row.name, getattr(row.owner, row.name)) for row in rows()]
+
+
+def rows():
+    return replacements(device.__file__, device.REPLACEMENTS)
 
 
 def test_everything_is_as_before_after_the_block():
@@ -39,8 +44,8 @@ def test_inner_block_leaves_the_outer_one_installed():
 
 
 def test_every_row_says_who_needs_it_and_what_happens_without():
-    assert all(patch.needed_by and patch.without for patch in device.patches())
-    assert sum(patch.without.startswith("SILENT") for patch in device.patches()) == 4
+    assert all(row.needed_by and row.without for row in rows())
+    assert sum(row.without.startswith("SILENT") for row in rows()) == 4
 
 
 @pytest.mark.parametrize("make", [lambda d: torch.zeros(2, device=d), lambda d: torch.tensor([1.0], device=d)])

@@ -415,10 +415,10 @@ def test_a_function_that_is_not_there_raises_its_own_name_when_it_is_called():
 
 
 def test_every_patch_has_its_reason():
-    rows = {row.row: row for release in VERSIONS for row in patches((9, 0), release)}
+    rows = {row.path: row for release in VERSIONS for row in patches((9, 0), release)}
     for row in rows.values():
-        assert row.needed_by, row.row
-        assert row.without, row.row
+        assert row.needed_by, row.path
+        assert row.without, row.path
     file = ROOT / "bridge" / "megatron" / "te_cpu" / "patches.yaml"
     assert set(yaml.safe_load(file.read_text())) == rows.keys()
 

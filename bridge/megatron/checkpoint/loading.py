@@ -132,13 +132,7 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
     With `is_rounded_anew` the weights are made from the master weights: the checkpoint's are of another dtype.
     """
     source = folder_of(folder, iteration)
-    try:
-        common = dist_checkpointing.load_common_state_dict(str(source))
-    except (CheckpointingException, OSError, RuntimeError) as error:
-        raise CheckpointError(
-            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({_reason(error)}). Write "
-            f"the number of an older one into {folder / LATEST}."
-        ) from error
+    common = _common_state(source)
     _require_same(common.get("identity", {}), identity(trainer), source)
     same_layout = common.get("layout") == layout()
     if not same_layout:
@@ -153,19 +147,8 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
     with unrecorded(trainer.model), patch.dict(os.environ, TE_STATES):  # the weights of a checkpoint are no new ones
         for name, chunk in named_chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
-    inner = loaded["optimizer"].get("optimizer", loaded["optimizer"])
-    counts_in_groups = any("step" in group for group in inner.get("param_groups", ()))  # Transformer Engine's Adam does
-    if inner.get("state") and not counts_in_groups:
-        # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836, ``if step:``)
-        inner["state"].setdefault("common_step", torch.tensor(0.0))
     _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
-    _leave_out_constant_scale(loaded["optimizer"])
-    trainer.optimizer.load_state_dict(loaded["optimizer"])
-    unshare_steps(trainer.optimizer)
-    with one_gather(trainer.model):
-        requantise_stored_weights(trainer.optimizer)
-        if is_rounded_anew:
-            round_masters_anew(trainer.optimizer)
+    _load_optimizer(trainer, loaded["optimizer"], is_rounded_anew=is_rounded_anew)
     _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
     trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     if same_layout:
@@ -175,6 +158,36 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
         consumed_samples=int(common.get("consumed_train_samples", 0)),
         extra=common.get("extra", {}),
     )
+
+
+def _common_state(source: Path) -> dict[str, Any]:
+    """Return the part of a checkpoint that all ranks share."""
+    try:
+        common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
+    except (CheckpointingException, OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"checkpoint.load: {source} must hold a complete checkpoint, but cannot be read ({_reason(error)}). Write "
+            f"the number of an older one into {source.parent / LATEST}."
+        ) from error
+    return common
+
+
+def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew: bool) -> None:
+    """Give the optimizer its state of a checkpoint, and the stored weights the codes of its masters."""
+    inner = loaded.get("optimizer", loaded)
+    counts_in_groups = any("step" in group for group in inner.get("param_groups", ()))  # Transformer Engine's Adam does
+    if inner.get("state") and not counts_in_groups:
+        # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836, ``if step:``)
+        inner["state"].setdefault("common_step", torch.tensor(0.0))
+    for state in (loaded, *loaded.values()):  # a constant loss scale has no state; a dynamic one refuses an empty one
+        if isinstance(state, dict) and state.get("grad_scaler") == {}:
+            del state["grad_scaler"]
+    trainer.optimizer.load_state_dict(loaded)
+    unshare_steps(trainer.optimizer)
+    with one_gather(trainer.model):
+        requantise_stored_weights(trainer.optimizer)
+        if is_rounded_anew:
+            round_masters_anew(trainer.optimizer)
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
@@ -193,13 +206,6 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
     if missing:
         logger.info("The checkpoint has no delayed scales of this run's shape: they begin at 1, as in a fresh run.")
     return missing > 0
-
-
-def _leave_out_constant_scale(optimizer: dict[Any, Any]) -> None:
-    """Leave a constant loss scale, which has no state, out of the state for a dynamic one."""
-    for state in (optimizer, *optimizer.values()):
-        if isinstance(state, dict) and state.get("grad_scaler") == {}:
-            del state["grad_scaler"]
 
 
 def _reason(error: BaseException) -> str:

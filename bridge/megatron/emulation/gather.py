@@ -8,14 +8,14 @@ Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron
 distributed/param_and_grad_buffer.py:276-300.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from megatron.core.distributed import param_and_grad_buffer
+
+from bridge.megatron.replacement import replaced
 
 
 class _Works:
@@ -33,8 +33,7 @@ class _Works:
 _WORKS: ContextVar[_Works | None] = ContextVar("gathers of one bucket group", default=None)
 
 
-@contextmanager
-def separate_gathers() -> Iterator[None]:
+def separate_gathers() -> AbstractContextManager[None]:
     """Let Megatron's parameters be gathered bucket by bucket on gloo, for the length of a ``with`` block."""
     coalescing = param_and_grad_buffer._coalescing_manager
     gather = param_and_grad_buffer.dist_all_gather_func
@@ -59,9 +58,10 @@ def separate_gathers() -> Iterator[None]:
             works.handles.append(work)
         return work
 
-    with (
-        patch.object(groups, "start_param_sync", start_param_sync),
-        patch.object(param_and_grad_buffer, "_coalescing_manager", manager),
-        patch.object(param_and_grad_buffer, "dist_all_gather_func", gathered),
-    ):
-        yield
+    return replaced(
+        [
+            (groups, "start_param_sync", start_param_sync),
+            (param_and_grad_buffer, "_coalescing_manager", manager),
+            (param_and_grad_buffer, "dist_all_gather_func", gathered),
+        ]
+    )

@@ -158,10 +158,6 @@ class EmulatedLinear:
         input: torch.Tensor,  # noqa: A002 Megatron's name
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
-        *,
-        allreduce_dgrad: bool = False,
-        sequence_parallel: bool = False,
-        tp_group: Any = None,
         **others: Any,
     ) -> torch.Tensor:
         """Multiply (sequence, batch, K) by this rank's (N, K) in low precision; Megatron's arguments and result.
@@ -169,23 +165,14 @@ class EmulatedLinear:
         Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
         """
         precision = self.gemm_precision if self.training else self.evaluation_precision
-        if precision is None:
-            result: torch.Tensor = super()._forward_impl(  # type: ignore[misc]  # Megatron's layer, which comes next
-                input,
-                weight,
-                bias,
-                allreduce_dgrad=allreduce_dgrad,
-                sequence_parallel=sequence_parallel,
-                tp_group=tp_group,
-                **others,
-            )
+        if precision is None:  # Megatron's layer comes next
+            result: torch.Tensor = super()._forward_impl(input, weight, bias, **others)  # type: ignore[misc]
             return result
-        if sequence_parallel:
-            input = gather_from_sequence_parallel_region(  # noqa: A001
-                input, tensor_parallel_output_grad=True, group=tp_group
-            )
-        elif allreduce_dgrad:
-            input = copy_to_tensor_model_parallel_region(input, group=tp_group)  # noqa: A001
+        x, group = input, others.get("tp_group")
+        if others.get("sequence_parallel"):
+            x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
+        elif others.get("allreduce_dgrad"):
+            x = copy_to_tensor_model_parallel_region(x, group=group)
         stored = weight.stored if isinstance(weight, StoredWeight) else None
         first = self.is_first_microbatch or not self._is_told_of_steps or precision is not self.gemm_precision
         self.is_first_microbatch = False
@@ -193,7 +180,7 @@ class EmulatedLinear:
         finished = None if self.updates is None else self.updates.after_backward_of(self)
         with nullcontext() if state is None else scales_of_this_pass(state):
             return scaled_linear(
-                input,
+                x,
                 weight,
                 bias,
                 precision=precision,

@@ -13,6 +13,7 @@ from bridge.megatron.emulation.delayed import DelayedUpdates
 from bridge.megatron.emulation.linear import emulated_linears, gemm_precision, is_low_layer
 from bridge.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
 from bridge.megatron.optimizer import parts
+from bridge.numerics import QuantSpec
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
@@ -22,16 +23,19 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     """
     run = gemm_precision(config)
     stores = (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param)
-    reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
-    for layer in emulated_linears([model]) if stores else ():
-        if run is None or not layer.is_low:  # a layer that Megatron builds outside of the FP8 context
-            continue
-        spec = run.spec("weight")
-        as_is = reuses and spec.scheme == "mxfp8"
-        through_bf16 = as_is and ddp.grad_reduce_in_fp32
-        gathered = torch.bfloat16 if through_bf16 else None
-        store_weight(layer, spec, layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
+    if run is not None and stores:
+        _store_weights(model, run.spec("weight"), ddp)
     _attach_updates(model, config)
+
+
+def _store_weights(model: torch.nn.Module, spec: QuantSpec, ddp: Any) -> None:
+    """Store the weights of the layers that Megatron builds in its FP8 or FP4 context."""
+    reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
+    as_is = reuses and spec.scheme == "mxfp8"
+    gathered = torch.bfloat16 if as_is and ddp.grad_reduce_in_fp32 else None
+    for layer in emulated_linears([model]):
+        if layer.is_low:
+            store_weight(layer, spec, layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
 
 
 def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:

@@ -44,8 +44,8 @@ def _faults_of_stored_weights(config: Any) -> list[str]:
 
     A module in the dtype of the run dequantises its weight; Transformer Engine refuses one in another scheme.
     """
-    family = next((one for one in ("fp8", "fp4") if getattr(config, one, None)), None)
-    if family is None or not getattr(config, f"{family}_param", None):
+    family = "fp8" if getattr(config, "fp8", None) else "fp4"
+    if not getattr(config, family, None) or not getattr(config, f"{family}_param", None):
         return []
     held = getattr(config, f"{family}_recipe", None)
     stored = str(getattr(held, "value", held))

@@ -13,17 +13,17 @@ Source: Transformer Engine 2.20 pytorch/quantization.py:878-938, pytorch/tensor/
 fp8_utils.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Self
-from unittest.mock import patch
 
 import torch
 from megatron.core import fp4_utils, fp8_utils
 from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
 from megatron.core.optimizer import distrib_optimizer
 
+from bridge.megatron.replacement import replaced
 from bridge.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 
 
@@ -192,7 +192,9 @@ def store_weight(
     weight = module.weight
     x_NK = weight.detach()
     store = _Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype)
-    kind = GatheredAsIs if as_is else PackedWeight if spec.format == "e2m1" else StoredWeight
+    kind: type[StoredWeight] = PackedWeight if spec.format == "e2m1" else StoredWeight
+    if as_is:
+        kind = GatheredAsIs
     parameter = torch.nn.Parameter(kind(store), requires_grad=weight.requires_grad)
     for name, value in vars(weight).items():
         setattr(parameter, name, value)
@@ -228,8 +230,7 @@ def quantize_shards(
         weight.quantize_(_full_matrix(weight, master, start or 0, group))
 
 
-@contextmanager
-def megatron_stores() -> Iterator[None]:
+def megatron_stores() -> AbstractContextManager[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as the FP8 parameter it is."""
 
     def also(ours: Any, theirs: Any) -> Any:
@@ -258,10 +259,7 @@ def megatron_stores() -> Iterator[None]:
     for module in (fp8_utils, distrib_optimizer, distributed_data_parallel, param_and_grad_buffer):
         held = ((name, ours) for name, ours in functions.items() if hasattr(module, name))
         changes += [(module, name, also(ours, getattr(module, name))) for name, ours in held]
-    with ExitStack() as stack:
-        for owner, name, value in changes:
-            stack.enter_context(patch.object(owner, name, value, create=True))
-        yield
+    return replaced(changes)
 
 
 def _is_ours(value: Any) -> bool:

@@ -59,6 +59,12 @@ def first_not_finite(model: list[Any]) -> str | None:
     return f"{source}, first in the wgrad of {first}, then in those of {len(names) - 1} modules further back"
 
 
+def _part(layer: int, path: str) -> int:
+    if layer:
+        return 1
+    return 0 if "embedding" in path else 2
+
+
 def _gradients(model: list[Any]) -> Iterator[_Gradient]:
     for chunk in model:
         layers = global_layer_names([chunk])
@@ -70,7 +76,7 @@ def _gradients(model: list[Any]) -> Iterator[_Gradient]:
                 gradient = getattr(parameter, "main_grad", parameter.grad)
                 if gradient is not None:
                     yield _Gradient(
-                        part=1 if layer else 0 if "embedding" in path else 2,
+                        part=_part(layer, path),
                         layer=layer,
                         order=(begin, name.endswith("linear_proj"), index),
                         name=f"layer {layer}, {name}" if layer else name,

@@ -9,7 +9,7 @@ it. Nothing is drawn or changed: a measured step trains as any other.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core import parallel_state
@@ -67,6 +67,15 @@ class _ErrorObserver(Observer):
         self.rows.append(_row(self.step, self.where, source, operand, self.fp8_format))
 
 
+class _TeOperand(NamedTuple):
+    """An operand of one of Transformer Engine's modules."""
+
+    where: tuple[int, str]
+    role: str
+    fp8: str | None
+    """The FP8 format of its layer's config."""
+
+
 class _TeWatcher:
     """Measures the operands that Transformer Engine quantises on its CPU, each once, by their quantizers."""
 
@@ -74,12 +83,12 @@ class _TeWatcher:
         self.step = step
         self.layers = layers
         self.rows = rows
-        self.seen: set[tuple[tuple[int, str], str, str | None]] = set()
+        self.seen: set[_TeOperand] = set()
 
     def __call__(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
         """Measure an operand, if it is row-wise and the first of its role."""
-        place = next((one for one in self._places(source, quantizer) if found.codes is not None), None)
-        if place is None or place in self.seen:
+        place = next(self._operands(source, quantizer), None)
+        if found.codes is None or place is None or place in self.seen:
             return
         self.seen.add(place)
         where, role, fp8 = place
@@ -90,15 +99,15 @@ class _TeWatcher:
         scale = quantizer.scale.item() if spec.scheme == "delayed" else None
         self.rows.append(_row(self.step, where, matrix, make_operand(matrix, spec, role, scale=scale), fp8))
 
-    def _places(self, source: torch.Tensor, quantizer: Any) -> Iterator[tuple[tuple[int, str], str, str | None]]:
-        """Yield layer, role and FP8 format; a cached weight has a copy of its quantizer."""
+    def _operands(self, source: torch.Tensor, quantizer: Any) -> Iterator[_TeOperand]:
+        """Yield the operands that a tensor may be; a cached weight has a copy of its quantizer."""
         for layer, where in self.layers:
             fp8 = layer.config.fp8
             if getattr(layer, "weight", None) is not None and source.data_ptr() == layer.weight.data_ptr():
-                yield where, "weight", fp8
+                yield _TeOperand(where, "weight", fp8)
             for key, role in TE_ROLES.items():
                 if any(own is quantizer for own in layer.quantizers[key][:1]):
-                    yield where, role, fp8
+                    yield _TeOperand(where, role, fp8)
 
 
 def _held_row(

@@ -18,7 +18,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import BackendUnavailableError, Finding, PrecisionConfigError, close_matches, did_you_mean
 from bridge.megatron.te.environment import NVTE_VARIABLES, Environment
@@ -77,8 +77,8 @@ class TERecipe:
             recipe = kind(**values)
         except (ValueError, TypeError, AssertionError) as error:
             self._refuse([Finding(path=self.name, rule=_reason(error), value=str(self), remedy="Correct the value.")])
-        for _, name, param, power_of_two in _other_scale_rules(recipe, self.keywords):
-            setattr(recipe, name, dataclasses.replace(param, power_2_scale=power_of_two))
+        for other in _other_scale_rules(recipe, self.keywords):
+            setattr(recipe, other.attribute, dataclasses.replace(other.params, power_2_scale=other.wanted))
         self._refuse(self.differences(recipe, recipes))
         return recipe
 
@@ -99,9 +99,11 @@ class TERecipe:
             if got != wanted or type(got) is not type(wanted):
                 rule = f"must be {wanted!r}, as the config says"
                 found.append(self._finding(keyword, rule, got, "Find where it was changed."))
-        for keyword, name, param, wanted_scale in _other_scale_rules(recipe, self.keywords):
-            rule = f"power_2_scale must be {wanted_scale}, as {keyword}={self.keywords[keyword]} says"
-            found.append(self._finding(name, rule, param.power_2_scale, "Set it on the recipe object."))
+        for other in _other_scale_rules(recipe, self.keywords):
+            rule = f"power_2_scale must be {other.wanted}, as {other.keyword}={self.keywords[other.keyword]} says"
+            found.append(
+                self._finding(other.attribute, rule, other.params.power_2_scale, "Set it on the recipe object.")
+            )
         return found
 
     def _unknown(self, keyword: str, known: list[str]) -> Finding:
@@ -147,8 +149,18 @@ def _resolved(recipes: ModuleType, keyword: str, value: object) -> object:
         raise PrecisionConfigError("The quantizer factory cannot be found:", [finding]) from error
 
 
-def _other_scale_rules(recipe: Any, keywords: Mapping[str, object]) -> list[tuple[str, str, Any, bool]]:
-    """Return (keyword, attribute, its value, wanted power_2_scale) where the linear layers would read another rule.
+class _OtherScaleRule(NamedTuple):
+    """An attribute in which the linear layers would read another rule of scales than the keyword says."""
+
+    keyword: str
+    attribute: str
+    params: Any
+    wanted: bool
+    """The `power_2_scale` that the keyword says."""
+
+
+def _other_scale_rules(recipe: Any, keywords: Mapping[str, object]) -> list[_OtherScaleRule]:
+    """Return where the linear layers would read another rule of scales than the keywords say.
 
     `fp8_quant_*` have no annotations, so they are class attributes, computed when the module was imported; the keywords
     `use_power_2_scales` and `use_f32_scales` come too late for them (Transformer Engine 2.20 common/recipe/
@@ -157,7 +169,7 @@ def _other_scale_rules(recipe: Any, keywords: Mapping[str, object]) -> list[tupl
     wanted = {keyword: keywords[keyword] is when for keyword, when in _POWER_OF_TWO.items() if keyword in keywords}
     params = {name: getattr(recipe, name, None) for name in _QPARAMS}
     return [
-        (keyword, name, param, rule)
+        _OtherScaleRule(keyword, name, param, rule)
         for keyword, rule in wanted.items()
         for name, param in params.items()
         if param is not None and param.power_2_scale != rule
@@ -264,7 +276,7 @@ def _config_notes(config: Any, scheme: Scheme) -> list[str]:
 def _environment_notes(scheme: Scheme, keywords: dict[str, object], environment: Environment | None) -> list[str]:
     """Add the keywords that the environment sets; return a sentence about each variable."""
     notes = []
-    for name, text in () if environment is None else environment.values.items():
+    for name, text in (environment or Environment()).values.items():
         row = NVTE_VARIABLES[name]
         if row.keyword is None or not row.concerns(scheme.name, attention=bool(keywords.get("fp8_dpa"))):
             continue

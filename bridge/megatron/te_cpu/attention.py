@@ -7,7 +7,6 @@ which has no context parallelism. FP8 attention is not modelled.
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,8 +118,3 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
         found = torch.autograd.grad(out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype))
     back = _BACK[_format(layouts[-1].name)]
     return [*(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found), None, None]
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (get_fused_attn_backend, fused_attn_fwd, fused_attn_bwd)
-}

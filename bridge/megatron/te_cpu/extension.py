@@ -1,10 +1,11 @@
-"""The module `transformer_engine_torch`, made of the functions and enums in this folder.
+"""The module `transformer_engine_torch`, made of the public functions and the enums of the files in this folder.
 
 A function that is not here is a name that raises when it is called, with its own name in the message, and never when
 Transformer Engine imports it or asks for it.
 """
 
 import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from bridge.errors import BackendUnavailableError
@@ -49,12 +50,19 @@ def module_of_missing(name: str) -> types.ModuleType:
     return made
 
 
+def _public_functions(part: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    """Yield the functions that a file defines for the extension, by name."""
+    for name, value in vars(part).items():
+        if isinstance(value, types.FunctionType) and value.__module__ == part.__name__ and not name.startswith("_"):
+            yield name, value
+
+
 def extension(release: str = VERSIONS[-1]) -> types.ModuleType:
     """Return the stand-in for the compiled module of a release of Transformer Engine."""
     made = module_of_missing(NAME)
-    parts = (storage, gemm, norms, activations, attention, shards, support)
-    functions = {name: function for part in parts for name, function in part.FUNCTIONS.items()}
+    parts = (storage, gemm, norms, attention, shards, support)
+    functions = {name: function for part in parts for name, function in _public_functions(part)}
     classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
     enums = ENUMS if release == VERSIONS[-1] else OLDER_ENUMS
-    made.__dict__.update({**enums, **classes, **functions})
+    made.__dict__.update({**enums, **classes, **functions, **activations.FUNCTIONS})
     return made

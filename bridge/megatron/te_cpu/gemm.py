@@ -13,7 +13,6 @@ it than adding a bias before it is rounded, the product stays in FP32 until then
 Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the epilogue adds the bias in FP32).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,10 +58,8 @@ def generic_gemm(
     added = bias.detach() if bias is not None and has_bias and not grad else None
     in_fp32 = dtype == torch.float32 or gelu or accumulate or alpha != 1.0
     out = _product(gemm, B, A, added, alpha=alpha, in_fp32=in_fp32)
-    bias_gradient = gelu_input = None
-    if has_bias and grad:
-        source = B.dequantize() if is_quantised(B) else B
-        bias_gradient = source.reshape(-1, source.shape[-1]).float().sum(0).to(dtype)
+    bias_gradient = _bias_gradient(B).to(dtype) if has_bias and grad else None
+    gelu_input = None
     if gelu and not grad:
         gelu_input = out.to(dtype)
         out = gelu_values(out)
@@ -73,6 +70,11 @@ def generic_gemm(
     if accumulate:
         out = out + (1.0 if beta is None else beta) * D.reshape(out.shape).float()
     return [_delivered(out.to(dtype), D, quantizer), bias_gradient, gelu_input, extra_output]
+
+
+def _bias_gradient(grad_output: Any) -> torch.Tensor:
+    source: torch.Tensor = grad_output.dequantize() if is_quantised(grad_output) else grad_output
+    return source.reshape(-1, source.shape[-1]).float().sum(0)
 
 
 def _output_dtype(weight: Any, destination: Any, stated: Any) -> torch.dtype:
@@ -147,9 +149,3 @@ def te_general_grouped_gemm(
         if found[1] is not None and bias is not None:
             bias[index].copy_(found[1])
     return bias
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "generic_gemm": generic_gemm,
-    "te_general_grouped_gemm": te_general_grouped_gemm,
-}

@@ -87,7 +87,7 @@ def install(capability: tuple[int, int]) -> Installed:
         warnings.simplefilter("ignore")
         _import_te()
         for row in patches(capability, release_of(version)):
-            row.apply()
+            setattr(*row.change)
     found = Installed(version=version, capability=capability)
     _installed.append(found)
     return found

@@ -12,7 +12,6 @@ written out:
 Source: pytorch/csrc/extensions/normalization.cpp; torch 2.13 native/layer_norm.cpp.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +130,3 @@ def layernorm_bwd(
         [True, True, True],
     )
     return [gradient.to(x.dtype) for gradient in found]
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (layernorm_fwd, layernorm_bwd, rmsnorm_fwd, rmsnorm_bwd)
-}

@@ -8,7 +8,6 @@ Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp; pyt
 calls them.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -189,19 +188,3 @@ def nvfp4_2d_multi_tensor_transpose(
         out.copy_(pack_nibbles(unpack_nibbles(held.reshape(height, -1), width).T.contiguous()).reshape(out.shape))
         tiles = scale[:height:size, : -(-width // size)].T.repeat_interleave(size, 0)[: len(out_scale)]
         out_scale[: len(tiles), : tiles.shape[1]].copy_(tiles)
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        fp8_block_scaling_compute_partial_amax,
-        fp8_block_scaling_partial_cast,
-        mxfp8_scaling_compute_partial_amax,
-        mxfp8_scaling_partial_cast,
-        nvfp4_multi_tensor_compute_partial_amax,
-        nvfp4_compute_global_scale,
-        nvfp4_multi_tensor_fused_scale,
-        nvfp4_multi_tensor_2d_partial_cast,
-        nvfp4_2d_multi_tensor_transpose,
-    )
-}

@@ -143,10 +143,10 @@ def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, tuple[tuple[in
 def _made_empty(quantizer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     """Return what a quantizer of an older release makes, without the copy that is not asked for."""
     made = quantizer.make_empty(shape, dtype=dtype, device=torch.device("cpu"))
-    for side in ("row", "column"):
-        for name in _TILED if not getattr(quantizer, f"{side}wise_usage") else ():
-            if name.startswith(f"_{side}wise"):
-                setattr(made, name, None)
+    for name in _TILED:
+        is_asked_for = quantizer.rowwise_usage if name.startswith("_row") else quantizer.columnwise_usage
+        if not is_asked_for:
+            setattr(made, name, None)
     storage = type(made).__bases__[0]  # as the C++ part makes it
     return storage(**made.get_metadata()) if quantizer.internal else made
 
@@ -305,19 +305,16 @@ def held(tensor: Any, quantizer: Any = None) -> Quantised:
             codes_t=None if transposed is None else transposed.reshape(columns, rows),
             scale_inv_t=tensor._scale_inv,
         )
-    row, col = tensor._rowwise_data, tensor._columnwise_data
-    amax, amax_t = getattr(tensor, "_amax_rowwise", None), getattr(tensor, "_amax_columnwise", None)
-    return Quantised(
-        **common,
-        codes=None if row is None else _matrix(row),
-        scale_inv=None if row is None else _compact(tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False),
-        amax=nothing if amax is None else amax,
-        codes_t=None if col is None else _matrix(col) if spec.scheme == "mxfp8" else col.flatten(1),
-        scale_inv_t=None
-        if col is None
-        else _compact(tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True),
-        amax_t=amax_t,
-    )
+    row, col, amax = tensor._rowwise_data, tensor._columnwise_data, getattr(tensor, "_amax_rowwise", None)
+    copies: dict[str, Any] = {"codes": None, "scale_inv": None}
+    if row is not None:
+        copies["codes"] = _matrix(row)
+        copies["scale_inv"] = _compact(tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False)
+    if col is not None:
+        copies["codes_t"] = _matrix(col) if spec.scheme == "mxfp8" else col.flatten(1)
+        copies["scale_inv_t"] = _compact(tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True)
+    amax_t = getattr(tensor, "_amax_columnwise", None)
+    return Quantised(**common, **copies, amax=nothing if amax is None else amax, amax_t=amax_t)
 
 
 def _matrix(codes: torch.Tensor) -> torch.Tensor:
@@ -386,17 +383,3 @@ def fp8_transpose(codes: torch.Tensor, dtype: Any, *, out: torch.Tensor | None =
     matrix = _matrix(codes)
     transposed = matrix.T.contiguous().reshape(codes.shape[-1], *codes.shape[:-1])
     return transposed if out is None else out.copy_(transposed)
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        quantize,
-        dequantize,
-        bgrad_quantize,
-        split_quantize,
-        multi_tensor_quantize,
-        fp8_transpose,
-        create_empty_quantized_tensor,
-    )
-}

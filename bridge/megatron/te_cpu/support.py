@@ -4,7 +4,6 @@
 Source: pytorch/csrc/extensions/ (recipe.cpp, multi_tensor/, padding.cpp, transpose.cpp).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -174,28 +173,4 @@ def nvte_built_with_cublasmp() -> bool:
     return False
 
 
-_ALL = (
-    fused_amax_and_scale_update_after_reduction,
-    compute_amax,
-    multi_tensor_compute_scale_inv_e8m0,
-    multi_tensor_compute_scale_and_scale_inv,
-    multi_tensor_scale,
-    multi_tensor_l2norm,
-    multi_tensor_adam,
-    fused_multi_row_padding,
-    fused_multi_row_unpadding,
-    swap_first_dims,
-    splits_to_offsets,
-    swizzle_scales_for_gemm_,
-    get_cublasLt_version,
-    get_cudnn_version,
-    get_num_cublas_streams,
-    get_stream_priority_range,
-    device_supports_multicast,
-    ubuf_built_with_mpi,
-    nvte_built_with_cublasmp,
-)
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{function.__name__: function for function in _ALL},
-    "multi_tensor_scale_tensor": multi_tensor_scale,
-}
+multi_tensor_scale_tensor = multi_tensor_scale
