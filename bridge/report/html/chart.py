@@ -1,101 +1,91 @@
-"""Line charts as SVG, which needs no script and no network: axes, a legend in the markup, colours from the page."""
+"""Line charts as SVG, drawn by matplotlib: no script, no network, a legend in the markup, colours from the page."""
 
 from __future__ import annotations
 
+import io
 import math
-from dataclasses import dataclass
+import re
 from html import escape
 from typing import TYPE_CHECKING
 
+from matplotlib import rc_context
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from bridge.report.curves import figure_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     Point = tuple[float, float]
 
-WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 36
 MOST_POINTS = 400
-TICKS = 5
 COLOURS = 6
 """Classes s0 to s5 of the page's style; further lines are dashed in the same colours."""
+_LINES = [f"#0000a{number}" for number in range(COLOURS)]
+_TEXT, _GRID = "#0000b0", "#0000b1"
+_OF_PAGE = {_TEXT: "var(--soft)", _GRID: "var(--rule)"} | {name: f"var(--s{n})" for n, name in enumerate(_LINES)}
+"""Colour that matplotlib draws with -> the page's, which is another one in the dark."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One line of a chart."""
+def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log: bool = False) -> str:
+    """Return a chart over steps as an SVG element that names its content for a screen reader.
 
-    name: str
-    points: Sequence[Point]
-    """(x, y), x increasing; values that are not finite are left out."""
-
-
-def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, log: bool = False) -> str:
-    """Return a chart as an SVG element that names its content for a screen reader.
-
-    A logarithmic vertical axis has the base 2, and leaves out values that are not positive.
+    Args:
+        lines: Name -> (step, value) pairs in order. Values that are not finite are left out; on a logarithmic axis
+            those that are not positive, too.
+        title: The caption.
+        y: Unit of the values.
+        log: Give the values a logarithmic axis.
     """
-    shown = [(line.name, _thinned(_usable(line.points, log=log))) for line in lines]
-    shown = [(name, points) for name, points in shown if points]
+    shown = {name: _thinned(points, log=log) for name, points in lines.items()}
+    shown = {name: points for name, points in shown.items() if points}
     if not shown:
         return ""
-    xs = [point[0] for _, points in shown for point in points]
-    ys = [point[1] for _, points in shown for point in points]
-    x_range, y_range = _widened(min(xs), max(xs)), _widened(min(ys), max(ys))
-
-    def place(point: Point) -> Point:
-        across = (point[0] - x_range[0]) / (x_range[1] - x_range[0])
-        up = (point[1] - y_range[0]) / (y_range[1] - y_range[0])
-        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
-
-    parts = [*_grid(x_range, y_range, place, log=log)]
-    for number, (_, points) in enumerate(shown):
-        path = " ".join(f"{across:.1f},{down:.1f}" for across, down in map(place, points))
-        parts.append(f'<polyline class="line {_style(number)}" points="{path}"/>')
-    middle = (LEFT + WIDTH) // 2
-    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x)}</text>')
-    ends = [f"{name} from {_plain(line[0][1], log)} to {_plain(line[-1][1], log)}" for name, line in shown]
-    label = escape(f"{title}, {y} by {x}: {'; '.join(ends)}", quote=True)
-    keys = [f'<span class="key {_style(number)}"></span>{escape(name)}' for number, (name, _) in enumerate(shown)]
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    ends = [f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in shown.items()]
+    label = escape(f"{title}, {y} by step: {'; '.join(ends)}", quote=True)
+    head = f'<svg viewBox="0 0 460.8 187.2" role="img" aria-label="{label}"><title>{escape(title)}</title>'
+    svg = _drawn([*shown.values()], log=log, salt=label)
+    keys = [f'<span class="key {_style(number)}"></span>{escape(name)}' for number, name in enumerate(shown)]
     legend = "".join(f"<li>{key}</li>" for key in keys)
     caption = f"<figcaption>{escape(title)} <small>({escape(y)})</small></figcaption>"
-    return f'<figure class="chart">{caption}{svg}<ul class="legend">{legend}</ul></figure>'
+    return f'<figure class="chart">{caption}{head}{svg}<ul class="legend">{legend}</ul></figure>'
+
+
+def _drawn(curves: Sequence[Sequence[Point]], *, log: bool, salt: str) -> str:
+    """Return the content of an SVG element and its end; `salt` makes names in it those of this chart alone."""
+    figure = figure_of(6.4, 2.6)
+    axes = figure.add_subplot()
+    for number, points in enumerate(curves):
+        style = "--" if number >= COLOURS else "-"
+        axes.plot(*zip(*points, strict=True), color=_LINES[number % COLOURS], linestyle=style, linewidth=1.5)
+    values = [value for points in curves for _, value in points]
+    if log:
+        axes.set_yscale("log")
+        axes.minorticks_off()
+    is_wide = log and max(values) > 10 * min(values)
+    axes.yaxis.set_major_locator(LogLocator(numticks=6) if is_wide else MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.set_xlabel("step", color=_TEXT)
+    axes.tick_params(length=0, labelcolor=_TEXT)
+    axes.grid(axis="y", color=_GRID)
+    axes.spines[:].set_visible(False)
+    out = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+    svg = out.getvalue().partition("<svg")[2].partition(">")[2]
+    svg = re.sub(r'<style.*?</style>| id="[\w.]+_\d+"', "", svg, flags=re.DOTALL)
+    return re.sub("|".join(_OF_PAGE), lambda found: _OF_PAGE[found[0]], svg)
 
 
 def _style(number: int) -> str:
-    """Return the classes of a line: its colour, and dashes for lines beyond the last colour."""
+    """Return the classes of a line's key: its colour, and dashes for lines beyond the last colour."""
     return f"s{number % COLOURS}{' dashed' * (number >= COLOURS)}"
 
 
-def _usable(points: Sequence[Point], *, log: bool) -> list[Point]:
-    finite = [(a, b) for a, b in points if math.isfinite(a) and math.isfinite(b)]
-    return [(a, math.log2(b)) for a, b in finite if b > 0] if log else finite
-
-
-def _thinned(points: list[Point]) -> list[Point]:
-    """Return at most `MOST_POINTS` of the points, the first and the last included."""
-    if len(points) <= MOST_POINTS:
-        return points
-    step = (len(points) - 1) / (MOST_POINTS - 1)
-    return [points[round(index * step)] for index in range(MOST_POINTS)]
-
-
-def _widened(low: float, high: float) -> Point:
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _grid(x_range: Point, y_range: Point, place: Callable[[Point], Point], *, log: bool) -> Iterator[str]:
-    """Yield lines and numbers of the vertical axis, and the numbers at the ends of the horizontal one."""
-    for index in range(TICKS):
-        value = y_range[0] + (y_range[1] - y_range[0]) * index / (TICKS - 1)
-        left, height = place((x_range[0], value))
-        yield f'<line class="grid" x1="{left:.1f}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
-        yield f'<text class="axis" x="{LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{_plain(value, log)}</text>'
-    for value, anchor in zip(x_range, ("start", "end"), strict=True):
-        across, _ = place((value, y_range[0]))
-        height = HEIGHT - BOTTOM + 16
-        yield f'<text class="axis" x="{across:.1f}" y="{height}" text-anchor="{anchor}">{value:,.0f}</text>'
-
-
-def _plain(value: float, is_log: bool) -> str:
-    return f"{2**value:.4g}" if is_log else f"{value:.4g}"
+def _thinned(points: Sequence[Point], *, log: bool) -> list[Point]:
+    """Return at most `MOST_POINTS` of the points that can be drawn, the first and the last included."""
+    drawn = [one for one in points if math.isfinite(sum(one)) and (one[1] > 0 or not log)]
+    count = min(len(drawn), MOST_POINTS)
+    return [drawn[index * (len(drawn) - 1) // max(1, count - 1)] for index in range(count)]

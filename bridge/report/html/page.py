@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bridge.plan.precision_plan import compact
-from bridge.report.html.chart import Line, line_chart
+from bridge.report.html.chart import line_chart
 from bridge.report.quantisation import WORST_DB
 
 if TYPE_CHECKING:
@@ -61,25 +61,22 @@ def content_json(runs: Sequence[Run]) -> str:
 
 
 def _overlay(runs: Sequence[Run]) -> str:
-    lines = [Line(name=run["name"], points=_curve(run["train"], "loss")) for run in runs]
-    return line_chart(lines, title="Training loss of all runs", x="step", y="nats per token")
+    curves = {run["name"]: _curve(run["train"], "loss") for run in runs}
+    return line_chart(curves, title="Training loss of all runs", y="nats per token")
 
 
 def _charts(run: Run) -> Markup:
     """Return the charts of a run: losses, gradient norm, and the loss scale where it moved."""
-    losses = [Line(name="training", points=_curve(run["train"], "loss"))]
-    losses.append(Line(name="validation", points=_curve(run["validation"], "loss")))
+    losses = {"training": _curve(run["train"], "loss"), "validation": _curve(run["validation"], "loss")}
     entropy, steps = run["figures"]["unigram_entropy"], [one["step"] for one in run["train"]]
     if entropy is not None and steps:
-        losses.append(Line(name="unigram entropy", points=[(steps[0], entropy), (steps[-1], entropy)]))
-    charts = [line_chart(losses, title="Loss", x="step", y="nats per token")]
-    norms = Line(name="gradient norm", points=_curve(run["train"], "grad_norm"))
-    charts.append(line_chart([norms], title="Gradient norm before clipping", x="step", y="log scale", log=True))
+        losses["unigram entropy"] = [(steps[0], entropy), (steps[-1], entropy)]
+    charts = [line_chart(losses, title="Loss", y="nats per token")]
+    norms = {"gradient norm": _curve(run["train"], "grad_norm")}
+    charts.append(line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True))
     scale = _curve(run["train"], "loss_scale")
     if len({value for _, value in scale}) > 1:
-        charts.append(
-            line_chart([Line(name="loss scale", points=scale)], title="Loss scale", x="step", y="log", log=True)
-        )
+        charts.append(line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True))
     return Markup("".join(charts))  # noqa: S704  numbers and escaped names
 
 
@@ -105,9 +102,11 @@ def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _number(value: object, form: str = ",.4g") -> str:
+    if value is None:
+        return "-"
     if isinstance(value, int):
         return f"{value:,}"
-    return format(value, form) if isinstance(value, float) else "-" if value is None else str(value)
+    return format(value, form) if isinstance(value, float) else str(value)
 
 
 def _mib(value: float | None) -> str:
