@@ -103,9 +103,6 @@ class Setup(RuleContext):
         model = self.model
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
         self.parallel, _ = self.prediction.layout_and_faults
-        self.tp, self.pp, self.vpp = self.parallel.tensor, self.parallel.pipeline, self.parallel.virtual
-        self.cp, self.ep, self.etp = self.parallel.context, self.parallel.expert, self.parallel.expert_tensor
-        self.sp = self.parallel.sequence_parallel
         self.is_moe = bool(model.num_moe_experts)
         self.is_hybrid = bool(model.is_hybrid_model or model.hybrid_override_pattern or model.hybrid_layer_pattern)
         self.has_mtp = bool(model.mtp_num_layers)

@@ -85,14 +85,6 @@ class RuleContext:
     """The precision fingerprint of the checkpoint that the run resumes from."""
     parallel: Parallel
     """The layout; what cannot be read of it is left out."""
-    tp: int
-    pp: int
-    vpp: int
-    """Model chunks of each pipeline stage, whichever field says so."""
-    cp: int
-    ep: int
-    etp: int
-    sp: bool
     is_moe: bool
     is_hybrid: bool
     has_mtp: bool
@@ -185,7 +177,6 @@ class RuleContext:
         self.has_model, self.has_optimizer, self.has_ddp = "model" in given, "optimizer" in given, "ddp" in given
         self.has_owners = self.has_model or self.has_optimizer or self.has_ddp
         self.has_precision_aware = bool(self.optimizer.use_precision_aware_optimizer)
-        self.is_plain_optimizer = self.has_optimizer and not self.has_precision_aware
         self.has_megatron_fsdp = bool(ddp.use_megatron_fsdp or ddp.use_custom_fsdp)
         self.has_torch_fsdp2 = bool(ddp.use_torch_fsdp2)
         self.has_fsdp_v2 = self.has_megatron_fsdp and ddp.megatron_fsdp_version == 2

@@ -66,6 +66,11 @@ class Parallel:
         return self.tensor * self.pipeline * self.context * self.data
 
     @property
+    def of_tokens(self) -> int:
+        """Ranks that share the tokens of a sequence between its GEMMs."""
+        return self.context * (self.tensor if self.sequence_parallel else 1)
+
+    @property
     def expert_data(self) -> int:
         """Replicas of each expert."""
         return max(1, self.world_size // (self.expert_tensor * self.expert * self.pipeline))

@@ -16,8 +16,8 @@ def tokens(run: RuleContext) -> int | None:
     batch = run.train.micro_batch_size
     if not seq or not batch or run.data.packing or run.is_emulated:
         return None
-    shards = run.cp * (run.tp if run.sp else 1)
-    return int(seq * batch // shards) if not seq % shards else None
+    ranks = run.parallel.of_tokens
+    return int(seq * batch // ranks) if not seq % ranks else None
 
 
 def widths(run: RuleContext) -> Iterator[tuple[str, str, int]]:
@@ -25,7 +25,7 @@ def widths(run: RuleContext) -> Iterator[tuple[str, str, int]]:
 
     A width that does not divide by the ranks is left out: that is a fault of its own (PB408).
     """
-    model, tp = run.model, run.tp
+    model, tp = run.model, run.parallel.tensor
     if model.hidden_size:
         yield "model.hidden_size", "", model.hidden_size
     if model.ffn_hidden_size and not model.ffn_hidden_size % tp:
@@ -36,11 +36,9 @@ def widths(run: RuleContext) -> Iterator[tuple[str, str, int]]:
         qkv = head * (model.num_attention_heads + 2 * groups)
         if not model.num_attention_heads % tp and not qkv % tp:
             yield "model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv // tp
-    if run.is_moe and model.moe_ffn_hidden_size:
-        etp = run.etp
-        if not model.moe_ffn_hidden_size % etp:
-            size = model.moe_ffn_hidden_size // etp
-            yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", size
+    etp = run.parallel.expert_tensor
+    if run.is_moe and model.moe_ffn_hidden_size and not model.moe_ffn_hidden_size % etp:
+        yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", model.moe_ffn_hidden_size // etp
 
 
 def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:
@@ -81,8 +79,9 @@ def _packing(run: RuleContext) -> list[Violation]:
     pad = run.data.pad_multiple
     if not run.data.packing or not pad or run.row is None or run.row.alignment is None or run.is_emulated:
         return []
-    sequence = 2 * run.tp * run.cp if run.cp > 1 else run.tp
-    slab = run.row.alignment[0] * (run.tp if run.sp else 1) * run.cp
+    ranks = run.parallel
+    sequence = 2 * ranks.tensor * ranks.context if ranks.context > 1 else ranks.tensor
+    slab = run.row.alignment[0] * ranks.of_tokens
     needed = math.lcm(sequence, slab)
     words = {"needed": needed, "sequence": sequence, "slab": slab}
     return [Violation(words=words)] if pad % needed else []

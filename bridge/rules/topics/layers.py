@@ -20,7 +20,7 @@ def _kept(run: RuleContext) -> int:
 
 def _beyond_a_stage(run: RuleContext) -> list[Violation]:
     """Megatron's own check under FP8, stricter than what runs: counts are global, its limit is one stage's share."""
-    return _beyond(run, run.model.num_layers // run.pp) if run.fp8 else []
+    return _beyond(run, run.model.num_layers // run.parallel.pipeline) if run.fp8 else []
 
 
 def _beyond_the_model(run: RuleContext) -> list[Violation]:
@@ -132,7 +132,13 @@ RULES = (
         severity="error",
         versions=(te(until="2.8"),),
         when=violated_if(
-            lambda run: run.fp8 and _is_on(run) and run.model.tp_comm_overlap and run.tp > 1 and not run.is_emulated
+            lambda run: (
+                run.fp8
+                and _is_on(run)
+                and run.model.tp_comm_overlap
+                and run.parallel.tensor > 1
+                and not run.is_emulated
+            )
         ),
         message="user buffers hold FP8 and BF16 layers at once from Transformer Engine 2.8 on only",
         remedies=("use Transformer Engine 2.8", "set tp_comm_overlap=False", "set first_last_layers_bf16=False"),

@@ -41,7 +41,7 @@ def _dtype_of_another_mode(run: RuleContext) -> list[Violation]:
 
 def _received_in_another_dtype(run: RuleContext) -> list[Violation]:
     received = run.model.pipeline_dtype
-    if not run.has_model or run.pp < 2 or received is None:
+    if not run.has_model or run.parallel.pipeline < 2 or received is None:
         return []
     if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
         return []  # Megatron's __post_init__ makes it FP32
@@ -176,7 +176,7 @@ RULES = (
         title="pipeline without a dtype",
         setting="model.pipeline_dtype",
         severity="error",
-        when=violated_if(lambda run: run.has_model and run.pp > 1 and run.model.pipeline_dtype is None),
+        when=violated_if(lambda run: run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None),
         message="pipeline stages need the dtype of what they receive",
         remedies=("set it to the dtype of the activations ({run.mode})", "choose a recipe, which does"),
         source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/p2p_communication.py",

@@ -186,8 +186,8 @@ RULES = (
         setting="model.quant_recipe",
         severity="warning",
         when=selected_modules.elsewhere,
-        message="matcher {name} chooses {precision} for {here} under PP={run.pp}, and for {there} under PP={stages}: "
-        "its numbers count within a stage",
+        message="matcher {name} chooses {precision} for {here} under PP={run.parallel.pipeline}, and for {there} under "
+        "PP={stages}: its numbers count within a stage",
         remedies=("state the layers in mixed_precision.modules, whose numbers count over the model",),
         source=MATCHING,
     ),

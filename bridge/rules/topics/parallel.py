@@ -8,26 +8,27 @@ from bridge.rules.topics.alignment import tokens, widths
 def _shards_weights(run: RuleContext) -> bool:
     """Megatron's generalised tensor parallelism: weights are gathered when they are used."""
     model = run.model
-    return any(
-        (size or 1) > 1
-        for size in (
-            model.gtp_weight_remat_size,
-            model.expert_gtp_weight_remat_size,
-            model.tensor_parallel_num_weight_shards,
-            model.expert_tensor_parallel_num_weight_shards,
-        )
+    sizes = (
+        model.gtp_weight_remat_size,
+        model.expert_gtp_weight_remat_size,
+        model.tensor_parallel_num_weight_shards,
+        model.expert_tensor_parallel_num_weight_shards,
     )
+    return any((size or 1) > 1 for size in sizes)
 
 
 def _broken_replicas(run: RuleContext) -> list[Violation]:
-    count, dense, experts = run.target.count, run.tp * run.pp * run.cp, run.etp * run.ep * run.pp
+    count, ranks = run.target.count, run.parallel
+    dense = ranks.tensor * ranks.pipeline * ranks.context
+    experts = ranks.expert_tensor * ranks.expert * ranks.pipeline
     if not run.has_model or count is None or count < 1:
         return []
     if count % dense:
-        return [Violation(words={"what": f"TP {run.tp} x PP {run.pp} x CP {run.cp} = {dense}"})]
-    if run.is_moe and count % experts:
-        return [Violation(words={"what": f"expert TP {run.etp} x EP {run.ep} x PP {run.pp} = {experts}"})]
-    return []
+        what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {dense}"
+    else:
+        what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {experts}"
+    is_broken = count % dense or (run.is_moe and count % experts)
+    return [Violation(words={"what": what})] if is_broken else []
 
 
 def _odd_for_user_buffers(run: RuleContext) -> bool:
@@ -37,7 +38,7 @@ def _odd_for_user_buffers(run: RuleContext) -> bool:
 
 
 def _blockwise_gather(run: RuleContext) -> list[Violation]:
-    if not run.is_blockwise or not run.sp or run.is_emulated:
+    if not run.is_blockwise or not run.parallel.sequence_parallel or run.is_emulated:
         return []
     sizes = [size for size in (*(size for _, _, size in widths(run)), tokens(run)) if size is not None]
     is_odd = not sizes or any(size % 128 for size in sizes)
@@ -46,20 +47,28 @@ def _blockwise_gather(run: RuleContext) -> list[Violation]:
 
 def _indivisible(run: RuleContext) -> list[Violation]:
     """Return sizes that are cut over ranks and do not divide by their number."""
-    model = run.model
-    heads, groups = model.num_attention_heads or 0, model.num_query_groups or 0
-    cut = [
-        ("model.num_attention_heads", heads, f"TP {run.tp}", run.tp),
-        ("model.num_query_groups", 0 if groups and not run.tp % groups else groups, f"TP {run.tp}", run.tp),
-        ("model.ffn_hidden_size", model.ffn_hidden_size or 0, f"TP {run.tp}", run.tp),
-        ("model.moe_ffn_hidden_size", (run.is_moe and model.moe_ffn_hidden_size) or 0, f"expert TP {run.etp}", run.etp),
-    ]
-    seq = run.data.seq_length or model.seq_length or 0
-    ranks, names = (run.cp * run.tp, f"CP {run.cp} x TP {run.tp}") if run.sp else (run.cp, f"CP {run.cp}")
-    cut.append(("data.seq_length" if run.data.seq_length else "model.seq_length", seq, names, ranks))
-    return [
-        Violation(path, value=size, words={"by": by}) for path, size, by, number in cut if size > 0 and size % number
-    ]
+    model, ranks = run.model, run.parallel
+    tensor, experts = f"TP {ranks.tensor}", f"expert TP {ranks.expert_tensor}"
+    context = f"CP {ranks.context} x {tensor}" if ranks.sequence_parallel else f"CP {ranks.context}"
+    groups = model.num_query_groups or 0
+    shared = 0 if groups and not ranks.tensor % groups else groups
+    widest = model.moe_ffn_hidden_size if run.is_moe else None
+    sequence = (
+        ("data.seq_length", run.data.seq_length) if run.data.seq_length else ("model.seq_length", model.seq_length)
+    )
+    cut = (
+        ("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor),
+        ("model.num_query_groups", shared, tensor, ranks.tensor),
+        ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, ranks.tensor),
+        ("model.moe_ffn_hidden_size", widest, experts, ranks.expert_tensor),
+        (sequence, run.data.seq_length or model.seq_length, context, ranks.of_tokens),
+    )
+    return [Violation(path, value=size, words={"by": by}) for path, size, by, number in cut if size and size % number]
+
+
+def _has_two_interleaved_stages(run: RuleContext) -> bool:
+    is_interleaved = run.has_model and run.parallel.virtual > 1 and run.parallel.pipeline == 2
+    return is_interleaved and not run.model.overlap_p2p_comm
 
 
 TWO_STAGES = Rule(
@@ -67,7 +76,7 @@ TWO_STAGES = Rule(
     title="two interleaved stages without overlapped messages",
     setting="model.overlap_p2p_comm",
     severity="error",
-    when=violated_if(lambda run: run.has_model and run.vpp > 1 and run.pp == 2 and not run.model.overlap_p2p_comm),
+    when=violated_if(_has_two_interleaved_stages),
     message="two interleaved pipeline stages send activations and gradients between the same two ranks "
     "in one batch, where they are taken for each other: the run goes on, and does not learn",
     remedies=("set overlap_p2p_comm=True and batch_p2p_comm=False", "use more than two stages", "do not interleave"),
@@ -81,8 +90,8 @@ RULES = (
         setting="fp8_recipe",
         severity="warning",
         when=_blockwise_gather,
-        message="gathering blockwise tensors over TP {run.tp} with sequence parallelism was reported to fail "
-        "(all-gather requires a quantizable tensor)",
+        message="gathering blockwise tensors over TP {run.parallel.tensor} with sequence parallelism was reported to "
+        "fail (all-gather requires a quantizable tensor)",
         remedies=("{align}", "use TP 1", "use fp8_recipe='tensorwise'"),
         source="NVIDIA/TransformerEngine issue 2393, 2025-11-17",
         evidence="reported",
@@ -92,7 +101,7 @@ RULES = (
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
         severity="warning",
-        when=violated_if(lambda run: run.model.tp_comm_overlap and not run.sp),
+        when=violated_if(lambda run: run.model.tp_comm_overlap and not run.parallel.sequence_parallel),
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
         remedies=("set sequence_parallel=True", "set it to False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",

@@ -331,9 +331,9 @@ DELAYED_RULES = (
         title="amax reduction over pipeline or expert ranks",
         setting="fp8_recipe",
         severity="warning",
-        when=violated_if(lambda run: run.is_delayed and (run.pp > 1 or run.ep > 1)),
+        when=violated_if(lambda run: run.is_delayed and (run.parallel.pipeline > 1 or run.parallel.expert > 1)),
         message="amax histories are reduced over groups of ranks, and every FP8 module has to run on all of them in "
-        "the first step (PP {run.pp}, EP {run.ep}); hangs were reported",
+        "the first step (PP {run.parallel.pipeline}, EP {run.parallel.expert}); hangs were reported",
         remedies=(
             "use fp8_recipe='tensorwise', which keeps no history",
             "make sure that no expert or stage stays idle",
