@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from bridge.front.loader import RunValues
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
+    from bridge.preflight.check import Report
     from bridge.registry.schedule import Phase
     from bridge.sync.prediction import Prediction
 
@@ -49,7 +50,7 @@ def add_run_command(commands: Any, name: str, run: Callable[..., Any], text: str
     parser.add_argument("--config-name", default="config", metavar="NAME", help="the primary config in it")
     parser.add_argument("--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes")
     parser.add_argument(
-        "--config", metavar="FILE", help="a run folder, its config.yaml, or a file of another framework"
+        "--config", metavar="FILE", help="a run's file or folder instead: ours, Megatron Bridge's or Megatron-LM's"
     )
     parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
     parser.add_argument(
@@ -136,6 +137,31 @@ def planned_run(run: RunValues) -> PlannedRun:
     from bridge.plan.run import PlannedRun
 
     return PlannedRun(prediction=predicted(run))
+
+
+def report_of(run: RunValues, prediction: Prediction | None = None, **options: Any) -> Report:
+    """Return the check of a run, or of another prediction of it; `options` are `silenced` and `backend`."""
+    from bridge.preflight.check import check_run
+
+    return check_run(
+        run.sections,
+        prediction=prediction or predicted(run),
+        origins=run.origin_of,
+        choice=run.choice,
+        environment=run.reading.environment,
+        **options,
+    )
+
+
+def print_answer(run: RunValues, content: Mapping[str, Any]) -> None:
+    """Print an answer about a run as JSON, with what has to be said of its file and its release."""
+    print_json({**content, "read": run.reading.to_dict()})
+
+
+def show_reading(run: RunValues) -> None:
+    """Print what has to be said of a run's file and its release, a sentence on each line."""
+    for line in run.reading.lines:
+        print(f"  {line}")
 
 
 def print_json(content: object) -> None:

@@ -12,7 +12,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_command, add_run_command, predicted, print_json, read_run, write_file
+from bridge.cli.arguments import (
+    add_command,
+    add_run_command,
+    print_answer,
+    print_json,
+    read_run,
+    report_of,
+    show_reading,
+    write_file,
+)
 from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 
@@ -46,27 +55,18 @@ def add_parsers(commands: Any) -> None:
 
 def _check(chosen: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
-    from bridge.preflight.check import check_run
-
     silenced = dict(_reason(word) for word in chosen.silence)
     values = read_run(chosen, strict=False)
-    report = check_run(
-        values.sections,
-        prediction=predicted(values),
-        silenced=silenced,
-        backend=chosen.backend,
-        origins=values.origin_of,
-        choice=values.choice,
-        environment=values.reading.environment,
-    )
+    report = report_of(values, silenced=silenced, backend=chosen.backend)
     if chosen.sarif:
         _write_sarif(report, chosen)
     from bridge.report.findings import findings_dict, findings_lines
 
     if chosen.json:
-        print_json(findings_dict(report, strict=chosen.strict))
+        print_answer(values, findings_dict(report, strict=chosen.strict))
     else:
         _show(findings_lines(report, is_quiet=chosen.quiet))
+        show_reading(values)
     return report.exit_code(strict=chosen.strict)
 
 

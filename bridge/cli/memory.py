@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, planned_run, print_json, read_run
+from bridge.cli.arguments import add_run_command, planned_run, print_answer, read_run, report_of, show_reading
 
 if TYPE_CHECKING:
     import argparse
@@ -37,13 +37,15 @@ def _memory(chosen: argparse.Namespace) -> None:
     activations = _activations(run)
     if chosen.json:
         content = {**run.memory.to_dict(), "gpu_bytes": run.memory_bytes, "activations_by_recompute": activations}
-        print_json({**content, "fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else content)
+        fitting = {"fit": fit(run, is_sound=_soundness(values, run)).to_dict()} if chosen.fit else {}
+        print_answer(values, {**content, **fitting})
         return
     from bridge.report.plan_table import fit_table, memory_table
     from bridge.report.table import show  # rich is heavy
 
     gpu = run.target.gpu.title if run.target.gpu is not None else ""
     show(memory_table(run.memory, activations, gpu=gpu, memory_bytes=run.memory_bytes, uncounted=run.uncounted))
+    show_reading(values)
     if chosen.fit:
         sys.stdout.flush()  # the search takes a while
         show(fit_table(fit(run, is_sound=_soundness(values, run))))
@@ -51,10 +53,9 @@ def _memory(chosen: argparse.Namespace) -> None:
 
 def _soundness(values: RunValues, run: PlannedRun) -> Callable[[PlannedRun], bool]:
     """Return whether `check` finds no error or warning in a changed run that it does not find in the run itself."""
-    from bridge.preflight.check import check_run
 
     def found(prediction: Prediction) -> set[str]:
-        report = check_run(values.sections, prediction=prediction, choice=values.choice)
+        report = report_of(values, prediction=prediction)
         return {one.id for one in report.findings if one.severity != "info"}
 
     known = found(run.prediction)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, plan_of, print_json, read_run, write_file
+from bridge.cli.arguments import add_run_command, plan_of, print_answer, read_run, report_of, show_reading, write_file
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import module_rows
@@ -61,8 +61,6 @@ def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
 
 def _modules(chosen: argparse.Namespace) -> int:
     """Print the selection and what the rules say of it; return 2 with errors, else 0."""
-    from bridge.preflight.check import check_run
-
     run = read_run(chosen)
     if chosen.file:
         _refuse_rows(run)
@@ -70,24 +68,23 @@ def _modules(chosen: argparse.Namespace) -> int:
     plan = plan_of(run)
     found = plan.selection
     if not found.rows:
-        _list(plan, as_json=chosen.json)
+        _list(run, plan, as_json=chosen.json)
         return 0
     if chosen.write:
         _write(plan, chosen.write)
         return 0
-    sections = {**run.sections, "mixed_precision": run.precision}
-    report = check_run(sections, target=None, origins=run.origin_of, choice=run.choice)
-    findings = [finding for finding in report.findings if finding.id in IDS]
+    findings = [finding for finding in report_of(run).findings if finding.id in IDS]
     if chosen.json:
         from bridge.report.module_table import selection_dict
 
-        print_json({"precision": plan.label, "layout": _layout(plan), **selection_dict(found, findings)})
+        print_answer(run, {"precision": plan.label, "layout": _layout(plan), **selection_dict(found, findings)})
     else:
         from bridge.report.module_table import module_table
         from bridge.report.table import show  # rich is heavy
 
         scheme = plan.settings.scheme or plan.settings.mode
         show(module_table(found, findings, layout=_layout(plan), run=scheme, mode=plan.settings.mode))
+        show_reading(run)
     return 2 if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -114,12 +111,13 @@ def _layout(plan: PrecisionPlan) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes if size > 1 or name == "PP")
 
 
-def _list(plan: PrecisionPlan, *, as_json: bool) -> None:
+def _list(run: RunValues, plan: PrecisionPlan, *, as_json: bool) -> None:
     """Print the modules of a run that chooses nothing per module, as rows of `modules` would name them."""
     names = [module.path for module in plan.selection.left]
     if as_json:
-        print_json({"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
+        print_answer(run, {"precision": plan.label, "layout": _layout(plan), "rows": [], "left": names})
         return
     print(f"{plan.label}: nothing is chosen per module. The linear layers, layers counted from 0:")
     for name in names:
         print(f"  {name}")
+    show_reading(run)

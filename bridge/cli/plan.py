@@ -7,7 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, later_plans, plan_of, planned_run, print_json, read_run, unwritable
+from bridge.cli.arguments import (
+    add_run_command,
+    later_plans,
+    plan_of,
+    planned_run,
+    print_answer,
+    print_json,
+    read_run,
+    show_reading,
+    unwritable,
+)
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +57,7 @@ def _plan(chosen: argparse.Namespace) -> None:
             {"first": phase.first, "last": phase.last, "precision": phase.precision.label, "plan": other.to_dict()}
             for phase, other in later
         ]
-        print_json(plan.to_dict() | ({"later_phases": phases} if later else {}))
+        print_answer(run, plan.to_dict() | ({"later_phases": phases} if later else {}))
         return
     from bridge.report.plan_table import difference_table, plan_csv, plan_table
     from bridge.report.table import show  # rich is heavy
@@ -58,6 +68,7 @@ def _plan(chosen: argparse.Namespace) -> None:
         show(plan_table(plan))
         for phase, planned in later:
             show(difference_table(plan.label, str(phase), plan.diff(planned)))
+        show_reading(run)
 
 
 def _compare(plan: PrecisionPlan, other: PrecisionPlan, *, as_json: bool) -> None:
@@ -87,12 +98,14 @@ def _align(chosen: argparse.Namespace) -> None:
     """Print the dimensions and token counts that the scaling scheme takes, for the GEMMs of a rank."""
     from bridge.plan.alignment import align_report
 
-    this = planned_run(read_run(chosen))
+    run = read_run(chosen)
+    this = planned_run(run)
     report = align_report(this.plan, this.workload)
     if chosen.json:
-        print_json(report.to_dict())
+        print_answer(run, report.to_dict())
         return
     from bridge.report.plan_table import align_table
     from bridge.report.table import show  # rich is heavy
 
     show(align_table(report))
+    show_reading(run)

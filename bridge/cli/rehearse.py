@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.arguments import add_run_command, print_json, read_run
+from bridge.cli.arguments import add_run_command, print_answer, read_run, show_reading
 from bridge.errors import RunConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def _rehearse(chosen: argparse.Namespace) -> int:
     from bridge.report.table import show
 
     if chosen.json:
-        print_json(rehearsal_dict(rehearsal, strict=chosen.strict))
+        print_answer(run, rehearsal_dict(rehearsal, strict=chosen.strict))
     else:
         show(rehearsal_text(rehearsal))
+        show_reading(run)
     return rehearsal.exit_code(strict=chosen.strict)

@@ -107,7 +107,7 @@ class ConfigFile:
                 word for word in (str(target or ""), f"mcore{self.reading.release}") if word
             )
         elif place.mcore is not None:
-            self.reading = replace(self.reading, release=place.mcore, release_reason="the target states it")
+            self.reading = replace(self.reading, release=None)
 
     def _set(self, key: str, value: Any, *, delete: bool) -> None:
         *parents, last = key.split(".")

@@ -16,7 +16,7 @@ import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean
 from bridge.front.config_file import read_config_file
 from bridge.front.decode import container, decoded_sections
-from bridge.front.files.kinds import refuse_without_sizes
+from bridge.front.files.kinds import file_in, refuse_without_sizes
 from bridge.front.files.reading import FileReading
 from bridge.front.problems import (
     MADE_BY,
@@ -117,8 +117,8 @@ def load_run(
     Args:
         overrides: As for the training script, ``mixed_precision=bf16_mixed`` or ``target=h100x8`` say.
         config_path: Folder of the Hydra tree; None: what `config_folder` finds.
-        config_file: A YAML file with the sections themselves, or a run folder with such a config.yaml, which is read
-            instead of the tree; a relative path is looked up here, then in the repository.
+        config_file: A file that describes a run, which is read instead of the tree: what `read_file` reads, or a folder
+            with such a file; a relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
         config_dir: Another folder, of a team's own groups.
         strict: Refuse a precision that can never be right and misspelt fields of Megatron's. A check, which reports
@@ -148,6 +148,8 @@ def load_run(
         with composed(search, overrides, trust=trust) as composition:
             run = run_of(composition.given(name=config_name))
         decoded_sections(run, SECTIONS)
+    reading = run.reading.released(target_of(run.target), is_stated=run.target is not None)
+    run = replace(run, reading=reading)
     if strict:
         _refuse_misspelt(run)
         refuse_without_sizes(run.reading, run.model, run.name)
@@ -303,7 +305,7 @@ def _file(given: Path | str) -> Path:
     """Return the path of a config file: here, or else in the repository."""
     path, shipped = Path(given), shipped_folder().parent / given
     path = shipped if not _is_there(path) and _is_there(shipped) else path
-    return path / "config.yaml" if _is_there(path / "config.yaml") else path
+    return file_in(path) if _is_there(path) and path.is_dir() else path
 
 
 def _is_there(path: Path) -> bool:

@@ -3,7 +3,7 @@
 report = check(Setup("bf16_with_mxfp8_mixed", model=model, target=parse_target("h100x8")))
 report.exit_code(strict=False)      # 0, 1 (warnings, where they count) or 2 (errors)
 
-`check_run` makes the setup of a `ConfigContainer`, a saved ``config.yaml``, or Megatron Bridge's YAML.
+`check_run` makes the setup of a `ConfigContainer`, or of the sections of a run that a file was read into.
 """
 
 from __future__ import annotations
@@ -105,10 +105,6 @@ def refuse_unknown(reasons: Mapping[str, str]) -> None:
             raise RunConfigError(f"silence.{name}: must name a rule or an early warning, got {name!r}. {hint}", matches)
         if not str(reason).strip():
             raise RunConfigError(f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right.")
-
-
-_ELSEWHERE = {"dataset": "data", "optimizer_config": "optimizer", "ddp_config": "ddp"}
-"""Section names of other systems -> ours."""
 
 
 LOW_PRECISION_BACKENDS = ("te", "emulated", "te_cpu")
@@ -213,11 +209,8 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
 
 
 def section_of(run: Any, name: str) -> Any:
-    """Return a section of a mapping or an object; Megatron Bridge calls some of them otherwise."""
-    names = [name, *(theirs for theirs, ours in _ELSEWHERE.items() if ours == name)]
-    if isinstance(run, Mapping):
-        return next((run[known] for known in names if run.get(known) is not None), None)
-    return next((value for known in names if (value := getattr(run, known, None)) is not None), None)
+    """Return a section of a mapping or an object; None where there is none."""
+    return run.get(name) if isinstance(run, Mapping) else getattr(run, name, None)
 
 
 def _reasons(given: Any) -> dict[str, str]:

@@ -21,6 +21,9 @@ OURS = (".yaml", ".yml")
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"^(?:\w*ARGS\w*:|\s+[\"']?--[a-z])", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
+FILES = ("config.yaml", "run_config.yaml")
+ITERATION = "iter_*"
+"""Folder of one iteration in a folder of checkpoints."""
 
 
 def read_file(path: Path) -> FileReading:
@@ -40,6 +43,20 @@ def read_file(path: Path) -> FileReading:
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole)
     return FileReading(sections=_own(whole, path.name))
+
+
+def file_in(folder: Path) -> Path:
+    """Return the file of a folder that describes its run; the folder itself where there is none.
+
+    That is the ``config.yaml`` of a run of ours, or the ``run_config.yaml`` of a checkpoint of Megatron Bridge, in its
+    newest iteration where the folder holds several.
+    """
+    newest = sorted(folder.glob(ITERATION))
+    for place in (folder, *reversed(newest)):
+        for name in FILES:
+            if (place / name).is_file():
+                return place / name
+    return folder
 
 
 def _mapping(data: bytes, path: Path) -> dict[str, Any]:

@@ -6,11 +6,11 @@ keep Megatron Bridge's names where we have none for them: `comm_overlap`, `peft`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.front.files.own_fields import has_text, own_fields
+from bridge.front.files.own_fields import has_text, newer_fields, own_fields
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.files.release import release_of
 from bridge.front.problems import OWNERS
@@ -20,6 +20,8 @@ TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_
 DATA, MODEL, NESTED, ENVIRONMENT = "dataset", "model", "transformer", "env_vars"
 ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
 """Section and field of Megatron Bridge -> ours."""
+LOST = "{path}: the file names a {kind} without its content."
+NEWER = "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
 
 
 def is_of(whole: Mapping[str, Any]) -> bool:
@@ -35,19 +37,20 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         raise RunConfigError.of("model", rule, container.model_class, "Give a run of a language model.")
     sections, environment = container.sections, container.sections.pop(ENVIRONMENT, None)
     held = {role: sections[role] for role in OWNERS if isinstance(sections.get(role), dict)}
-    own = {
-        f"{role}.{field}": fields.pop(field)
-        for role, fields in held.items()
-        for field in own_fields(MEGATRON_BRIDGE, container.classes.get(role, ()), fields, role)
-    }
-    release = release_of(held, is_whole=MODEL in container.classes)
+    own: dict[str, Any] = {}
+    newer: dict[str, Any] = {}
+    for role, fields in held.items():
+        classes = container.classes.get(role, ())
+        own |= _taken(fields, own_fields(MEGATRON_BRIDGE, classes, fields, role), role)
+        newer |= _taken(fields, newer_fields(fields, role) if classes else (), role)
+    release = release_of(held, is_whole=bool(container.classes.get(MODEL)))
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections=sections,
         names=container.names,
         environment={str(key): str(value) for key, value in (environment or {}).items()},
         own_fields=own,
-        unknown=tuple(f"{path}: the file names a {kind} without its content." for path, kind in container.lost),
+        unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
         release=release.version,
         release_reason=release.because,
     )
@@ -62,8 +65,8 @@ class _Container:
         """Key of the file -> ours, where they differ."""
         self.classes: dict[str, tuple[str, ...]] = {}
         """Section -> import paths of the classes whose fields it has."""
-        self.lost: list[tuple[str, str]] = []
-        """Path of each object whose content is not in the file, and its class."""
+        self.lost: list[str] = []
+        """A sentence for each object whose content is not in the file."""
         for key, value in whole.items():
             if key != TARGET:
                 self._add(str(key), value)
@@ -111,9 +114,14 @@ class _Container:
             member = value[ARGUMENTS][-1]  # an enum's value; the attribute that getattr reads
             return member if isinstance(member, str) else value.get(NAME, member)
         if value.get(CALL) and not dict(_fields(value)):
-            self.lost.append((path, str(value[TARGET]).rpartition(".")[2]))
+            self.lost.append(LOST.format(path=path, kind=str(value[TARGET]).rpartition(".")[2]))
             return None
         return {key: self._plain(item, f"{path}.{key}") for key, item in _fields(value)}
+
+
+def _taken(fields: dict[str, Any], names: Iterable[str], role: str) -> dict[str, Any]:
+    """Take fields out of a section, and return dotted key -> value of each."""
+    return {f"{role}.{name}": fields.pop(name) for name in names}
 
 
 def _fields(value: Mapping[Any, Any]) -> list[tuple[str, Any]]:

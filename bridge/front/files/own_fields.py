@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.rules.fields import FIELDS
+from bridge.rules.topics.names import nearest_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 def own_fields(framework: str, classes: Sequence[str], names: Iterable[str], role: str) -> list[str]:
@@ -28,6 +29,15 @@ def own_fields(framework: str, classes: Sequence[str], names: Iterable[str], rol
         return others
     known = frozenset[str]().union(*(table.get(one, ()) for one in classes))
     return [name for name in others if name in known]
+
+
+def newer_fields(names: Collection[str], role: str) -> list[str]:
+    """Return the names that no known release of Megatron Core has, in a section with every field of its own release.
+
+    A name is a misspelt one where the field that it resembles is absent, which such a section never leaves out.
+    """
+    others = [name for name in names if name not in FIELDS[role]]
+    return [name for name in others if all(near in names for near in nearest_fields(role, name))]
 
 
 def has_text(framework: str, name: str) -> bool:

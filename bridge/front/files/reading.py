@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from packaging.version import Version
+    from bridge.rules.target import Target
+    from bridge.rules.versions import Version
 
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
@@ -31,6 +32,10 @@ class Derived:
     def __str__(self) -> str:
         return f"{self.framework} sets {self.path}={self.value} at start: {self.because}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"path": self.path, "value": self.value, "in_file": self.stated, "because": self.because}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileReading:
@@ -52,8 +57,39 @@ class FileReading:
     """What the file leaves open, as sentences."""
     release: Version | None = None
     """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
-    release_reason: str = "is installed here"
-    """Why that release is assumed, as a clause without its subject."""
+    release_reason: str = ""
+    """Why that release is assumed, as a clause."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What an answer has to say of the file, as sentences: the release, what is set at start, what is open."""
+        release = f"megatron-core {self.release} ({self.release_reason})."
+        if self.release is None:
+            release = "No release of megatron-core is known: the target states none."
+        by_reason: dict[str, list[str]] = {}
+        for one in self.derived:
+            by_reason.setdefault(one.because, []).append(f"{one.path}={one.value}")
+        set_ = [f"{self.framework} sets at start: {', '.join(all_)} ({why})." for why, all_ in by_reason.items()]
+        return (release, *set_, *self.unknown)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what an answer has to say of the file, as plain data."""
+        return {
+            "framework": self.framework,
+            "megatron_core": str(self.release) if self.release is not None else None,
+            "because": self.release_reason,
+            "set_at_start": [one.to_dict() for one in self.derived],
+            "open": list(self.unknown),
+        }
+
+    def released(self, target: Target, *, is_stated: bool) -> FileReading:
+        """Return the reading with the release of the target, or the installed one, where the file says none."""
+        if self.release is not None or target.mcore is None:
+            return self
+        is_here = target.is_detected or not is_stated
+        return replace(
+            self, release=target.mcore, release_reason="installed here" if is_here else "stated by the target"
+        )
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""

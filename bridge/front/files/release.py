@@ -20,7 +20,7 @@ class Release:
 
     version: Version | None
     because: str
-    """A clause: "model.moe_latent_size stands in the file, which 0.17.1 does not have"."""
+    """A clause: "model.moe_latent_size stands in the file, and 0.17.1 does not have it"."""
 
 
 def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> Release:
@@ -43,8 +43,8 @@ def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> 
                 newest, field = first, f"{role}.{name}"
     here = installed("mcore")
     if not is_whole and (here is None or here >= releases[newest]):
-        return Release(version=here, because="is installed here, and the file's fields leave it open")
+        return Release(version=here, because="installed here, as the file leaves it open")
     if newest:
         before = releases[newest - 1]
-        return Release(version=releases[newest], because=f"{field} stands in the file, which {before} does not have")
+        return Release(version=releases[newest], because=f"{field} stands in the file, and {before} does not have it")
     return Release(version=releases[0], because="the file has every field of Megatron, and none that came later")
