@@ -53,17 +53,16 @@ def _indivisible(run: RuleContext) -> list[Violation]:
     groups = model.num_query_groups or 0
     shared = 0 if groups and not ranks.tensor % groups else groups
     widest = model.moe_ffn_hidden_size if run.is_moe else None
-    sequence = (
-        ("data.seq_length", run.data.seq_length) if run.data.seq_length else ("model.seq_length", model.seq_length)
-    )
-    cut = (
+    sequence = "data.seq_length" if run.data.seq_length else "model.seq_length"
+    sizes = (
         ("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor),
         ("model.num_query_groups", shared, tensor, ranks.tensor),
         ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, ranks.tensor),
         ("model.moe_ffn_hidden_size", widest, experts, ranks.expert_tensor),
         (sequence, run.data.seq_length or model.seq_length, context, ranks.of_tokens),
     )
-    return [Violation(path, value=size, words={"by": by}) for path, size, by, number in cut if size and size % number]
+    cut = [row for row in sizes if row[1] and row[1] > 0 and row[1] % row[3]]
+    return [Violation(path, value=size, words={"by": by}) for path, size, by, _ in cut]
 
 
 def _has_two_interleaved_stages(run: RuleContext) -> bool:
