@@ -93,7 +93,8 @@ def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
 
 
 def _mode(settings: Mapping[str, str]) -> str:
-    return next((name for name in ("fp16", "bf16") if settings.get(f"model.{name}") == "True"), "fp32")
+    on = [name for name in ("fp16", "bf16") if settings.get(f"model.{name}") == "True"]
+    return on[0] if on else "fp32"
 
 
 def _of_mode(before: str, now: str) -> tuple[str, str]:

@@ -84,9 +84,9 @@ def import_(payload: object, *, mode: str = "bf16") -> ImportReport:
     _format(row, values, builder)
     for name, value in values.items():
         _argument(row, name, value, builder)
-    for name, value in DEFAULTS.items() if row.name == "delayed" else ():
-        if name not in values:
-            builder.implied(name, value, **{row.te_keywords[name]: value})
+    implied = [name for name in DEFAULTS if row.name == "delayed" and name not in values]
+    for name in implied:
+        builder.implied(name, DEFAULTS[name], **{row.te_keywords[name]: DEFAULTS[name]})
     return builder.finish(semantics="fp32" if mode == "fp32" else "megatron_o2")
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import close_matches
-from bridge.plan.modules import modules_of
 from bridge.precision.matchers import recipe_of
 from bridge.precision.module_schemes import row_matchers
 
@@ -99,8 +98,10 @@ class ModuleSelection:
     @property
     def notes(self) -> tuple[str, ...]:
         """One sentence for each row of `modules` that takes no linear layer, or none in a layer that it names."""
-        found = []
-        for row in () if self.is_foreign else self.rows:
+        found: list[str] = []
+        if self.is_foreign:
+            return ()
+        for row in self.rows:
             what = f"Row {row.matcher.name} of modules ({row.matcher.select}) takes"
             if row.is_empty:
                 found.append(f"{what} no linear layer of this model.")
@@ -123,12 +124,12 @@ def module_selection(plan: PrecisionPlan) -> ModuleSelection:
 def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
     places = parallel.places(plan.shape.num_layers)
     at = {index: (chunk, local) for chunk, place in enumerate(places) for local, index in enumerate(place.layers)}
-    mtp = next((chunk for chunk, place in enumerate(places) if place.mtp), len(places) - 1)
+    mtp = [chunk for chunk, place in enumerate(places) if place.mtp] or [len(places) - 1]
+    outside = {"embedding": (0, 0)}
     found: list[Taken] = []
     for layer in plan.layers:
-        schemes = {module.name: module.scheme for module in layer.modules}
         number = layer.number - 1 if layer.number is not None else None
-        chunk, local = at[number] if number is not None else (0 if layer.label == "embedding" else mtp, 0)
+        chunk, local = outside.get(layer.label, (mtp[0], 0)) if number is None else at[number]
         found.extend(
             Taken(
                 layer=layer.label,
@@ -139,9 +140,9 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
                 local=plan.paths.path(layer.label, local, module.name),
                 chunk=chunk,
                 is_low=layer.low,
-                scheme=schemes.get(module.name),
+                scheme=module.scheme,
             )
-            for module in modules_of(plan.shape, layer.label, layer.kind)
+            for module in layer.modules
         )
     return found
 

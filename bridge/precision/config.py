@@ -225,7 +225,9 @@ class PrecisionConfig(Statements):
     @property
     def mode(self) -> str:
         """fp32, fp16 or bf16: what the weights train in. No switch at all means fp32, as it does to Megatron."""
-        return "bf16" if self.bf16 else "fp16" if self.fp16 else "fp32"
+        if self.bf16:
+            return "bf16"
+        return "fp16" if self.fp16 else "fp32"
 
     @property
     def scheme(self) -> str | None:
@@ -313,7 +315,7 @@ class PrecisionConfig(Statements):
         values = {name: getattr(self, name) for name in PEER_FIELDS}
         for name in ("params_dtype", "pipeline_dtype"):
             if values[name] is None:
-                values[name] = torch_dtype("bf16" if values["bf16"] else "fp16" if values["fp16"] else "fp32")
+                values[name] = torch_dtype(self.mode)
         if values["first_last_layers_bf16"]:
             values.update({name: 1 for name in LAYER_COUNTS if not self.is_stated(name)})
         return {"_target_": PEER_TARGET, **values}

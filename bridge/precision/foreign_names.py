@@ -93,6 +93,8 @@ def _place(name: str) -> tuple[int, str] | None:
     if found is None:
         return None
     parts = name[found.end() :].split(".")
-    known = (_NAMES.get(".".join(parts[start:])) for start in range(len(parts)))
-    inner = next((one for one in known if one is not None), None)
-    return (int(found[1]), inner) if inner is not None else None
+    for start in range(len(parts)):
+        inner = _NAMES.get(".".join(parts[start:]))
+        if inner is not None:
+            return int(found[1]), inner
+    return None

@@ -191,18 +191,17 @@ class Matchers:
     @classmethod
     def of(cls, given: Any) -> Matchers | None:
         """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`; None for another."""
-        is_file = isinstance(given, Mapping)
-        file = as_file(given) if is_file else given
-        configs = file.get("configs") or {} if is_file else getattr(file, "configs", None)
-        rows = _rows_of_file(file.get("matchers") or {}) if is_file else _rows_of_object(file)
+        configs, rows = _of_mapping(given) if isinstance(given, Mapping) else _of_object(given)
         if not isinstance(configs, Mapping) or rows is None:
             return None
-        made = [_matcher(name, str(pattern), str(config), configs) for name, pattern, config in rows]
-        return cls(configs=configs, matchers=tuple(made))
+        return cls(configs=configs, matchers=tuple(_matcher(name, row, configs) for name, row in rows.items()))
 
     def first(self, path: str) -> Matcher | None:
         """Return the matcher that decides about a module, None for none."""
-        return next((one for one in self.matchers if one.takes(path)), None)
+        for matcher in self.matchers:
+            if matcher.takes(path):
+                return matcher
+        return None
 
     def effect(self, path: str) -> Effect | None:
         """Return the effect on a module in training, None for none."""
@@ -234,62 +233,55 @@ class Matchers:
         return {"configs": dict(self.configs), "matchers": rows}
 
 
-Written = tuple[str, object, object]
-"""Name, pattern and payload of a matcher."""
+Written = tuple[object, object]
+"""Pattern and payload of a matcher."""
 
 
-def _rows_of_file(written: object) -> list[Written] | None:
-    if not isinstance(written, Mapping):
-        return None
-    rows = [(str(name), row) for name, row in written.items() if isinstance(row, Mapping)]
-    return [(name, row.get("pattern"), row.get("config")) for name, row in rows if row.get("enabled", False)]
+def _of_mapping(given: Mapping[Any, Any]) -> tuple[object, dict[str, Written] | None]:
+    """Return the payloads, and the matchers that are on by name, of a file or of a run's config.yaml.
 
-
-def _rows_of_object(given: Any) -> list[Written] | None:
-    held = getattr(given, "matchers", None)
-    if not isinstance(held, list | tuple):
-        return None
-    globs = [one for one in held if hasattr(one, "pattern") and hasattr(one, "config_key")]
-    return [(str(number), one.pattern, one.config_key) for number, one in enumerate(globs)]
-
-
-def _matcher(name: str, pattern: str, config: str, configs: Mapping[str, Any]) -> Matcher:
-    payload = configs.get(config)
-    parts = {part: payload.get(part) if isinstance(payload, Mapping) else None for part in (TRAINING, EVALUATION)}
-    effects = {part: Effect.of(held) if isinstance(held, Mapping) else None for part, held in parts.items()}
-    return Matcher(
-        name=name,
-        patterns=(pattern,),
-        training=effects[TRAINING],
-        evaluation=effects[EVALUATION],
-        config=config,
-        library="kitchen" if "kitchen_config_type" in (payload or {}) else "unknown",
-        select=pattern,
-    )
-
-
-def as_file(written: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the content of a file for what a run's config.yaml of Megatron Bridge holds, and a file's as it is.
-
-    Megatron Bridge writes the constructor's arguments, or those of `from_config_dict`.
+    Megatron Bridge writes the constructor's arguments there, or those of `from_config_dict`.
 
     Source: NVIDIA-NeMo/Megatron-Bridge training/utils/config_utils.py, 2026-08-22.
     """
-    written = written["config"] if isinstance(written.get("config"), Mapping) else written
-    matchers = written.get("matchers")
-    if "config_dict" not in written or not isinstance(matchers, list | tuple):
-        return written
-    rows = {
-        f"matcher_{number}": {
-            "config": one.get("config_key"),
-            "type": "glob",
-            "pattern": one.get("pattern"),
-            "enabled": True,
+    given = given["config"] if isinstance(given.get("config"), Mapping) else given
+    matchers = given.get("matchers") or {}
+    if "config_dict" in given and isinstance(matchers, list | tuple):
+        globs = [one for one in matchers if isinstance(one, Mapping)]
+        rows: dict[str, Written] = {
+            f"matcher_{at}": (one.get("pattern"), one.get("config_key")) for at, one in enumerate(globs)
         }
-        for number, one in enumerate(matchers)
-        if isinstance(one, Mapping)
-    }
-    return {"configs": written["config_dict"] or {}, "matchers": rows}
+        return given["config_dict"] or {}, rows
+    if not isinstance(matchers, Mapping):
+        return None, None
+    on = {str(name): row for name, row in matchers.items() if isinstance(row, Mapping) and row.get("enabled", False)}
+    return given.get("configs") or {}, {name: (row.get("pattern"), row.get("config")) for name, row in on.items()}
+
+
+def _of_object(given: Any) -> tuple[object, dict[str, Written] | None]:
+    """Return the payloads and the matchers of an object of Megatron's `RecipeConfig`."""
+    held = getattr(given, "matchers", None)
+    if not isinstance(held, list | tuple):
+        return None, None
+    globs = [one for one in held if hasattr(one, "pattern") and hasattr(one, "config_key")]
+    return getattr(given, "configs", None), {str(at): (one.pattern, one.config_key) for at, one in enumerate(globs)}
+
+
+def _matcher(name: str, row: Written, configs: Mapping[str, Any]) -> Matcher:
+    pattern, config = str(row[0]), str(row[1])
+    payload = configs.get(config)
+    payload = payload if isinstance(payload, Mapping) else {}
+    parts = {part: payload[part] for part in (TRAINING, EVALUATION) if isinstance(payload.get(part), Mapping)}
+    effects = {part: Effect.of(recipe) for part, recipe in parts.items()}
+    return Matcher(
+        name=name,
+        patterns=(pattern,),
+        training=effects.get(TRAINING),
+        evaluation=effects.get(EVALUATION),
+        config=config,
+        library="kitchen" if "kitchen_config_type" in payload else "unknown",
+        select=pattern,
+    )
 
 
 def quant_recipes(held: Any) -> tuple[Matchers, ...]:
@@ -298,7 +290,7 @@ def quant_recipes(held: Any) -> tuple[Matchers, ...]:
     It holds None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one with `files`.
     """
     parts = getattr(held, "files", held)
-    found = [Matchers.of(part) for part in (parts if isinstance(parts, list | tuple) else [parts])]
+    found = map(Matchers.of, parts if isinstance(parts, list | tuple) else [parts])
     return tuple(recipe for recipe in found if recipe is not None)
 
 

@@ -165,20 +165,18 @@ def _parsed(row: Mapping[str, Any]) -> ModuleRow:
 
 def _precision(row: Mapping[str, Any]) -> Effect:
     short = row.get("precision")
-    given = {
-        family: row.get(f"{family}_recipe") or (short if short in names else None) for family, names in SCHEMES.items()
-    }
-    family = next((family for family, scheme in given.items() if scheme is not None), None)
-    if family is None:
-        return Effect()
-    return Effect(
-        family=family,
-        scheme=given[family],
-        format=row.get("fp8") if family == "fp8" else None,
-        factory=row.get(f"{family}_quantizer_factory"),
-        stored=row.get(f"{family}_param"),
-        tp_only_amax_red=row.get("tp_only_amax_red"),
-    )
+    for family, names in SCHEMES.items():
+        scheme = row.get(f"{family}_recipe") or (short if short in names else None)
+        if scheme is not None:
+            return Effect(
+                family=family,
+                scheme=scheme,
+                format=row.get("fp8") if family == "fp8" else None,
+                factory=row.get(f"{family}_quantizer_factory"),
+                stored=row.get(f"{family}_param"),
+                tp_only_amax_red=row.get("tp_only_amax_red"),
+            )
+    return Effect()
 
 
 def _plain_row(given: object) -> dict[str, Any]:
@@ -274,11 +272,9 @@ def _refuse_contradictions(row: Mapping[str, Any]) -> None:
         rule = "must choose one of precision, fp8_recipe and fp4_recipe"
         raise WrongValueError(rule, {key: row[key] for key in chosen}, "State precision: bf16 for no FP8 and FP4.")
     found = _precision(row)
-    for key in row:
-        family = key[:3] if key[:3] in SCHEMES else "fp8" if key == "tp_only_amax_red" else None
-        if (family is not None and found.family is None) or (
-            family not in (None, found.family) and key in SWITCHES[:2]
-        ):
+    for key in [key for key in row if key not in chosen]:
+        family = "fp4" if key.startswith("fp4") else "fp8"
+        if family != found.family and (found.family is None or key in SWITCHES[:2]):
             rule = f"`{key}` has no meaning in a module in {found.scheme or HIGH}"
             raise WrongValueError(rule, row[key], "Drop it.")
     scheme = (FP8_SCHEMES if found.family == "fp8" else FP4_SCHEMES).get(found.scheme or "")

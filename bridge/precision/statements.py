@@ -216,9 +216,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             if field.twin in self._values and field.twin not in checked:
                 self._put(field.twin, value, source)
         own_class: Any = type(self)
-        for name, needed, twin in _followers(own_class):
-            if name not in checked and (needed in checked or twin in checked):
-                self._follow(name, needed, source)
+        for field in _stated_fields(own_class).values():
+            if field.needs and field.name not in checked and {field.needs, self._field(field.needs).twin} & {*checked}:
+                self._follow(field.name, field.needs, source)
 
     def _follow(self, name: str, needed: str, source: str | None) -> None:
         """Turn a switch of an earlier layer off with the one it needs, and on again with it.
@@ -301,13 +301,6 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 def _stated_fields(owner: Any) -> dict[str, StatedField]:
     found = {field.name: inspect.getattr_static(owner, field.name, None) for field in dataclasses.fields(owner)}
     return {name: field for name, field in found.items() if isinstance(field, StatedField)}
-
-
-@functools.cache
-def _followers(owner: Any) -> tuple[tuple[str, str, str | None], ...]:
-    """Return each switch that follows another one, with that one and its other name."""
-    fields = _stated_fields(owner)
-    return tuple((name, f.needs, fields[f.needs].twin) for name, f in fields.items() if f.needs is not None)
 
 
 def _unknown_field(name: str, owner: type[Statements]) -> UnknownFieldError:

@@ -220,10 +220,10 @@ class _Loader(BASE):  # type: ignore[misc]
 
     def construct_yaml_int(self, node: Any) -> int:
         text = str(node.value).replace("_", "")
-        sign, digits = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
-        base = 0 if digits[:2] in ("0b", "0x", "0o") else 8 if len(digits) > 1 and digits[0] == "0" else 10
+        digits = text.lstrip("+-").lower()
+        base = 8 if re.match(r"0\d", digits) else 10
         try:
-            return int(sign + digits, base)
+            return int(text, 0 if digits.startswith(("0b", "0x", "0o")) else base)
         except ValueError:
             raise self.wrong(node, "a number must have fewer digits", "This is no configuration") from None
 

@@ -143,7 +143,7 @@ def elsewhere(run: RuleContext) -> list[Violation]:
                 "stages": one.stages,
             },
         )
-        for one in (run.selection.elsewhere if run.selection is not None else ())
+        for one in getattr(run.selection, "elsewhere", ())
     ]
 
 
