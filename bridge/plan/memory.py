@@ -234,6 +234,8 @@ def _notes(
     plan: PrecisionPlan, workload: Workload, ddp: Mapping[str, Any], capability: tuple[int, int] | None
 ) -> tuple[str, ...]:
     notes = []
+    if not plan.shape.vocab_size:
+        notes.append("Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated.")
     if ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]:
         notes.append("Megatron-FSDP shards weights and gradients too; that is not counted here.")
     if plan.settings.offloaded:

@@ -99,13 +99,11 @@ class Setup(RuleContext):
         self._read_target()
 
     def _read_shape(self) -> None:
-        """Set sizes of the parallel groups (at least 1) and what kind of model it is."""
+        """Set the layout and what kind of run it is."""
         model = self.model
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
         self.parallel, _ = self.prediction.layout_and_faults
-        self.is_moe = bool(model.num_moe_experts)
-        self.is_hybrid = bool(model.is_hybrid_model or model.hybrid_override_pattern or model.hybrid_layer_pattern)
-        self.has_mtp = bool(model.mtp_num_layers)
+        self.shape, _ = self.prediction.shape_and_faults
         self.rank: int | None = self.peft.rank or self.peft.dim
         routes = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend)
         self.has_ncclep = routes == ("flex", "ncclep")

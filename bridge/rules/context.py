@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.rule import Violation
+    from bridge.rules.shape.model import ModelShape
     from bridge.rules.shape.parallel import Parallel
     from bridge.rules.versions import Version
     from bridge.sync.report import SyncRow
@@ -85,9 +86,8 @@ class RuleContext:
     """The precision fingerprint of the checkpoint that the run resumes from."""
     parallel: Parallel
     """The layout; what cannot be read of it is left out."""
-    is_moe: bool
-    is_hybrid: bool
-    has_mtp: bool
+    shape: ModelShape
+    """The model; a size that is impossible is replaced."""
     has_ncclep: bool
     has_peft: bool
     is_resumed: bool

@@ -153,7 +153,7 @@ def in_another_scheme(run: RuleContext) -> list[Violation]:
     A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
     """
     is_stored = (run.fp8 and run.gathers_fp8) or (run.fp4 and run.gathers_fp4)
-    if not is_stored or (run.is_hybrid and at_least(run.mcore, "0.18") is not False):
+    if not is_stored or (run.shape.is_hybrid and at_least(run.mcore, "0.18") is not False):
         return []
     found = []
     for row in _rows(run):

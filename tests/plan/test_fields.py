@@ -123,9 +123,8 @@ def test_a_field_that_the_plan_does_not_know_is_refused(name):
     value = value or (True if kind == "bool" else 2)
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, {**DENSE, name: value})
-    assert str(raised.value) == (
-        f"model.{name}: cannot plan: {UNPLANNED[name]}, got {value!r}. Plan a model without it."
-    )
+    why = UNPLANNED[name].format(kind="DeepSeek sparse attention")
+    assert str(raised.value) == f"model.{name}: cannot plan: {why}, got {value!r}. Plan a model without it."
     for default in (FIELDS["model"][name].default, None):
         assert precision_plan(None, {**DENSE, name: default}).linears()[1] == 17
 

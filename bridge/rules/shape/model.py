@@ -122,6 +122,16 @@ class ModelShape:
     state_space: StateSpace | None = None
 
     @property
+    def is_moe(self) -> bool:
+        """Whether some layers have experts."""
+        return self.experts is not None
+
+    @property
+    def has_mtp(self) -> bool:
+        """Whether it predicts more than the next token."""
+        return self.mtp_num_layers > 0
+
+    @property
     def mtp_layers(self) -> int:
         """Prediction layers that the model has."""
         return min(1, self.mtp_num_layers) if self.mtp_is_repeated else self.mtp_num_layers

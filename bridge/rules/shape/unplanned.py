@@ -13,7 +13,7 @@ from bridge.rules.section import Section
 
 UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",
-    "experimental_attention_variant": "layers get another attention",
+    "experimental_attention_variant": "layers of {kind}",
     "qk_l2_norm": "queries and keys get norms without weights",
     "mla_down_proj_fusion": "one projection takes the place of two",
     "enable_mhc_connections": "the residual stream is mixed by modules of its own",
@@ -28,13 +28,23 @@ UNPLANNED = {
 """Field -> the change of the modules that the plan does not know."""
 
 
+ATTENTION_VARIANTS = {
+    "gated_delta_net": "gated delta net",
+    "gdn": "gated delta net",
+    "gdn2": "gated delta net",
+    "dsa": "DeepSeek sparse attention",
+    "dsv4_hybrid": "DeepSeek-V4's hybrid attention",
+}
+"""Value of `experimental_attention_variant` -> the name of its layers."""
+
+
 def unplanned(model: Section) -> list[Finding]:
     """Return a finding for each field that gives a model modules that the plan does not know.
 
     A field that a newer Megatron Core has, and no release that is known here, counts where it is not at its default.
     """
     rows = [
-        (name, why, model.given(name))
+        (name, why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")), model.given(name))
         for name, why in UNPLANNED.items()
         if _differs(model.given(name), FIELDS["model"][name].default)
     ]

@@ -30,14 +30,14 @@ def widths(run: RuleContext) -> Iterator[tuple[str, str, int]]:
         yield "model.hidden_size", "", model.hidden_size
     if model.ffn_hidden_size and not model.ffn_hidden_size % tp:
         yield "model.ffn_hidden_size", f" / TP {tp}" if tp > 1 else "", model.ffn_hidden_size // tp
-    if model.hidden_size and model.num_attention_heads and not model.multi_latent_attention and not run.is_hybrid:
+    if model.hidden_size and model.num_attention_heads and not model.multi_latent_attention and not run.shape.is_hybrid:
         head = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
         groups = model.num_query_groups or model.num_attention_heads
         qkv = head * (model.num_attention_heads + 2 * groups)
         if not model.num_attention_heads % tp and not qkv % tp:
             yield "model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv // tp
     etp = run.parallel.expert_tensor
-    if run.is_moe and model.moe_ffn_hidden_size and not model.moe_ffn_hidden_size % etp:
+    if run.shape.is_moe and model.moe_ffn_hidden_size and not model.moe_ffn_hidden_size % etp:
         yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", model.moe_ffn_hidden_size // etp
 
 
@@ -89,7 +89,7 @@ def _packing(run: RuleContext) -> list[Violation]:
 
 def _mamba_width(run: RuleContext) -> list[Violation]:
     model = run.model
-    if not run.fp8 or not run.is_hybrid or run.is_emulated:
+    if not run.fp8 or not run.shape.is_hybrid or run.is_emulated:
         return []
     inner = model.mamba_num_heads * model.mamba_head_dim if model.mamba_num_heads else 2 * model.hidden_size
     heads = model.mamba_num_heads or inner // max(1, model.mamba_head_dim)

@@ -158,7 +158,7 @@ RULES = (
         title="FP4 does not reach multi-token prediction",
         setting="fp4",
         severity="warning",
-        when=violated_if(lambda run: run.fp4 and run.has_mtp and not run.is_hybrid),
+        when=violated_if(lambda run: run.fp4 and run.shape.has_mtp and not run.shape.is_hybrid),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) enters the FP8 context only, so it runs "
         "in {run.mode}",
         remedies=("accept it: they are a small part of the model", "set mtp_num_layers=None"),
@@ -170,7 +170,7 @@ RULES = (
         setting="fp4",
         severity="warning",
         versions=(mcore(until="0.17"),),
-        when=violated_if(lambda run: run.fp4 and run.is_hybrid),
+        when=violated_if(lambda run: run.fp4 and run.shape.is_hybrid),
         message="Mamba and hybrid blocks know FP8 only, so this run would be {run.mode}",
         remedies=("use megatron-core 0.17", "choose an FP8 recipe"),
         source="megatron-core 0.16.1 ssm/mamba_block.py; FP4 added in 0.17.0",

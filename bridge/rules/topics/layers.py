@@ -151,7 +151,7 @@ RULES = (
         title="multi-token prediction does not count as last layer",
         setting="first_last_layers_bf16",
         severity="info",
-        when=violated_if(lambda run: run.fp8 and _is_on(run) and run.has_mtp and not run.is_hybrid),
+        when=violated_if(lambda run: run.fp8 and _is_on(run) and run.shape.has_mtp and not run.shape.is_hybrid),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1 (0.16.1: line "
@@ -187,7 +187,7 @@ RULES = (
         title="blocks of a hybrid model count as layers",
         setting="first_last_layers_bf16",
         severity="info",
-        when=violated_if(lambda run: run.is_low and _is_on(run) and run.is_hybrid),
+        when=violated_if(lambda run: run.is_low and _is_on(run) and run.shape.is_hybrid),
         message="each Mamba, attention and MLP block counts as one of the {run.model.num_layers} layers, so the "
         "counts keep blocks, not pairs of them",
         remedies=("count blocks",),

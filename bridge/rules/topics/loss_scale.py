@@ -158,7 +158,7 @@ RULES = (
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
         severity="info",
-        when=violated_if(lambda run: run.has_dynamic_scale and run.is_moe and run.has_optimizer),
+        when=violated_if(lambda run: run.has_dynamic_scale and run.shape.is_moe and run.has_optimizer),
         message="dense and expert parameters have optimizers of their own, each with its own dynamic loss scale, and "
         "only the first scales the loss",
         remedies=("watch the two scales", "choose a bf16 recipe, which has none"),

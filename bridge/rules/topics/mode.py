@@ -188,7 +188,7 @@ RULES = (
         setting="model.enable_autocast",
         severity="warning",
         when=violated_if(
-            lambda run: run.is_moe and run.model.enable_autocast and run.model.overlap_moe_expert_parallel_comm
+            lambda run: run.shape.is_moe and run.model.enable_autocast and run.model.overlap_moe_expert_parallel_comm
         ),
         message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters another context "
         "instead",
@@ -245,7 +245,7 @@ RULES = (
         severity="warning",
         versions=(mcore(since="0.19"),),
         when=violated_if(
-            lambda run: run.stands_out("mamba_training_ssm_states_dtype") and run.has_model and not run.is_hybrid
+            lambda run: run.stands_out("mamba_training_ssm_states_dtype") and run.has_model and not run.shape.is_hybrid
         ),
         message="has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),

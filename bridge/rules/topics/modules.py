@@ -124,7 +124,7 @@ def next_to_stored_weights(run: RuleContext) -> list[Violation]:
 
     A GPT reads no fp8_param of a payload (PB289).
     """
-    is_stored = run.is_low and run.is_hybrid and (run.gathers_fp8 or run.gathers_fp4)
+    is_stored = run.is_low and run.shape.is_hybrid and (run.gathers_fp8 or run.gathers_fp4)
     recipes = quant_recipes(run.model.quant_recipe)[:1] if is_stored else ()
     return [selected_modules.about(run, [matcher.select for matcher in one.matchers]) for one in recipes]
 
@@ -264,7 +264,7 @@ RULES = (
         setting="model.quant_recipe",
         severity="warning",
         versions=(mcore(since="0.18"),),
-        when=lambda run: _stored(run) if not run.is_hybrid else [],
+        when=lambda run: _stored(run) if not run.shape.is_hybrid else [],
         message="fp8_param and fp4_param of a payload have no effect in a GPT: its layers are built without the names "
         "that payloads are matched by",
         remedies=("state fp8_param_gather for the whole run", "drop it"),

@@ -12,7 +12,7 @@ def _pads(run: RuleContext) -> bool:
 def _low_precision_transport(run: RuleContext) -> list[Violation]:
     model = run.model
     is_possible = run.has_ncclep and model.use_transformer_engine_op_fuser and model.moe_grouped_gemm
-    if not run.is_moe or is_possible:
+    if not run.shape.is_moe or is_possible:
         return []
     names = ("moe_dispatch_fwd_dtype", "moe_combine_bwd_dtype")
     return [Violation(f"model.{name}") for name in names if getattr(model, name) not in ("bf16", None)]
@@ -48,7 +48,7 @@ RULES = (
         severity="info",
         when=violated_if(
             lambda run: (
-                run.is_moe
+                run.shape.is_moe
                 and run.is_low
                 and not _pads(run)
                 and not run.model.moe_pad_expert_input_to_capacity
@@ -68,7 +68,7 @@ RULES = (
         severity="error",
         when=violated_if(
             lambda run: (
-                run.is_moe and _pads(run) and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+                run.shape.is_moe and _pads(run) and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
             )
         ),
         message="router padding for quantization does not work under this dispatcher",
@@ -80,7 +80,7 @@ RULES = (
         title="router padding without FP8 or FP4",
         setting="model.moe_router_padding_for_quantization",
         severity="error",
-        when=violated_if(lambda run: run.is_moe and _pads(run) and not run.is_low),
+        when=violated_if(lambda run: run.shape.is_moe and _pads(run) and not run.is_low),
         message="pads the routing map for nothing in a {run.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
         source=MODEL_CHECK,
@@ -90,7 +90,7 @@ RULES = (
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
         severity="info",
-        when=violated_if(lambda run: run.is_moe and run.model.moe_router_padding_for_fp8),
+        when=violated_if(lambda run: run.shape.is_moe and run.model.moe_router_padding_for_fp8),
         message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
         remedies=("use the new name",),
         source=MODEL_CHECK,
@@ -103,7 +103,11 @@ RULES = (
         versions=(te(until="1.11"),),
         when=violated_if(
             lambda run: (
-                run.is_moe and run.model.moe_grouped_gemm and run.fp8 and not run.is_emulated and run.te is not None
+                run.shape.is_moe
+                and run.model.moe_grouped_gemm
+                and run.fp8
+                and not run.is_emulated
+                and run.te is not None
             )
         ),
         message="grouped FP8 GEMMs came with Transformer Engine 1.11",
@@ -115,7 +119,9 @@ RULES = (
         title="router below FP32",
         setting="model.moe_router_dtype",
         severity="info",
-        when=violated_if(lambda run: run.is_moe and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")),
+        when=violated_if(
+            lambda run: run.shape.is_moe and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
+        ),
         message="the router's probabilities are computed in {run.mode}; FP32 is what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; pytorch/torchtitan issue 2389, "
@@ -126,7 +132,7 @@ RULES = (
         title="expert-parallel overlap in FP32",
         setting="model.overlap_moe_expert_parallel_comm",
         severity="error",
-        when=violated_if(lambda run: run.is_moe and run.model.overlap_moe_expert_parallel_comm and run.is_fp32),
+        when=violated_if(lambda run: run.shape.is_moe and run.model.overlap_moe_expert_parallel_comm and run.is_fp32),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
         source=f"{MODEL_CHECK}: an assertion",
@@ -137,7 +143,7 @@ RULES = (
         setting="fp4",
         severity="warning",
         versions=(mcore(until="0.19.2"),),
-        when=violated_if(lambda run: run.is_moe and run.fp4 and run.model.overlap_moe_expert_parallel_comm),
+        when=violated_if(lambda run: run.shape.is_moe and run.fp4 and run.model.overlap_moe_expert_parallel_comm),
         message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, so GEMMs run in "
         "{run.mode}",
         remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
@@ -152,7 +158,7 @@ RULES = (
         versions=(mcore(since="0.18"),),
         when=violated_if(
             lambda run: (
-                run.is_moe
+                run.shape.is_moe
                 and run.model.use_transformer_engine_op_fuser
                 and run.is_low
                 and not run.is_mxfp8
@@ -172,7 +178,7 @@ RULES = (
         versions=(mcore(since="0.18"),),
         when=violated_if(
             lambda run: (
-                run.is_moe
+                run.shape.is_moe
                 and run.model.moe_single_grouped_weight
                 and run.is_low
                 and run.scheme not in ("mxfp8", "nvfp4")
@@ -199,7 +205,7 @@ RULES = (
         setting="model.batch_invariant_mode",
         severity="error",
         versions=(mcore(since="0.20"),),
-        when=violated_if(lambda run: run.is_moe and run.model.batch_invariant_mode and run.is_low),
+        when=violated_if(lambda run: run.shape.is_moe and run.model.batch_invariant_mode and run.is_low),
         message="a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
@@ -211,7 +217,10 @@ RULES = (
         severity="error",
         when=violated_if(
             lambda run: (
-                run.is_moe and run.model.moe_grouped_gemm and run.capability is not None and run.capability < (8, 0)
+                run.shape.is_moe
+                and run.model.moe_grouped_gemm
+                and run.capability is not None
+                and run.capability < (8, 0)
             )
         ),
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
@@ -225,7 +234,7 @@ RULES = (
         setting="model.moe_expert_capacity_factor",
         severity="error",
         versions=(mcore(since="0.20"),),
-        when=violated_if(lambda run: run.is_moe and _ncclep_limits(run)),
+        when=violated_if(lambda run: run.shape.is_moe and _ncclep_limits(run)),
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
         remedies=("set it to None", "use another dispatcher backend"),
@@ -251,7 +260,7 @@ RULES = (
         versions=(mcore(until="0.19"), te(since="2.18")),
         when=violated_if(
             lambda run: (
-                run.is_moe
+                run.shape.is_moe
                 and run.model.moe_grouped_gemm
                 and run.is_low
                 and run.scheme != "delayed"

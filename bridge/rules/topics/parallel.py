@@ -27,7 +27,7 @@ def _broken_replicas(run: RuleContext) -> list[Violation]:
         what = f"TP {ranks.tensor} x PP {ranks.pipeline} x CP {ranks.context} = {dense}"
     else:
         what = f"expert TP {ranks.expert_tensor} x EP {ranks.expert} x PP {ranks.pipeline} = {experts}"
-    is_broken = count % dense or (run.is_moe and count % experts)
+    is_broken = count % dense or (run.shape.is_moe and count % experts)
     return [Violation(words={"what": what})] if is_broken else []
 
 
@@ -52,7 +52,7 @@ def _indivisible(run: RuleContext) -> list[Violation]:
     context = f"CP {ranks.context} x {tensor}" if ranks.sequence_parallel else f"CP {ranks.context}"
     groups = model.num_query_groups or 0
     shared = 0 if groups and not ranks.tensor % groups else groups
-    widest = model.moe_ffn_hidden_size if run.is_moe else None
+    widest = model.moe_ffn_hidden_size if run.shape.is_moe else None
     sequence = "data.seq_length" if run.data.seq_length else "model.seq_length"
     sizes = (
         ("model.num_attention_heads", model.num_attention_heads, tensor, ranks.tensor),

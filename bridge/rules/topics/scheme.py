@@ -285,7 +285,7 @@ RULES = (
         setting="model.fp8_output_proj",
         severity="warning",
         versions=(mcore(since="0.18"),),
-        when=violated_if(lambda run: run.is_mxfp8 and run.model.fp8_output_proj and run.is_hybrid),
+        when=violated_if(lambda run: run.is_mxfp8 and run.model.fp8_output_proj and run.shape.is_hybrid),
         message="has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
         source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
