@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
 from bridge.front.files import megatron_bridge
-from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM, PRECISION_BRIDGE, FileReading
+from bridge.front.files.reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading
 from bridge.front.problems import KEYS, OWNERS, SECTIONS, Origins, Problems
 from bridge.precision import strict_yaml
 
@@ -92,9 +92,18 @@ def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) ->
     from bridge.front.files import megatron_bridge_start, megatron_lm_start
     from bridge.front.files.start import derived  # only a file of another framework needs it
 
-    rows = megatron_bridge_start.ROWS if reading.framework == MEGATRON_BRIDGE else megatron_lm_start.ROWS
+    is_lm = reading.framework == MEGATRON_LM
+    rows = megatron_lm_start.rows_of(sections) if is_lm else megatron_bridge_start.ROWS
     found = derived(sections, reading.own_fields, gpus, framework=reading.framework, rows=rows)
-    return replace(reading, derived=found)
+    unknown = [*reading.unknown, *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ())]
+    return replace(reading, derived=found, unknown=tuple(one for one in unknown if not _is_stated(one, sections)))
+
+
+def _is_stated(sentence: str, sections: Mapping[str, Any]) -> bool:
+    """Return whether an override states the setting that a sentence about an open one begins with."""
+    section, _, name = sentence.partition(":")[0].partition(".")
+    held = sections.get(section)
+    return isinstance(held, dict) and held.get(name) is not None
 
 
 def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:

@@ -22,12 +22,14 @@ from bridge.front.files.megatron_lm_arguments import (
 )
 from bridge.front.files.megatron_lm_start import ARGUMENT
 from bridge.front.files.reading import MEGATRON_LM, FileReading
-from bridge.front.files.release import release_of
+from bridge.front.files.release import Release, release_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.systems import is_megatron
 from bridge.interop.megatron_lm.arguments import argument_groups, runs_of
+from bridge.interop.megatron_lm.effects import INFERENCE
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.reading.document import Document
+from bridge.rules.fields import known_releases
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +67,7 @@ class _Run:
     environment: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = False
     """Every argument stands there, with its default."""
+    is_inference: bool = False
     open_ends: tuple[str, ...] = ()
     """Words and files that may hold further arguments."""
 
@@ -98,7 +101,9 @@ def read(document: Document) -> FileReading:
     _refuse_kind(run, document.path)
     sections = sections_of(run.arguments)
     others = {f"{ARGUMENT}.{name}": value for name, value in run.arguments.values.items() if not fields_of(name)}
-    release = release_of(sections, is_whole=run.is_whole)
+    if run.is_inference:
+        sections = {"model": sections["model"]}
+    release = _release(run, sections)
     return FileReading(
         framework=MEGATRON_LM,
         sections=sections,
@@ -108,6 +113,13 @@ def read(document: Document) -> FileReading:
         release=release.version,
         release_reason=release.because,
     )
+
+
+def _release(run: _Run, sections: Mapping[str, Mapping[str, Any]]) -> Release:
+    """Return the release of a run: the one that wrote all arguments, or else the newest one that is known."""
+    if run.is_whole:
+        return release_of(sections, is_whole=True)
+    return Release(version=known_releases()[-1], because="the file names no release, and this is the newest known one")
 
 
 def _runs(document: Document) -> list[_Run]:
@@ -138,6 +150,7 @@ def _of_launch(launch: Launch) -> _Run:
         label=launch.label,
         program=launch.name,
         environment={name: value for name, value in launch.environment.items() if name not in launch.late},
+        is_inference=INFERENCE.search(launch.program) is not None,
         open_ends=tuple(dict.fromkeys((*known.elsewhere, *files))),
     )
 
@@ -145,7 +158,12 @@ def _of_launch(launch: Launch) -> _Run:
 def _of_group(name: str, group: Mapping[Any, Any], document: Document) -> _Run:
     variables = document.mapping.get("ENV_VARS")
     environment = {str(key): str(value) for key, value in variables.items()} if isinstance(variables, dict) else {}
-    return _Run(arguments=arguments_of_mapping(group), label=name, environment=environment)
+    return _Run(
+        arguments=arguments_of_mapping(group),
+        label=name,
+        environment=environment,
+        is_inference=document.mapping.get("MODE") == "inference",
+    )
 
 
 def _refuse_kind(run: _Run, path: str) -> None:
@@ -154,10 +172,11 @@ def _refuse_kind(run: _Run, path: str) -> None:
         stated = [name for name in options if name in run.arguments.values] if not run.is_whole else []
         if stated:
             raise _unplanned(path, kind, f"--{stated[0].replace('_', '-')}")
-    named = PurePosixPath(run.program).name
+    named = [PurePosixPath(run.program).name, str(run.arguments.values.get("model_provider", ""))]
     for kind, pattern in PROGRAMS.items():
-        if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", named):
-            raise _unplanned(path, kind, named)
+        for name in named:
+            if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
+                raise _unplanned(path, kind, name)
     if not any(map(fields_of, (*run.arguments.values, *run.arguments.unread))):
         rule = "must hold arguments of Megatron-LM's training"
         given = next(iter(run.arguments.values), None)
@@ -176,6 +195,14 @@ def _unknown(run: _Run, runs: int) -> list[str]:
     for name, text in unread.items():
         found.append(f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here.")
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
+    if run.is_inference:
+        found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
+    if not run.program and not run.is_whole:
+        found.append(f"The program: the file does not name it; {_program(run)} is assumed.")
     if runs > 1:
         found.append(f"The file has {runs} runs; this is the first{f', {run.label}' if run.label else ''}.")
     return found
+
+
+def _program(run: _Run) -> str:
+    return "pretrain_hybrid.py" if "hybrid_layer_pattern" in run.arguments.values else "pretrain_gpt.py"

@@ -20,7 +20,7 @@ from bridge.precision.fields import NO, YES, coerce, number_of_text
 from bridge.rules.fields import FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from bridge.interop.launch.launches import Launch
 
@@ -32,6 +32,7 @@ SPELLED = {
     "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
     "overlap_p2p_communication_warmup_flush": "overlap_p2p_comm_warmup_flush",
     "cuda_graph_scope": "cuda_graph_modules",
+    "hybrid_override_pattern": "hybrid_layer_pattern",
     "use_nccl_ub": "nccl_ub",
     "tensor_parallel_weight_shards": "tensor_parallel_num_weight_shards",
 }
@@ -220,14 +221,9 @@ def _switched_off(option: str) -> str | None:
         return SWITCHED_OFF[option]
     for prefix in ("no_", "disable_"):
         name = option.removeprefix(prefix)
-        if name != option and any(_kind(one) == "bool" for one in _names(name)):
+        if name != option and any(_kind(one) == "bool" for one in fields_of(name)):
             return name
     return None
-
-
-def _names(name: str) -> Iterable[str]:
-    """Return the paths of the fields of an argument."""
-    return fields_of(name)
 
 
 def _kind(path: str) -> str:

@@ -8,7 +8,7 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bridge.errors import RunConfigError
@@ -32,6 +32,11 @@ def _mode(start: Start) -> str:
 
 def _is_fsdp(start: Start) -> bool:
     return bool(start.value("ddp.use_megatron_fsdp") and (start.value("ddp.megatron_fsdp_version") or 1) == 1)
+
+
+def _is_local(start: Start) -> bool:
+    """Return whether Megatron's own attention runs, which alone reads some settings."""
+    return str(start.value("model.transformer_impl")) == "local"
 
 
 def _is_emerging(start: Start) -> bool:
@@ -105,7 +110,7 @@ def _in_both(name: str, value: Any, *, when: Callable[[Start], Any], because: st
 ROWS: tuple[Row, ...] = (
     _default("model.position_embedding_type", "learned_absolute"),
     _default("model.share_embeddings_and_output_weights", value=True),
-    _default("model.attention_softmax_in_fp32", value=False),
+    _default("model.attention_softmax_in_fp32", value=False, when=_is_local),
     _default("model.gradient_accumulation_fusion", value=True),
     _default("model.masked_softmax_fusion", value=True),
     _default("model.bias_dropout_fusion", value=True),
@@ -267,3 +272,21 @@ ROWS: tuple[Row, ...] = (
     ),
     *_in_both("use_distributed_optimizer", value=False, when=_is_emerging, because="the optimizer"),
 )
+
+
+def rows_of(sections: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a run with these sections; one that trains nothing has no optimizer."""
+    return [row for row in ROWS if row.path.partition(".")[0] in sections]
+
+
+def left_open(own_fields: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
+    """Yield what the arguments leave open, as sentences that begin with the setting."""
+    yield (
+        "model.vocab_size: the tokenizer decides it, so the embedding and the output layer are not counted. Add "
+        "model.vocab_size=VALUE."
+    )
+    ranks = own_fields.get(f"{ARGUMENT}.world_size")
+    if gpus is None and ranks is not None:
+        yield f"The number of GPUs: the run had {ranks}, and no target states it. Add --target h100x{ranks}, say."
+    elif gpus is None:
+        yield "The number of GPUs: the file does not state it; the least that the parallel sizes need is assumed."
