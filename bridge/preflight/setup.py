@@ -128,10 +128,11 @@ class Setup(RuleContext):
     def overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has.
 
-        Nothing is known of runs with an adapter, whose frozen weights have no gradients, of emulated ones, and of
-        models that cannot be planned.
+        Nothing is known of runs with an adapter, whose frozen weights have no gradients, of runs without an optimizer,
+        which train nothing, of emulated ones, and of models that cannot be planned.
         """
-        if not self.has_model or not self.has_gpu or self.has_peft or self.is_emulated:
+        trains = self.has_model and self.has_optimizer
+        if not trains or not self.has_gpu or self.has_peft or self.is_emulated:
             return None
         from bridge.plan.run import PlannedRun  # heavy for an import of the config classes
 

@@ -48,8 +48,12 @@ def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
     assert run.section("train") == {"micro_batch_size": 1, "global_batch_size": 64}
     assert run.precision is None
     assert run.reading.environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-    (sentence,) = run.reading.unknown
-    assert sentence == "model.rotary_base: the value $BASE is decided when the run starts; the default counts here."
+    assert run.reading.unknown == (
+        "model.rotary_base: the value $BASE is decided when the run starts; the default counts here.",
+        "model.vocab_size: the tokenizer decides it, so the embedding and the output layer are not counted. Add "
+        "model.vocab_size=VALUE.",
+        "The number of GPUs: the file does not state it; the least that the parallel sizes need is assumed.",
+    )
 
 
 def test_an_argument_file_keeps_who_set_a_value(tmp_path):
@@ -64,7 +68,6 @@ def test_an_argument_file_keeps_who_set_a_value(tmp_path):
     ("argument", "section", "expected"),
     [
         ("--no-rope-fusion: true", "model", {"apply_rope_fusion": False}),
-        ("--position-embedding-type: rope", "model", {"apply_rope_fusion": True}),
         ("--no-gradient-accumulation-fusion: true", "model", {"gradient_accumulation_fusion": False}),
         ("--swiglu: true", "model", {"ffn_hidden_size": 128, "bias_activation_fusion": True}),
         ("--sequence-parallel: true", "model", {"sequence_parallel": False}),
@@ -72,7 +75,7 @@ def test_an_argument_file_keeps_who_set_a_value(tmp_path):
         ("--untie-embeddings-and-output-weights: true", "model", {"share_embeddings_and_output_weights": False}),
         ("--multi-latent-attention: true", "model", {"kv_lora_rank": 32, "q_lora_rank": None}),
         ("--decoder-first-pipeline-num-layers: 1", "model", {"num_layers_in_first_pipeline_stage": 1}),
-        ("--apply-query-key-layer-scaling: true", "model", {"attention_softmax_in_fp32": True}),
+        ("--transformer-impl: local", "model", {"attention_softmax_in_fp32": False}),
         ("--hybrid-layer-pattern: M*-M", "model", {"num_layers": 4, "is_hybrid_model": True}),
         ("--fp8-param-gather: true", "model", {"fp8_param": True}),
         ("--fp8-param-gather: true", "ddp", {"fp8_param_gather": True}),
@@ -87,6 +90,27 @@ def test_an_argument_file_keeps_who_set_a_value(tmp_path):
 def test_an_argument_becomes_the_field_that_megatron_lm_gives_it(tmp_path, argument, section, expected):
     held = of_arguments(tmp_path, "--bf16: true", argument).section(section)
     assert {name: held.get(name) for name in expected} == expected
+
+
+def test_an_override_closes_what_the_file_leaves_open(tmp_path):
+    run = of_arguments(
+        tmp_path, "--rotary-base: ${BASE}", words=("model.rotary_base=10", "model.vocab_size=8", "target=h100x8")
+    )
+    assert run.reading.unknown == ("The program: the file does not name it; pretrain_gpt.py is assumed.",)
+
+
+def test_inference_has_no_optimizer_and_no_gradients(tmp_path):
+    run = read(tmp_path, f"MODE: inference\nMODEL_ARGS:\n  {ARGUMENTS}\n  --fp8-param-gather: true\n")
+    assert (run.optimizer, run.ddp) == ({}, {})
+    assert "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count." in (
+        run.reading.unknown
+    )
+
+
+def test_the_newest_release_is_assumed_where_the_file_names_none(tmp_path):
+    reading = of_arguments(tmp_path).reading
+    assert str(reading.release) == "0.20"
+    assert reading.release_reason == "the file names no release, and this is the newest known one"
 
 
 def test_a_run_without_bf16_is_one_in_fp32(tmp_path):

@@ -48,10 +48,6 @@ def _is_swiglu(start: Start) -> bool:
     return bool(start.value("model.gated_linear_unit")) and str(start.value("model.activation_func")) == "silu"
 
 
-def _has_rope(start: Start) -> bool:
-    return str(start.value("model.position_embedding_type")) == "rope"
-
-
 def _is_interleaved(start: Start) -> bool:
     """Return whether a stage has several chunks: by the field, a custom layout, or the pattern of a hybrid model."""
     try:
@@ -111,18 +107,10 @@ ROWS: tuple[Row, ...] = (
     _default("model.position_embedding_type", "learned_absolute"),
     _default("model.share_embeddings_and_output_weights", value=True),
     _default("model.attention_softmax_in_fp32", value=False, when=_is_local),
-    _default("model.gradient_accumulation_fusion", value=True),
-    _default("model.masked_softmax_fusion", value=True),
-    _default("model.bias_dropout_fusion", value=True),
-    _default("model.persist_layer_norm", value=True),
-    _default("model.deallocate_pipeline_outputs", value=True),
     _default("model.q_lora_rank", None, lambda start: start.value("model.multi_latent_attention")),
     _default("model.kv_lora_rank", 32, lambda start: start.value("model.multi_latent_attention")),
     _default("ddp.check_for_nan_in_grad", value=True),
-    _default("ddp.data_parallel_sharding_strategy", "optim_grads_params"),
-    _default("optimizer.fp8_recipe", "delayed"),
-    _default("optimizer.optimizer_offload_fraction", 1.0),
-    _default("optimizer.muon_momentum", 0.9),
+    _default("optimizer.fp8_recipe", "delayed", lambda start: start.value("model.fp8")),
     _set(
         "model.num_layers",
         _layers_of_pattern,
@@ -235,13 +223,6 @@ ROWS: tuple[Row, ...] = (
         because="tensor_model_parallel_size=1",
     ),
     _set("model.add_qkv_bias", value=True, when=lambda start: start.value("model.add_bias_linear"), because="biases"),
-    _default("model.apply_rope_fusion", value=True, when=_has_rope),
-    _set(
-        "model.apply_rope_fusion",
-        value=False,
-        when=lambda start: not _has_rope(start),
-        because="position_embedding_type",
-    ),
     _set(
         "model.bias_activation_fusion",
         lambda start: (
