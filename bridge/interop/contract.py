@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from bridge.errors import PayloadError
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.systems import KINDS
 from bridge.registry.config import MixedPrecisionConfig
@@ -144,6 +145,15 @@ class ContextKey:
     """Which functions take it: "import", "export"."""
 
 
+def unread(_payload: object) -> ImportReport:
+    """Raise PayloadError: the system is written and not read."""
+    raise PayloadError("this system is written and not read. Give the configuration of the trainer around it.")
+
+
+def unrecognised(_document: object) -> None:
+    """Take no document for the system's."""
+
+
 @dataclass(frozen=True)
 class System:
     """One foreign system; each module of this room ends with `SYSTEM = System(...)`."""
@@ -153,12 +163,13 @@ class System:
     title: str
     version: str
     """The release its facts were taken from."""
-    import_: Callable[..., ImportReport]
-    export: Callable[..., ExportReport] | None
+    import_: Callable[..., ImportReport] = unread
+    """`unread` where the system is written only: its objects are made in programs, and no file of its own is read."""
+    export: Callable[..., ExportReport] | None = None
     """None where the system has no form to write."""
-    recognise: Callable[[Any], Recognised | None]
+    recognise: Callable[[Any], Recognised | None] = unrecognised
     """Takes a `document.Document`; None: not this system's."""
-    write: Callable[[Any], str]
+    write: Callable[[Any], str] = str
     read: Callable[[Any], Any] | None = None
     """Takes a `document.Document` and returns the payload for `import_`; None: the document's parsed content is it."""
     context: tuple[ContextKey, ...] = ()

@@ -17,16 +17,16 @@ ROWS = {
     "megatron-bridge": ("megatron_bridge", "yaml json"),
     "nemo1": ("nemo1.importer", "yaml"),
     "nemo2": ("nemo2", "python yaml json"),
-    "te-recipe": ("te_recipe", "json yaml"),
+    "te-recipe": ("te_recipe", "json"),
     "axolotl": ("axolotl", "yaml"),
     "huggingface": ("huggingface", "json yaml"),
     "accelerate": ("accelerate", "yaml json env"),
     "deepspeed": ("deepspeed", "json"),
     "lightning": ("lightning", "yaml json"),
-    "torchao": ("pytorch.torchao", "json yaml"),
+    "torchao": ("pytorch.torchao", "json"),
     "torchtitan": ("torchtitan", "json yaml text"),
     "pytorch": ("pytorch.loop", "json"),
-    "fsdp": ("pytorch.fsdp", "json yaml"),
+    "fsdp": ("pytorch.fsdp", "json"),
 }
 """Name of a system -> its module in this room, which ends with its `SYSTEM`, and the kinds of document it is in."""
 
@@ -60,11 +60,14 @@ def candidates(document: Document) -> list[tuple[System, Recognised]]:
 
 def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
     """Return the system of a document and the evidence, as a clause; `chosen` with --from overrules detection."""
+    from bridge.interop.contract import unrecognised
+
     if chosen is not None:
         return system(chosen), "was named with --from"
     found = candidates(document)
     if not found:
-        remedy = f"Name the system with --from: {', '.join(MODULES)}."
+        read = [one.name for one in all_systems() if one.recognise is not unrecognised]
+        remedy = f"Name the system with --from: {', '.join(read)}."
         if document.kind == "python":
             remedy = "Give a configuration; `precision-bridge sources FOLDER` lists what programs call."
         raise PayloadError(f"{document.path}: no system is recognised in this {document.kind} file. {remedy}")

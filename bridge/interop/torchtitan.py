@@ -2,7 +2,7 @@
 
     {"training": {"dtype": ..., "mixed_precision_param": ..., "mixed_precision_reduce": "float32"},
      "quantize": {"linear": {"float8": {...}, "mx": {...}}}}                                       TOML, until 0.2
-    {"training": {...}, "converters": [{"MXFP8LinearConverter": {"fqns": []}}]}                    0.3
+    {"training": {...}, "converters": [{"MXFP8LinearConverter": {"fqns": []}}]}         0.3, written and not read
 
 Parameters are FP32 shards that are gathered in BF16, unless `training.dtype` makes everything BF16.
 A name that torchtitan does not know belongs to a fork, or to a module named in `job.custom_config_module`: 0.1 ignores
@@ -17,17 +17,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.errors import PayloadError, listed
+from bridge.errors import PayloadError
 from bridge.interop.builders import ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.megatron_lm.flags import bears_on_precision
-from bridge.interop.module_lists import NUM_LAYERS, name_lists, read_list, rows_of, schemes_for
+from bridge.interop.module_lists import NUM_LAYERS, name_lists, schemes_for
 from bridge.interop.pytorch.amp import report_no_scaler
-from bridge.interop.pytorch.torchao import ROWWISE, ROWWISE_REMEDY, import_gather
+from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, ROWWISE, ROWWISE_REMEDY, import_gather
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, rows
-from bridge.precision.foreign_names import TORCHTITAN, TORCHTITAN_0_2
-from bridge.precision.matchers import HIGH
+from bridge.precision.foreign_names import TORCHTITAN
 from bridge.pytorch.loop import compute_dtype
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -38,10 +37,6 @@ SHARDS = "data_parallel_shard_degree"
 MXFP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
 EXPERTS = "experts only, and a recipe covers every linear layer, so none was written"
 BLOCKS = ("float8", "mx")
-FLOAT8 = {"float8": ("tensorwise", "torchtitan 0.2"), "Float8LinearConverter": ("rowwise", VERSION)}
-"""Block of TOML, or converter of 0.3 -> the recipe that it takes by default, and the release."""
-OTHERS = {"mx": MXFP8, "MXFP8LinearConverter": MXFP8, "NVFP4LinearConverter": {"fp4": "e2m1", "fp4_recipe": "nvfp4"}}
-"""The same without a choice -> the fields that it states."""
 CONVERTERS = {"mxfp8": "MXFP8LinearConverter", "nvfp4": "NVFP4LinearConverter"}
 """Scheme -> the converter of torchtitan 0.3."""
 LINEAR = ("attention.", "feed_forward.", "shared_experts.")
@@ -55,7 +50,9 @@ UNKNOWN = (
 )
 MAPPED = ("training.dtype", "training.mixed_precision_param", "training.mixed_precision_reduce")
 QUANTISER = re.compile(r"quantize\.\w+\.[\w-]+")
-AUTOMATIC = "auto_filter_small_kn"
+HIGH_ANYWAY = ("output", "router.gate", "moe.router.gate", "router")
+"""Names in a list of modules that are left out, which Megatron keeps in the dtype of the run too."""
+LEFT_OUT = "modules that it leaves in the dtype of the run; lists of names are not read"
 DEEPEST = 8
 TEXT = ("description", "name", "flavor")
 
@@ -86,8 +83,8 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
         _quantiser(builder, path, block)
     _others(builder, top)
     imported = builder.finish(semantics)
-    is_partial = any(loss.detail in (ROWWISE, EXPERTS) for loss in imported.unmapped)
-    return replace(imported, recipe=None) if is_partial else imported
+    is_partial = any(loss.detail in (ROWWISE, EXPERTS, LEFT_OUT) for loss in imported.unmapped)
+    return replace(imported, recipe=None) if is_partial or top.given("converters") else imported
 
 
 def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> ExportReport:
@@ -202,16 +199,6 @@ def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:
         found |= {block.name(name): block.section(name) for name in block.values if name in BLOCKS}
     if top.given("model"):
         found = _named(builder, top.section("model"), found)
-    given = top.values.get("converters")
-    if given is not None and not isinstance(given, list | tuple):
-        raise top.wrong("converters", "must be a list", given, "List one mapping per converter")
-    for converter in given or ():
-        item = Settings(converter, TITLE, "converters")
-        for name in item.values:
-            if not (name.endswith("ExpertsConverter") or name in (*FLOAT8, *OTHERS)):
-                rule = "must be a quantisation converter of torchtitan's"
-                raise item.wrong(name, rule, name, "Use MXFP8LinearConverter")
-            found[item.name(name)] = item.section(name)
     return found
 
 
@@ -235,35 +222,28 @@ def _named(builder: ImportBuilder, model: Settings, blocks: dict[str, Settings])
 
 
 def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
-    """Map one block, and report which modules it converts and its options."""
-    name, setting, recipe = path.rpartition(".")[2], block.name("recipe_name"), block.text("recipe_name")
-    if "Experts" in name or "grouped_mm" in path:
+    """Map one block, and report which modules it leaves out and its options."""
+    if "grouped_mm" in path:
         builder.report(path, dict(block.values), "unsupported", EXPERTS, "Use a recipe for all linear layers.")
         return
-    fields = OTHERS.get(name)
-    if fields is None:
-        default, version = FLOAT8[name]
-        recipes = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-        if recipe is None:
-            builder.implied(setting, default, f"{default} in {version}")
-        elif recipe not in recipes:
-            raise block.wrong("recipe_name", f"must be {listed(recipes)}", recipe, "Use tensorwise")
-        recipe = recipe or default
-        fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"} if recipe == "tensorwise" else None
-    elif "fp8" in fields and recipe is not None and not recipe.startswith("mxfp8"):
+    setting, recipe = block.name("recipe_name"), block.text("recipe_name")
+    fields = dict(MXFP8)
+    if path.endswith("mx") and recipe is not None and not recipe.startswith("mxfp8"):
         raise block.wrong("recipe_name", "must be an MXFP8 recipe", recipe, "Use mxfp8_rceil")
-    if fields is None:
+    if path.endswith("float8"):
+        recipe = block.word("recipe_name", FLOAT8_RECIPES)
+        if recipe is None:
+            builder.implied(setting, "tensorwise", "tensorwise in torchtitan 0.2")
+        fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+    if recipe in FLOAT8_RECIPES[1:]:
         builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
+    elif builder.fields.get("fp8_recipe") not in (None, fields["fp8_recipe"]):
+        raise block.wrong("", "must not stand together with another one", path, "Keep one of the converters")
     else:
-        run = builder.fields.get("fp8_recipe") or builder.fields.get("fp4_recipe")
-        scheme = fields.get("fp8_recipe") or fields["fp4_recipe"]
-        if run not in (None, scheme) and not block.values.get("fqns"):
-            rule = "needs the fqns of its modules where another converter takes the others"
-            raise block.wrong("", rule, name, "Keep one of the converters, or list its fqns")
-        builder.map(setting if block.given("recipe_name") else path, **(fields if run in (None, scheme) else {}))
-        _filter(builder, block, name, scheme, run or scheme)
+        builder.map(setting if block.given("recipe_name") else path, **fields)
+        _filter(builder, block, fields["fp8_recipe"])
     known = rows("torchtitan_converters")
-    unknown = Row("a setting of the converter", known["fqns"].remedy, known["fqns"].harmless)
+    unknown = Row("a setting of the converter", known["filter_fqns"].remedy, known["filter_fqns"].harmless)
     for key, value in block.values.items():
         if key == "enable_fsdp_float8_all_gather" and builder.fields.get("fp8") is not None:
             import_gather(builder, block.name(key), bool(block.switch(key)))
@@ -271,31 +251,22 @@ def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
             report_row(builder, block.name(key), value, known.get(key, unknown))
 
 
-def _filter(builder: ImportBuilder, block: Settings, converter: str, scheme: str, run: str) -> None:
-    """Turn the list of the modules that a converter takes, or leaves out, into rows; `run` is the first scheme."""
-    is_new = converter.endswith("Converter")
-    key = "fqns" if is_new else "filter_fqns"
-    given = block.values.get(key)
-    listed = (["output"] if converter == "mx" else []) if given is None else given
+def _filter(builder: ImportBuilder, block: Settings, scheme: str) -> None:
+    """Map the list of the modules that a block leaves out, and report those that run in the scheme here."""
+    given = block.values.get("filter_fqns")
+    listed = given if given is not None else ["output"] if block.path.endswith("mx") else []
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-        raise block.wrong(key, "must be a list of names", given, "List parts of the names of modules")
-    setting, names = block.name(key), TORCHTITAN if is_new else TORCHTITAN_0_2
-    head = "lm_head" if is_new else "output"
-    if AUTOMATIC in listed:
-        detail = "it leaves out layers that are too small to gain from FP8, whatever their names"
-        builder.report(setting, AUTOMATIC, "unsupported", detail, "List the modules that the log of the run names.")
-    taken = scheme if is_new else HIGH
-    plain = [one for one in listed if one != AUTOMATIC]
-    reading = read_list(builder, setting, plain, names, (head, "moe.router.gate"), taken_in=taken)
-    takes_all = is_new and not listed
-    found = [] if takes_all else rows_of(reading, taken=taken, left=HIGH if taken == run else run, run=run)
-    if found:
-        builder.fields["modules"] = [*found, *builder.fields.get("modules", ())]
+        raise block.wrong("filter_fqns", "must be a list of names", given, "List parts of the names of modules")
+    setting = block.name("filter_fqns")
+    others = [one for one in listed if one not in HIGH_ANYWAY]
+    if others:
+        remedy = f"State them as rows of mixed_precision.modules; they run in {scheme} here."
+        builder.report(setting, others, "unsupported", LEFT_OUT, remedy)
     if given is not None:
-        builder.map(setting, **({"modules": builder.fields["modules"]} if found else {}))
-    if takes_all or reading.has_head == is_new:
-        detail = f"{head} runs in {scheme} there, and Megatron's output layer in the dtype of the run"
-        remedy = f"BF16 there with {head} left out; fp8_output_proj=True for MXFP8 here."
+        builder.map(setting)
+    if "output" not in listed:
+        detail = f"output runs in {scheme} there, and Megatron's output layer in the dtype of the run"
+        remedy = "BF16 there with output left out; fp8_output_proj=True for MXFP8 here."
         builder.report(setting, listed, "semantics", detail, remedy)
 
 
@@ -319,7 +290,7 @@ def _leaves(block: Mapping[Any, Any], under: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for key, value in block.items():
         name = f"{under}{key}"
-        if name in (*BLOCKS, *QUANTIZE, "converters"):
+        if name in (*BLOCKS, *QUANTIZE):
             continue
         is_open = name == "quantize" or not (bears_on_precision(str(key)) or QUANTISER.fullmatch(name))
         if isinstance(value, Mapping) and is_open and under.count(".") < DEEPEST:

@@ -255,8 +255,8 @@ def test_strict_names_a_precision_that_the_other_system_has_not_for_single_modul
 
 
 def test_strict_reads_too_what_no_recipe_holds(capsys, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"float8": {"recipe_name": "rowwise"}}')
-    code, _, err = convert(capsys, tmp_path / "a.json", "--strict")
+    (tmp_path / "a.json").write_text('{"model": {"converters": ["float8"]}, "float8": {"recipe_name": "rowwise"}}')
+    code, _, err = convert(capsys, tmp_path / "a.json", "--strict", "--from", "torchtitan")
     assert code == 1
     assert err.endswith(f"precision is lost: float8.recipe_name='rowwise'. {FOLLOW}\n")
 

@@ -41,7 +41,6 @@ def test_every_system_is_what_the_table_calls_it() -> None:
         ("megatron_gpt_config_new.yaml", "nemo1", "has `megatron_amp_O2`"),
         ("megatron_gpt_config_old.yaml", "nemo1", "has `megatron_amp_O2`"),
         ("nemo2_plugin.py", "nemo2", "names `MegatronMixedPrecision`"),
-        ("te_delayed.json", "te-recipe", "names the class `DelayedScaling`"),
     ],
 )
 def test_a_sample_is_recognised_and_says_how(sample: str, name: str, evidence: str) -> None:

@@ -104,7 +104,7 @@ def test_every_sample_as_every_system(sample: Path) -> None:
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
         max_leaves=20,
     ),
-    name=st.sampled_from(["megatron-lm", "megatron-bridge", "nemo1", "nemo2", "te-recipe"]),
+    name=st.sampled_from(["megatron-lm", "megatron-bridge", "nemo1", "nemo2"]),
 )
 def test_mappings_of_wrong_types(payload: object, name: str) -> None:
     from bridge.interop.systems import system

@@ -1,7 +1,7 @@
 """Each recipe in each other system: a run there in another precision than the recipe's is reported by the export.
 
 The run is read with the system's own code where that can be installed: Megatron Bridge, NeMo 2, transformers,
-accelerate, DeepSpeed, Lightning and torchao. Elsewhere our own importer reads it.
+accelerate, DeepSpeed and Lightning. Elsewhere our own importer reads it.
 """
 
 import json
@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from bridge.interop import accelerate, deepspeed, huggingface, lightning
-from bridge.interop.contract import ImportReport, System
+from bridge.interop import accelerate, deepspeed, huggingface, lightning, torchtitan
+from bridge.interop.contract import ImportReport, System, unread
 from bridge.interop.meaning import semantics_of
-from bridge.interop.pytorch import torchao
 from bridge.interop.systems import all_systems, system
 from bridge.precision.dtypes import dtype_token
-from bridge.pytorch.float8 import float8_linear_config_for
 from bridge.pytorch.loop import compute_dtype
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
@@ -30,8 +28,8 @@ from tests.recipes.test_peer import PEER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LIBRARIES = {"huggingface": "transformers", "accelerate": "accelerate", "deepspeed": "deepspeed"}
-LIBRARIES |= {"lightning": "lightning", "torchao": "torchao"}
-EXPORTERS = [one.name for one in all_systems() if one.export is not None]
+LIBRARIES |= {"lightning": "lightning"}
+EXPORTERS = [one.name for one in all_systems() if one.export is not None and one.import_ is not unread]
 O1 = {"fp32": True, "autocast_enabled": True, "autocast_dtype": "bf16"}
 """Autocast to BF16 over FP32 weights, as `bf16: true` of Hugging Face."""
 O1_FP16 = {"fp16": True, "params_dtype": "fp32", "autocast_enabled": True, "autocast_dtype": "fp16"}
@@ -158,9 +156,12 @@ def of_lightning(payload: dict[str, Any], request: pytest.FixtureRequest, folder
     return Ran("fp32", True, autocast, None)
 
 
-def of_torchao(payload: dict[str, Any], config: MixedPrecisionConfig) -> Ran:
-    """torchao's own config object, read by our importer."""
-    return of_import(torchao.import_(float8_linear_config_for(config) if payload else payload))
+def of_torchtitan(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
+    """The training section, read by our importer; the scheme is that of the converters, which are made in a program."""
+    training = of_import(torchtitan.import_({"training": payload["training"]}))
+    schemes = {"MXFP8LinearConverter": "e4m3 mxfp8", "NVFP4LinearConverter": "e2m1 nvfp4"}
+    named = [schemes[name] for converter in payload.get("converters", []) for name in converter]
+    return training._replace(scheme=named[0] if named else None)
 
 
 def of_importer(one: System, payload: Any) -> Ran:
@@ -178,6 +179,7 @@ READERS = {
     "accelerate": of_accelerate,
     "deepspeed": of_deepspeed,
     "lightning": of_lightning,
+    "torchtitan": of_torchtitan,
 }
 
 
@@ -189,8 +191,6 @@ def test_a_run_in_another_precision_is_reported(name: str, request: pytest.Fixtu
         exported = system(name).export(config)
         if exported.payload is None:  # nothing is written
             found = Ran("none", True, None, None)
-        elif name == "torchao":
-            found = of_torchao(exported.payload, config)
         elif name in READERS:
             found = READERS[name](exported.payload, request, tmp_path)
         else:

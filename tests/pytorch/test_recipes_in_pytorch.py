@@ -9,15 +9,15 @@ import torch
 from hypothesis import given
 from torch import nn
 
-from bridge.errors import BackendUnavailableError, BridgeError, PrecisionTypeError
+from bridge.errors import BackendUnavailableError, PrecisionTypeError
 from bridge.interop import pytorch
-from bridge.interop.pytorch import fsdp, loop
+from bridge.interop.pytorch import loop
 from bridge.precision.dtypes import torch_dtype
 from bridge.pytorch.loss_scaler import LossScaler
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests import warm
-from tests.interop.properties import check_return, configs, reasons
+from tests.interop.properties import configs
 
 RECIPES = [row.name for row in REGISTRY.recipes() if "misnamed" not in row.tags]
 
@@ -151,7 +151,6 @@ def test_torch_leaves_tf32_off_for_matmuls_unless_told() -> None:
 @given(config=configs())
 def test_the_objects_are_what_the_data_says(config: MixedPrecisionConfig) -> None:
     exported = loop.export(config)
-    check_return(config, exported, loop.import_(exported.payload))
     autocast, scaler = pytorch.autocast_for(config, "cpu"), pytorch.grad_scaler_for(config, "cpu")
     with autocast:
         assert torch.is_autocast_enabled("cpu") is exported.payload["autocast"]["enabled"]
@@ -164,41 +163,6 @@ def test_the_objects_are_what_the_data_says(config: MixedPrecisionConfig) -> Non
         assert scaler.get_growth_interval() == written.get("growth_interval", 1000)
 
 
-def test_fp16_without_a_scale_is_pointed_out() -> None:
-    assert reasons(loop.import_({"autocast": {"dtype": "fp16"}}), "grad_scaler") == ["semantics"]
-
-
-def test_a_scaler_around_bf16_is_dead() -> None:
-    imported = loop.import_({"autocast": {"dtype": "bf16"}, "grad_scaler": {"enabled": True}})
-    assert reasons(imported, "grad_scaler") == ["dead knob"]
-    assert imported.recipe == "bf16_autocast_mixed"
-
-
-@pytest.mark.parametrize(("device", "mode"), [("cpu", "fp32"), ("cuda", "fp16")])
-def test_autocast_without_a_dtype_is_another_one_per_device(device: str, mode: str) -> None:
-    imported = loop.import_({"autocast": {"device_type": device, "enabled": True}})
-    assert imported.config.mode == mode
-    assert reasons(imported, "autocast.dtype") == ["implied default"]
-
-
-def test_another_part_is_converted_by_itself() -> None:
-    imported = loop.import_({"autocast": {"dtype": "bf16"}, "fsdp": {"param_dtype": "bf16"}})
-    assert reasons(imported, "fsdp") == ["unsupported"]
-
-
-def test_autocast_to_fp8_is_refused() -> None:
-    with pytest.raises(BridgeError, match="must be bfloat16 or float16"):
-        loop.import_({"autocast": {"dtype": torch.float8_e4m3fn}})
-
-
-@given(config=configs())
-@pytest.mark.parametrize("version", [1, 2])
-def test_policies_return(version: int, config: MixedPrecisionConfig) -> None:
-    exported = fsdp.export(config)
-    policy = pytorch.fsdp_policy_for(config, version=version)
-    check_return(config, exported, fsdp.import_(policy))
-
-
 def test_a_policy_writes_both_dtypes_out() -> None:
     policy = pytorch.fsdp_policy_for(REGISTRY.get("bf16_mixed"))
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
@@ -206,18 +170,6 @@ def test_a_policy_writes_both_dtypes_out() -> None:
     assert (low.param_dtype, low.reduce_dtype) == (torch.float16, torch.float16)
     with pytest.raises(PrecisionTypeError, match="version: must be 1 or 2, got 3"):
         pytorch.fsdp_policy_for(REGISTRY.get("bf16_mixed"), version=3)
-
-
-def test_an_unwritten_reduce_dtype_is_bf16_reduction() -> None:
-    imported = fsdp.import_({"param_dtype": "bf16"})
-    assert imported.config.grad_reduce_in_fp32 is False
-    assert reasons(imported, "reduce_dtype") == ["implied default"]
-    assert reasons(fsdp.import_({}), "param_dtype") == ["implied default"]
-
-
-def test_a_dtype_that_fsdp_would_take_without_a_check_is_refused() -> None:
-    with pytest.raises(BridgeError, match="param_dtype: must be float32, bfloat16, float16 or None, got 'brain'"):
-        fsdp.import_({"param_dtype": "brain"})
 
 
 def test_fully_shard_runs_with_the_policy() -> None:
