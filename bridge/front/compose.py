@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,16 +28,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from bridge.errors import BridgeWarning, RunConfigError
+from bridge.errors import RunConfigError
 from bridge.front.bounded import BoundedRepository, bounded_references
 from bridge.front.errors import COMPOSITION_ERRORS, translated
+from bridge.front.overrides import as_hydra_reads, parsed_overrides, recipe_sources, warn_of_recipes
 from bridge.front.problems import (
     COMMAND_LINE,
     KEYS,
     OWNERS,
     PRECISION,
     RECIPES,
-    RUN_KEYS,
     SECTIONS,
     GivenRun,
     Layer,
@@ -246,9 +245,8 @@ def prepared(search: Search, overrides: Sequence[str], *, trust: bool = True) ->
     """
     version.setbase(VERSION_BASE)
     setup_globals()
-    register()
     try:
-        parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
+        parsed = parsed_overrides(overrides)
         register(_recipes_from(search, parsed, trust=trust))
         loader = Loader(search.path())
         _refuse_unknown(parsed, loader)
@@ -302,12 +300,6 @@ def retraced(config: DictConfig, hydra: DictConfig) -> Composition:
     return Composition.of(config, hydra, loader)
 
 
-def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with ``SECTION=null`` as ``~SECTION``: Hydra takes no null for a group."""
-    nulls = {f"{key}=null": f"~{key}" for key in KEYS if key not in RUN_KEYS}
-    return [nulls.get(word, word) for word in overrides]
-
-
 def _recipes_from(search: Search, overrides: Sequence[Override], *, trust: bool) -> tuple[str, ...]:
     """Return what the key `recipes_from` names, on the command line or else in a primary config that is trusted."""
     own = [override for override in overrides if override.key_or_group == RECIPES]
@@ -318,26 +310,6 @@ def _recipes_from(search: Search, overrides: Sequence[Override], *, trust: bool)
     if not trust:
         warn_of_recipes(search.config_name, sources)
     return sources if trust else ()
-
-
-def warn_of_recipes(name: str, sources: Sequence[str]) -> None:
-    """Warn that what `recipes_from` names in a config was not run, where it names anything."""
-    if sources:
-        named = f"{name}: {RECIPES} names {', '.join(sources):.200}, which is Python and was not run"
-        warnings.warn(f"{named}. Give --trust to run it.", BridgeWarning, stacklevel=2)
-
-
-def recipe_sources(named: Any) -> tuple[str, ...]:
-    """Return the modules and files that a value of `recipes_from` names."""
-    names = named if isinstance(named, list) else [] if named is None else [named]
-    if not all(isinstance(name, str) for name in names):
-        raise RunConfigError.of(
-            RECIPES,
-            "must be a module or file, or a list of them",
-            named,
-            f"Write {RECIPES}=acme.recipes or {RECIPES}=[acme.recipes,lab/recipes.py].",
-        )
-    return tuple(names)
 
 
 def _refuse_unknown(overrides: Sequence[Override], loader: Loader) -> None:

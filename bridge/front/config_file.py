@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
-from bridge.front.compose import as_hydra_reads, recipe_sources, warn_of_recipes
-from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.files.kinds import MAPPINGS, read_file, started
 from bridge.front.files.reading import FileReading
+from bridge.front.overrides import parsed_overrides, recipe_sources, warn_of_recipes
 from bridge.front.problems import COMMAND_LINE, KEYS, PRECISION, RECIPES, Origins, Problems, leaves
 from bridge.preflight.target import Target, parse_target
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
@@ -32,10 +29,7 @@ def read_config_file(
     Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
     `sections` is what a file in another format holds, where it was read already.
     """
-    try:
-        parsed = OverridesParser.create().parse_overrides(as_hydra_reads(overrides))
-    except COMPOSITION_ERRORS as error:
-        raise translated(error, overrides) from error
+    parsed = parsed_overrides(overrides)
     reading = read_file(path) if sections is None else FileReading(sections=sections)
     file = ConfigFile(reading, path.name, trust=trust)
     problems = Problems(Origins(by_key=dict.fromkeys((override.key_or_group for override in parsed), COMMAND_LINE)))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean
-from bridge.front.config_file import read_config_file
 from bridge.front.decode import container, decoded_sections
 from bridge.front.files.kinds import file_in, refuse_without_sizes
 from bridge.front.files.reading import FileReading
@@ -132,6 +131,8 @@ def load_run(
         UnknownRecipeError: No such recipe.
     """
     if config_file is not None:
+        from bridge.front.config_file import read_config_file
+
         read = read_config_file(_file(config_file), overrides, trust=trust, sections=sections)
         given = GivenRun(
             sections=read.whole,

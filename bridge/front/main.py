@@ -34,7 +34,6 @@ from bridge.front.compose import (
     JOB,
     VERSION_BASE,
     Search,
-    as_hydra_reads,
     composed,
     own_environment,
     prepared,
@@ -44,6 +43,7 @@ from bridge.front.compose import (
 from bridge.front.decode import container, decoded_sections
 from bridge.front.errors import COMPOSITION_ERRORS, translated
 from bridge.front.loader import config_folder, run_of
+from bridge.front.overrides import as_hydra_reads
 from bridge.front.problems import SECTIONS
 
 if TYPE_CHECKING:

@@ -11,19 +11,16 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError
+from bridge.errors import PrecisionTypeError, RunConfigError
 from bridge.preflight.check import resolve_precision, target_of
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.registry.schedule import PrecisionSchedule
-from bridge.sync.owner import Owner
-from bridge.sync.plan import BUFFER, sharding_rows, under_fsdp
-from bridge.sync.synchroniser import NO_TRANSFORMER_ENGINE, reason_of, sync_findings
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
 
     from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.registry.config import MixedPrecisionConfig
+    from bridge.registry.schedule import PrecisionSchedule
     from bridge.sync.report import SyncReport
 
 __all__ = [
@@ -186,46 +183,52 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         SyncError: It cannot be written into these configs, or without one model and optimizer disagree. Nothing was
             changed.
     """
-    report = write_precision(config)
+    if not hasattr(config, "mixed_precision"):
+        raise PrecisionTypeError.of("config", "must be a ConfigContainer", config, "Give the run's container.")
+    precision: Any = config.mixed_precision
+    if is_auto(precision):
+        precision, choice = resolve_precision(precision, config.model, target_of(config.target or "auto"))
+        config.precision_choice = choice.to_dict() if choice is not None else None
+    if precision is not None:
+        precision = get_mixed_precision_config(precision)
+        precision.finalize()
+    report = _written(config, precision)
     if report is not None:
         report.log_all(log)
     return report
 
 
 def write_precision(config: ConfigContainer) -> SyncReport | None:
-    """Do what `runtime_config_update` does without logging the overrides, for a caller that logs the report."""
-    if not hasattr(config, "mixed_precision"):
-        raise PrecisionTypeError.of("config", "must be a ConfigContainer", config, "Give the run's container.")
-    if config.mixed_precision is None:
-        if getattr(config, "precision_schedule", None) is not None:
-            remedy = "Name the recipe of the first phase with mixed_precision."
-            raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
-        _require_agreement(config)
-        _share_sharding(config)
-        _finalize(config)
-        return None
-    if is_auto(config.mixed_precision):
-        target = target_of(config.target or "auto")
-        config.mixed_precision, choice = resolve_precision(config.mixed_precision, config.model, target)
-        config.precision_choice = choice.to_dict() if choice is not None else None
-    precision = get_mixed_precision_config(config.mixed_precision)
+    """Write the precision of a container, None or finalized already, for a caller that logs the report."""
+    precision: Any = config.mixed_precision
+    return _written(config, precision)
+
+
+def _written(config: ConfigContainer, precision: MixedPrecisionConfig | None) -> SyncReport | None:
+    """Write a precision into the sections of a container, and into the container itself."""
+    from bridge.sync.last import last_sync  # the classes of this module do without the sync
+
     given: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
     if any(owner is not None for owner in given.values()):
         given["train"] = config.train  # alone it holds nothing of a precision
     schedule = _schedule(config, precision)
-    report = precision.write(given, strict=True)
+    report = last_sync(precision, given)
     config.mixed_precision = precision
     if schedule is not None:
         config.precision_schedule = schedule
-    _finalize(config)
     return report
 
 
-def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig) -> PrecisionSchedule | None:
+def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig | None) -> PrecisionSchedule | None:
     """Return the schedule of the run, planned onto its configs; None without one."""
     rows: Any = getattr(config, "precision_schedule", None)  # Megatron Bridge's container has none
     if rows is None:
         return None
+    if precision is None:
+        remedy = "Name the recipe of the first phase with mixed_precision."
+        raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
+    from bridge.registry.schedule import PrecisionSchedule  # few runs have one
+
     return PrecisionSchedule(
         rows.rows if isinstance(rows, PrecisionSchedule) else rows,
         precision,
@@ -234,56 +237,6 @@ def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig) -> Preci
         optimizer=config.optimizer,
         ddp=config.ddp,
     )
-
-
-def _share_sharding(config: ConfigContainer) -> None:
-    """Bring the sharding of optimizer and DDP in step, as the last sync before a run does."""
-    given = {"optimizer": config.optimizer, "ddp": config.ddp}
-    owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
-    rows = sharding_rows(owners)
-    for finding in sync_findings(None, owners, rows, is_last=True):
-        log.warning("%s", finding)
-    for row in rows:
-        setattr(owners[row.owner].target, row.attribute, row.new)
-    for role, owner in owners.items():
-        if under_fsdp(owners) and owner.value(BUFFER) is True:
-            log.warning("%s.%s: turned off, Megatron-FSDP does not implement it", role, BUFFER)
-            setattr(owner.target, BUFFER, False)
-
-
-def _finalize(config: ConfigContainer) -> None:
-    """Run Megatron's checks on an optimizer and a DDP config that put them off.
-
-    A library that only this machine lacks is no fault of the configs; the run reports it where it needs it.
-    """
-    for role, target in (("optimizer", config.optimizer), ("ddp", config.ddp)):
-        if target is not None and Owner(role, target).is_deferred:
-            try:
-                target.finalize()
-            except Exception as error:  # Megatron's checks raise whatever comes to hand
-                if reason_of(error) == NO_TRANSFORMER_ENGINE:
-                    continue
-                finding = Finding(
-                    path=role,
-                    rule=f"Megatron's own validation refuses it ({reason_of(error)})",
-                    value=type(target).__name__,
-                    remedy="Change the setting it names.",
-                )
-                raise SyncCheckError("These configs cannot be run:", [finding]) from error
-
-
-def _require_agreement(config: ConfigContainer) -> None:
-    """Refuse a model and an optimizer of different precision: without a recipe no other check would notice."""
-    for name in ("fp16", "bf16"):
-        ours, theirs = getattr(config.model, name, None), getattr(config.optimizer, name, None)
-        if None not in (ours, theirs) and ours != theirs:
-            finding = Finding(
-                path=f"model.{name}",
-                rule=f"must equal optimizer.{name}, which is {theirs!r}",
-                value=ours,
-                remedy="Give both the same value, or choose a recipe.",
-            )
-            raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
 
 def __getattr__(name: str) -> Any:
