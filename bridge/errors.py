@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Self
 
 MAX_LINE = 600
@@ -254,6 +253,8 @@ def _without_middle(text: str, limit: int = MAX_LINE) -> str:
 
 def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return at most `limit` of `known` that look like `word`, nearest first; empty where nothing does."""
+    from difflib import get_close_matches  # for a mistake alone
+
     known = list(known)
     folded = {name.lower().replace("-", "_"): name for name in reversed(known)}
     near = get_close_matches(word.lower().replace("-", "_"), folded, n=limit, cutoff=0.6)
