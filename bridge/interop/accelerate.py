@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.interop.builders import WGRAD, ExportBuilder, ImportBuilder
+from bridge.interop.builders import ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_yaml
 from bridge.interop.deepspeed import LOOKS_LIKE_PRECISION
 from bridge.interop.module_lists import NUM_LAYERS, schemes_for
@@ -120,8 +120,7 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int 
         else:
             export_layers(builder, "Pass a module_filter_func to choose them: --context form=arguments.")
     if config.fp8 is not None and compute != "bf16":
-        detail = f"FP8 runs under BF16 autocast in {VERSION}, so none was written over {compute}"
-        builder.report("fp8", "unsupported", detail, "Use a BF16 recipe with FP8.")
+        builder.record("accelerate.fp8-runs-under", "fp8", compute=compute)
     if block is not None:
         payload["mixed_precision"] = "fp8"
         payload["fp8_config" if shape == "yaml" else HANDLERS[block.pop("backend")]] = block
@@ -164,8 +163,7 @@ def _flattened(payload: object) -> object:
 def _precision(builder: ImportBuilder, top: Settings) -> str:
     value = top.values.get("mixed_precision")
     if value is False:
-        detail = f"YAML reads a bare no as false, and {VERSION} fails on it; it was taken for 'no'"
-        builder.report("mixed_precision", False, "approximated", detail, "Write mixed_precision: 'no', in quotes.")
+        builder.record("accelerate.yaml-reads-a-bare", "mixed_precision", False)
         return "no"
     if value is True:
         rule = "must be a word: YAML reads a bare yes or on as true"
@@ -198,12 +196,10 @@ def _sharding(builder: ImportBuilder, top: Settings, compute: str) -> str | None
             detail = f"read under distributed_type: {what.upper()} only"
             builder.dead(top, [f"{what}_config"], detail, "Drop it, or set distributed_type.")
     if kind == "MEGATRON_LM" and compute in ("bf16", "fp16"):
-        detail = f"no autocast: Megatron-LM trains {compute} weights with FP32 masters ({VERSION})"
-        builder.report("distributed_type", kind, "semantics", detail, "Convert Megatron-LM's own arguments too.")
+        builder.record("accelerate.no-autocast-megatron-lm", "distributed_type", kind, compute=compute)
         return "megatron"
     if kind == "XLA" and compute == "bf16":
-        detail = f"{VERSION} sets XLA_USE_BF16=1 unless downcast_bf16 is on: every float32 is BF16, weights too"
-        builder.report("distributed_type", kind, "semantics", detail, "Expect weights without FP32 copies there.")
+        builder.record("accelerate.accelerate-sets-xla_use_bf16", "distributed_type", kind)
     return acting if acting in given else None
 
 
@@ -212,13 +208,10 @@ def _fsdp(builder: ImportBuilder, block: Settings, base: str) -> None:
     report_rows(builder, block, "accelerate_fsdp")
     for loading in ("fsdp_cpu_ram_efficient_loading", "cpu_ram_efficient_loading"):
         if builder.fields.get("fp8_recipe") == "tensorwise" and str(block.values.get(loading)).lower() == "true":
-            detail = f"{VERSION} raises on it together with torchao's FP8"
-            builder.report(block.name(loading), block[loading], "unsupported", detail, "Set it to false.")
+            builder.record("accelerate.accelerate-raises-on-it-together", block.name(loading), block[loading])
     if base != "fp32":
         builder.fields["grad_reduce_in_fp32"] = False
-        detail = f"accelerate's FSDP policy computes, reduces and keeps buffers in {base} alike ({VERSION})"
-        remedy = "Pass a policy to reduce in FP32."
-        builder.report("fsdp_config.mixed_precision_policy", base, "implied default", detail, remedy)
+        builder.record("accelerate.accelerate-fsdp-policy", "fsdp_config.mixed_precision_policy", base, base=base)
 
 
 def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
@@ -228,31 +221,15 @@ def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
     if key is None:
         if base != "fp32":
             builder.fields["grad_reduce_in_fp32"] = False
-            detail = (
-                f"DeepSpeed accumulates and reduces in {base} unless its own file says otherwise (DeepSpeed 0.19.8)"
-            )
-            builder.report(block.path, base, "implied default", detail, "Use a DeepSpeed file to reduce in FP32.")
+            builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, base=base)
         if base == "fp16":
             detail = f"{VERSION} writes no loss scale, so DeepSpeed's own is dynamic from 65536 (DeepSpeed 0.19.8)"
             builder.implied(f"{block.path}.fp16.loss_scale", None, detail, **DEEPSPEED_SCALE)
-            detail = f"{VERSION} writes it: inputs of the module are cast to FP16 by the engine"
-            remedy = "Cast the inputs in the data loader."
-            builder.report(f"{block.path}.fp16.auto_cast", True, "implied default", detail, remedy)
+            builder.record("accelerate.accelerate-writes-it-inputs", f"{block.path}.fp16.auto_cast", True)
         return False
-    detail = (
-        f"this file decides about the dtype, loss scale and reduction; {base} runs where it has no block for it, or "
-        f"says auto ({VERSION})"
-    )
-    remedy = f"Convert it as well, from deepspeed, with auto={base}: that is the run's precision."
-    builder.report(block.name(key), block[key], "unsupported", detail, remedy)
+    builder.record("accelerate.this-file-decides-about", block.name(key), block[key], base=base)
     if top.given("mixed_precision"):
-        detail = (
-            "it fills what the file of DeepSpeed leaves out or at auto, and decides nothing else; `accelerate launch` "
-            f"refuses a configuration that holds both ({VERSION})"
-        )
-        builder.report(
-            "mixed_precision", top["mixed_precision"], "semantics", detail, "Write it in the file of DeepSpeed alone."
-        )
+        builder.record("accelerate.it-fills-what-the-file", "mixed_precision", top["mixed_precision"])
     return True
 
 
@@ -268,8 +245,7 @@ def _fp8(builder: ImportBuilder, block: Settings, assumed: str, *, on: bool) -> 
             raise block.wrong("backend", "must be AO, TE or MSAMP", block["backend"], "Use TE or AO")
         builder.map(block.name("backend"))
     else:
-        detail = f"{VERSION} takes the first that is installed of torchao, Transformer Engine and MS-AMP"
-        builder.report("fp8_config.backend", backend, "implied default", detail, "Write the back end down.")
+        builder.record("accelerate.accelerate-takes-the-first", "fp8_config.backend", backend)
     report_rows(builder, block, "accelerate_unread")
     for key in block.values:
         if key not in ("backend", *READ[backend], *rows("accelerate_unread")):
@@ -294,8 +270,7 @@ def _transformer_engine(builder: ImportBuilder, fp8: Settings) -> None:
     else:
         builder.map(fp8.name(name), fp8=fields["fp8"])
         if fields["fp8"] != format_.lower():
-            detail = "accelerate's own default, so not handed on, and Transformer Engine's MXFP8 takes E4M3"
-            builder.report(fp8.name(name), format_, "semantics", detail, "Write E4M3, which is what runs.")
+            builder.record("accelerate.accelerate-own-default", fp8.name(name), format_)
     for key, reading in (("backend", "delayed"), ("use_mxfp8_block_scaling", "mxfp8")):
         if fp8.given(key):
             builder.map(fp8.name(key), **({"fp8_recipe": reading} if reading == fields["fp8_recipe"] else {}))
@@ -344,9 +319,7 @@ def _torchao(builder: ImportBuilder, fp8: Settings) -> None:
 
 
 def _ms_amp(builder: ImportBuilder, fp8: Settings) -> None:
-    detail = "MS-AMP keeps gradients and optimizer state in 8 bits; nothing in Megatron does, and it is unmaintained"
-    remedy = "Choose an FP8 recipe by hand; BF16 was written."
-    builder.report(fp8.name("opt_level"), fp8.values.get("opt_level", "O2"), "unsupported", detail, remedy)
+    builder.record("accelerate.ms-amp-keeps", fp8.name("opt_level"), fp8.values.get("opt_level", "O2"))
 
 
 def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
@@ -368,11 +341,9 @@ def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
         if config.fp8_amax_compute_algo == "max":
             mapped["fp8_amax_compute_algo"] = ALGORITHM
         else:
-            detail = "accelerate never hands most_recent on, and Transformer Engine takes max; max was written"
-            remedy = "Use a history of 1, under which both are the same."
-            builder.report("fp8_amax_compute_algo", "approximated", detail, remedy)
+            builder.record("accelerate.accelerate-never-hands", "fp8_amax_compute_algo")
         if not config.fp8_wgrad:
-            builder.report("fp8_wgrad", "dead knob", WGRAD, "Drop it.")
+            builder.record("accelerate.transformer-engine-and-later", "fp8_wgrad")
     else:
         detail = f"no back end of {VERSION} has {config.fp8_recipe} scaling in {config.fp8}, so no FP8 was written"
         fields = ("fp8", "fp8_recipe", "fp8_param_gather")
@@ -381,25 +352,21 @@ def _export_fp8(builder: ExportBuilder) -> dict[str, Any] | None:
     for field, setting in mapped.items():
         builder.map(field, f"fp8_config.{setting}")
     if block["backend"] == "TE" and config.fp8_param_gather:
-        detail = "accelerate replaces modules of a finished model and keeps its weights as they are"
-        remedy = "Do without FP8 weights there."
-        builder.report_if_stated(("fp8_param_gather", "fp8_param"), "unsupported", detail, remedy)
+        builder.record_if_stated("accelerate.accelerate-replaces-modules", ("fp8_param_gather", "fp8_param"))
     return block
 
 
 def _report_others(builder: ImportBuilder, top: Settings, compute: str) -> None:
     report_rows(builder, top, "accelerate")
     if compute == "fp16" and top.switch("use_cpu"):
-        detail = f"on a CPU {VERSION} turns FP16 off without a word: the run is FP32"
-        builder.report("use_cpu", True, "semantics", detail, "Write bf16, or no.")
+        builder.record("accelerate.on-a-cpu-accelerate-turns", "use_cpu", True)
     inner = top.values.get("dynamo_config")
     backend = inner.get("dynamo_backend") if isinstance(inner, Mapping) else top.values.get("dynamo_backend")
     if backend not in (None, "NO", "no") and compute == "no":
         detail = f"with a compile back end and mixed_precision no, {VERSION} turns TF32 on"
         builder.implied("dynamo_backend", backend, detail, tf32=True)
     elif backend not in (None, "NO", "no"):
-        detail = "compiled kernels may round elsewhere; a recipe does not say whether to compile"
-        builder.report("dynamo_backend", backend, "unsupported", detail, "Choose it where you train next.")
+        builder.record("accelerate.compiled-kernels-may", "dynamo_backend", backend)
     known = ("mixed_precision", "fp16", "fp8_config", *rows("accelerate"))
     unknown = [key for key in top.values if key not in known and LOOKS_LIKE_PRECISION.search(key.lower())]
     detail = f"no key of {VERSION}, which refuses a file that holds it"

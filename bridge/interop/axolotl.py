@@ -19,9 +19,6 @@ from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Reco
 from bridge.interop.pytorch.amp import assume_torch_scaler, report_scaler
 from bridge.interop.pytorch.torchao import (
     FLOAT8_RECIPES,
-    MODULES,
-    ROWWISE,
-    ROWWISE_REMEDY,
     export_gather,
     export_layers,
     import_gather,
@@ -111,27 +108,21 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
     builder.exported_mode = compute
     if semantics == "amp_o1":
-        detail = f"{TITLE} loads the weights themselves in {compute} and runs autocast over them"
-        remedy = "Train an adapter, whose weights stay in FP32, or shard with FSDP."
         fields = ("autocast_enabled", "autocast_dtype", "params_dtype", mode)
-        builder.report_if_stated(fields, "semantics", detail, remedy)
+        builder.record_if_stated("axolotl.axolotl-loads-the-weights", fields, compute=compute)
     else:
         builder.map(mode, *(("bf16", "fp16") if mode == "fp32" else (mode,)))
         builder.map("params_dtype", mode) if builder.values["params_dtype"] in (None, mode) else None
         if mode != "fp32" and around is None:
-            detail = f"weights are loaded in {mode} and nothing keeps an FP32 copy of them"
-            remedy = "Add FSDP or DeepSpeed, or pass sharding= to say it is there."
-            builder.report("params_dtype", "semantics", detail, remedy)
+            builder.record("axolotl.weights-are-loaded-in-and-nothing", "params_dtype", mode=mode)
     _export_float8(builder, payload)
     payload["tf32"] = bool(config.tf32)
     if config.tf32 is None:
-        detail = f'"auto" would turn TF32 on from Ampere on ({VERSION}); tf32: false was written, torch\'s own default'
-        builder.report("tf32", "implied default", detail, "State tf32 to choose.")
+        builder.record("axolotl.auto-would-turn", "tf32")
     else:
         builder.map("tf32", "tf32")
     if compute != "fp32" and config.grad_reduce_in_fp32:
-        detail = "FSDP through accelerate reduces in the compute dtype, DeepSpeed as its own file says"
-        builder.report_if_stated("grad_reduce_in_fp32", "unsupported", detail, "With DeepSpeed, say so in its JSON.")
+        builder.record_if_stated("axolotl.fsdp-through-accelerate", "grad_reduce_in_fp32")
     elif compute != "fp32":
         builder.map("grad_reduce_in_fp32")
     report_scaler(builder, "transformers' Trainer")
@@ -197,25 +188,19 @@ def _dtypes(builder: ImportBuilder, top: Settings, found: Detected, state: dict[
     if "bf16" in top and not found.guessed:
         builder.map("bf16", **state)
     if found.guessed:
-        detail = (
-            f"{VERSION} asks torch, which says yes for every CUDA GPU because emulation counts, and else takes FP16"
-        )
-        builder.report("bf16", "auto", "implied default", detail, "Pass the GPU (gpu=h100) to replay the detection.")
+        builder.record("axolotl.axolotl-asks-torch", "bf16", "auto")
     elif "bf16" not in top:
         why = "fp16 is on, which turns it off" if gpu is None else f"on gpu={gpu!r:.20} it gives {mode}"
         builder.implied("bf16", "auto", f"auto is the default in {VERSION}; {why}")
     if automatic and gpu is not None and found.bf16 and (capability(gpu) or (0, 0)) < (8, 0):
-        detail = "torch counts emulation, so BF16 is on, without tensor cores for it"
-        remedy = "Write fp16: true and bf16: false below compute capability 8.0."
-        builder.report("bf16", "auto", "semantics", detail, remedy)
+        builder.record("axolotl.torch-counts-emulation", "bf16", "auto")
     for name, compute in (("fp16", "fp16"), ("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32")):
         if name in top and top.switch(name) and compute != mode:
             builder.dead(top, [name], f"another setting wins: training runs in {mode}", "Keep one of them.")
         elif name in top:
             builder.map(name, **(state if top.switch(name) else {}))
     if top.switch("bfloat16"):
-        detail = "documented as no AMP; the builder turns autocast on all the same"
-        builder.report("bfloat16", True, "semantics", detail, "Write bf16: true, which does the same.")
+        builder.record("axolotl.documented-as-no-amp-the-builder", "bfloat16", True)
 
 
 def _float8(builder: ImportBuilder, top: Settings) -> None:
@@ -229,21 +214,19 @@ def _float8(builder: ImportBuilder, top: Settings) -> None:
     if recipe != "tensorwise":
         for name, value in (("fp8_config.recipe", recipe), ("fp8", True), (GATHER, gather)):
             if value is not None:
-                builder.report(name, value, "unsupported", ROWWISE, ROWWISE_REMEDY)
+                builder.record("axolotl.torchao-scales-each", name, value)
         return
     builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
     if top.given("fp8_config"):
         builder.map("fp8_config", fp8_recipe="tensorwise")
-    detail = "torchao leaves the first and the last nn.Linear, and MoE routers, in high precision: modules, not layers"
-    builder.report("fp8.module_filter", None, "approximated", detail, MODULES)
+    builder.record("axolotl.torchao-leaves-the-first", "fp8.module_filter", None)
     if gather is not None:
         import_gather(builder, GATHER, gather)
 
 
 def _tf32(builder: ImportBuilder, top: Settings, found: Detected, gpu: object) -> None:
     if found.tf32 is None:
-        detail = f"auto, the default in {VERSION}, turns TF32 on from compute capability 8.0 on; no GPU was stated"
-        builder.report("tf32", "auto", "implied default", detail, "Write tf32, or pass the GPU.")
+        builder.record("axolotl.auto-the-default-in-axolotl", "tf32", "auto")
     elif "tf32" in top:
         builder.map("tf32", tf32=found.tf32)
     else:
@@ -258,13 +241,10 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -
     if semantics == "megatron_o2":
         name = "deepspeed"
         what = "this file" if isinstance(top[name], str) else "this block"
-        detail = f"DeepSpeed decides about reduction and loss scale in {what}"
-        remedy = f"Convert {what} as well, from deepspeed, with auto={mode}."
-        builder.report(name, top[name], "unsupported", detail, remedy)
+        builder.record("axolotl.deepspeed-decides-about", name, top[name], what=what, mode=mode)
     elif semantics == "fsdp_policy":
         name = next(name for name in ("fsdp_config", "fsdp") if name in around)
-        detail = f"accelerate's FSDP policy reduces gradients in {mode} (accelerate 1.15), over FP32 shards"
-        builder.report(name, top[name], "implied default", detail, "State grad_reduce_in_fp32=true for FP32 reduction.")
+        builder.record("axolotl.accelerate-fsdp-policy", name, top[name], mode=mode)
         builder.fields["grad_reduce_in_fp32"] = False
     elif semantics == "true":
         names = ("bf16", "bfloat16") if mode == "bf16" else ("fp16", "float16", "load_in_8bit")
@@ -274,13 +254,10 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -
         builder.fields["grad_reduce_in_fp32"] = False
     for other in around:
         if semantics == "fp32" and other == "deepspeed":
-            detail = "its own file may turn FP16 or BF16 on all the same"
-            builder.report(other, top[other], "unsupported", detail, "Convert it as well, from deepspeed.")
+            builder.record("axolotl.its-own-file-may", other, top[other])
         elif semantics != "fp32" and other == "adapter" != name:
             under = ", in FP32 under autocast," if semantics == "amp_o1" else ","
-            detail = f"only the adapter is trained{under} over frozen {mode} weights"
-            remedy = "Use Megatron's own adapters; its masters are FP32 too."
-            builder.report(other, top[other], "semantics", detail, remedy)
+            builder.record("axolotl.only-the-adapter-is-trained", other, top[other], under=under, mode=mode)
         elif other != name:
             builder.map(other)
 
@@ -310,13 +287,11 @@ def _report_others(builder: ImportBuilder, top: Settings) -> None:
     builder.dead(inner, looks, f"never handed on to FSDP, whatever its schema declares ({VERSION})")
     for key in ("cpu_ram_efficient_loading", "fsdp_cpu_ram_efficient_loading"):
         if top.switch("fp8") and inner.values.get(key) is True:
-            detail = "accelerate 1.8 and later refuses torchao FP8 under FSDP together with it"
-            builder.report(inner.name(key), True, "unsupported", detail, "Drop it, or the run will not start.")
+            builder.record("axolotl.accelerate-and-later-refuses", inner.name(key), True)
     known = {*MAPPED, *rows("axolotl"), *rows("axolotl_compile"), *rows("axolotl_kernels")}
     for key in top.values:
         if key not in known and LOOKS_LIKE_PRECISION.search(key):
-            detail = f"not a setting of {VERSION}, which ignores unknown names without a word"
-            builder.report(key, top[key], "dead knob", detail, "Check its spelling, or drop it.")
+            builder.record("axolotl.not-a-setting-of-axolotl-which", key, top[key])
         elif key != key.lower() and (key.lower() in known or LOOKS_LIKE_PRECISION.search(key.lower())):
             detail = "another letter case, which is not read"
             builder.report(key, top[key], "dead knob", detail, f"Write {key.lower()} if it is meant.")

@@ -3,7 +3,7 @@
     builder = ImportBuilder("Megatron-LM 0.20")
     builder.map("--fp8-format", fp8="hybrid")                        # written there, stated here
     builder.implied("--fp8-recipe", "delayed", fp8_recipe="delayed")  # the system's default decides
-    builder.report("--fp8-wgrad", True, "dead knob", detail, remedy)  # no field holds it
+    builder.record("axolotl.auto-would-turn", "tf32", "auto")         # no field holds it: a row of rows/axolotl.yaml
     builder.finish("megatron_o2")
 
 An export finishes only with every stated field accounted for: a field that the exporter did not mention agrees with the
@@ -17,6 +17,7 @@ from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
 from bridge.interop.reading.settings import Settings
+from bridge.interop.records import record_named
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.pytorch.loop import checked
@@ -76,6 +77,11 @@ class ImportBuilder:
         entry = Unmapped(setting, value, reason, detail, remedy)
         if not any(entry == other and type(value) is type(other.value) for other in self.unmapped):
             self.unmapped.append(entry)
+
+    def record(self, row: str, setting: str, value: object, /, **facts: object) -> None:
+        """Record that `setting` cannot be converted exactly, in the words of a row: "axolotl.documented-as-no-amp"."""
+        words = record_named(row, system=self.system, **facts)
+        self.report(setting, value, words.reason, words.detail, words.remedy)
 
     def dead(self, settings: Settings, keys: Iterable[str], detail: str, remedy: str = "Drop it.") -> None:
         """Report each of these settings that is given, and has no effect for the reason of `detail`."""
@@ -188,6 +194,16 @@ class ExportBuilder:
         """Record that `field` cannot be converted exactly, stated or not."""
         entry = Unmapped(field, self.values[field], reason, detail, remedy)
         self.unmapped.setdefault(field, []).append(entry)
+
+    def record(self, row: str, field: str, /, **facts: object) -> None:
+        """Record that `field` cannot be converted exactly, stated or not, in the words of a row."""
+        words = record_named(row, system=self.system, **facts)
+        self.report(field, words.reason, words.detail, words.remedy)
+
+    def record_if_stated(self, row: str, fields: str | tuple[str, ...], /, **facts: object) -> None:
+        """Record that one field, or each of several, cannot be converted exactly, where it is stated."""
+        words = record_named(row, system=self.system, **facts)
+        self.report_if_stated(fields, words.reason, words.detail, words.remedy)
 
     def report_if_stated(self, fields: str | tuple[str, ...], reason: str, detail: str, remedy: str) -> None:
         """Record that one field, or each of several, cannot be converted exactly, where it is stated."""

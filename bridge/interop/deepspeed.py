@@ -109,16 +109,13 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         payload["torch_autocast"] = {"enabled": True, "dtype": TORCH_NAMES[compute]}
         report_scaler(builder, f"{TITLE} under torch_autocast")
         if config.grad_reduce_in_fp32:
-            detail = "gradients of the cast modules are communicated in the autocast dtype"
-            remedy = "Use the bf16 block with FP32 reduction."
-            builder.report_if_stated("grad_reduce_in_fp32", "unsupported", detail, remedy)
+            builder.record_if_stated("deepspeed.gradients-of-the-cast-modules", "grad_reduce_in_fp32")
         return builder.finish(payload)
     builder.map(mode, "data_types.param_dtype" if mode == "fp32" else f"{mode}.enabled")
     if builder.values["params_dtype"] in (None, mode):
         builder.map("params_dtype", "data_types.param_dtype" if mode == "fp32" else f"{mode}.enabled")
     else:
-        detail = f"the engine casts every weight to {mode} and keeps its own FP32 masters"
-        builder.report("params_dtype", "semantics", detail, "Nothing to do: the masters are there all the same.")
+        builder.record("deepspeed.the-engine-casts-every", "params_dtype", mode=mode)
     if mode == "fp32":
         payload["data_types"] = {"param_dtype": "fp32"}  # both blocks off state nothing by themselves
         builder.map("grad_reduce_in_fp32") if config.grad_reduce_in_fp32 else None
@@ -128,8 +125,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     builder.map("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
     if dtype != mode:
         payload["zero_optimization"] = {"stage": 1}
-        remedy = "Raise the stage, or reduce in half precision."
-        builder.report("grad_reduce_in_fp32", "approximated", SHARDED, remedy)
+        builder.record("deepspeed.deepspeed-raises-on-fp32", "grad_reduce_in_fp32")
     if config.fp16:
         _export_loss_scale(builder, payload["fp16"])
     return builder.finish(payload)
@@ -153,11 +149,10 @@ def _enabled(builder: ImportBuilder, block: Settings, mode: str, above: str | No
     name, written = block.name("enabled"), block.values.get("enabled")
     if written is None:
         if block.values:
-            builder.report(name, False, "implied default", f"off in {VERSION}", STATE)
+            builder.record("deepspeed.off-in-deepspeed", name, False)
         return False
     if written == "auto" and above is None:
-        detail = f"transformers and accelerate fill it in; {VERSION} by itself reads it as off"
-        builder.report(name, "auto", "unsupported", detail, "Pass auto=bf16, auto=fp16 or auto=fp32.")
+        builder.record("deepspeed.transformers-and-accelerate-fill", name, "auto")
         return False
     on = above == mode if written == "auto" else bool(block.switch("enabled"))
     builder.map(name, **({mode: True, "params_dtype": mode} if on else {}))
@@ -168,8 +163,7 @@ def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str 
     """Return the dtype of a `torch_autocast` block that acts."""
     enabled, written = block.values.get("enabled"), block.values.get("dtype")
     if enabled and enabled not in (True, 1):
-        detail = f"{VERSION} asks whether it is empty, and a word is not: autocast is on"
-        builder.report(block.name("enabled"), enabled, "semantics", detail, "Write true or false, without quotes.")
+        builder.record("deepspeed.deepspeed-asks-whether", block.name("enabled"), enabled)
     if written is not None and not (isinstance(written, str) and written in DTYPE_NAMES):
         rule = "must be bfloat16, float16 or float32, as torch or DeepSpeed spell them, letter by letter"
         raise block.wrong("dtype", rule, written, "Use bfloat16 or float16, or drop the key")
@@ -177,8 +171,7 @@ def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str 
     if not enabled or compute == "fp32" or mode is not None:
         for key in ("enabled", "dtype"):
             if enabled and mode is not None and block.given(key):
-                detail = f"{mode} weights under autocast: autocast has nothing left to cast"
-                builder.report(block.name(key), block[key], "semantics", detail, "Keep one of the two blocks.")
+                builder.record("deepspeed.weights-under-autocast", block.name(key), block[key], mode=mode)
             elif enabled and key == "dtype":
                 detail = "torch autocasts to half precision only: it warns, and nothing is cast"
                 builder.dead(block, [key], detail, "Use bfloat16, or disable the block.")
@@ -187,17 +180,14 @@ def _autocast(builder: ImportBuilder, block: Settings, mode: str | None) -> str 
         return None
     builder.map(block.name("enabled"), autocast_enabled=True)
     if compute is None:
-        detail = f"{VERSION} leaves it to torch, which casts to BF16 on CPU and FP16 on CUDA"
-        builder.report(block.name("dtype"), None, "implied default", detail, STATE)
-        detail = f"{VERSION} makes a loss scaler where dtype is written only, so FP16 gradients may vanish"
-        builder.report(block.name("dtype"), None, "semantics", detail, "Write dtype: bfloat16, or float16.")
+        builder.record("deepspeed.deepspeed-leaves-it-to-torch", block.name("dtype"), None)
+        builder.record("deepspeed.deepspeed-makes-a-loss", block.name("dtype"), None)
     else:
         builder.map(block.name("dtype"), autocast_dtype=compute)
         if compute == "fp16":
             assume_torch_scaler(builder, f"{TITLE} under torch_autocast")
     compute = compute or "fp16"
-    detail = f"gradients of the cast modules are communicated in {compute} under torch_autocast, {VERSION}"
-    builder.report("communication_data_type", compute, "implied default", detail, STATE)
+    builder.record("deepspeed.gradients-of-the-cast-modules-are", "communication_data_type", compute, compute=compute)
     return compute
 
 
@@ -208,7 +198,7 @@ def _loss_scale(builder: ImportBuilder, block: Settings, *, on: bool) -> None:
         return
     automatic = [key for key in ("loss_scale", *SCALE) if block.values.get(key) == "auto"]
     for key in automatic:
-        builder.report(block.name(key), "auto", "implied default", f"{VERSION} reads auto as its default", STATE)
+        builder.record("deepspeed.deepspeed-reads-auto", block.name(key), "auto")
         block.values[key] = None
     scale = block.number("loss_scale", least=0)
     if scale is not None:
@@ -226,11 +216,10 @@ def _loss_scale(builder: ImportBuilder, block: Settings, *, on: bool) -> None:
             builder.map(block.name(key), **fields)
             continue
         builder.fields |= fields
-        builder.report(block.name(key), default, "implied default", f"{default} in {VERSION}", STATE)
+        builder.record("deepspeed.in-deepspeed", block.name(key), default, default=default)
     if block.given("min_loss_scale"):
-        detail = "an overflow at the smallest scale ends the run there; Megatron stays at it and goes on"
         value = block["min_loss_scale"]
-        builder.report(block.name("min_loss_scale"), value, "semantics", detail, "Watch for skipped steps.")
+        builder.record("deepspeed.an-overflow-at-the-smallest", block.name("min_loss_scale"), value)
 
 
 def _half(builder: ImportBuilder, block: Settings, mode: str, *, on: bool) -> None:
@@ -244,7 +233,7 @@ def _half(builder: ImportBuilder, block: Settings, mode: str, *, on: bool) -> No
             detail = f"no setting of the block: {VERSION} refuses the file, earlier releases ignore it"
             builder.dead(block, [key], detail, "Drop it, or check its spelling.")
         elif block[key] == "auto":
-            builder.report(block.name(key), "auto", "implied default", f"{VERSION} reads auto as its default", STATE)
+            builder.record("deepspeed.deepspeed-reads-auto", block.name(key), "auto")
         elif not on and block.switch(key):
             builder.dead(block, [key], "its block is off", row.remedy)
         else:
@@ -271,11 +260,9 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
             detail = f"gradients of FP32 weights are accumulated or sent in {value}; Megatron keeps them in FP32"
             builder.report(name, value, "unsupported", detail, "Drop it, or train in half precision.")
         elif value is None:
-            detail = f"{VERSION} uses the model's dtype, so gradients are kept or sent in {mode}"
-            builder.report(name, mode, "implied default", detail, "Say fp32 in both places for FP32 reduction.")
+            builder.record("deepspeed.deepspeed-uses-the-model", name, mode, mode=mode)
         elif len(set(in_fp32.values())) > 1 or value not in (mode, "fp32"):
-            detail = "gradients are accumulated in one dtype and sent in another; Megatron has one switch for both"
-            builder.report(name, value, "approximated", detail, "State grad_reduce_in_fp32 as you want it.")
+            builder.record("deepspeed.gradients-are-accumulated-in-one", name, value)
         else:
             builder.map(name, grad_reduce_in_fp32=in_fp32[name])
     zero = top.values.get("zero_optimization")
@@ -284,9 +271,7 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
         and accumulated != mode
         and not (isinstance(zero, Mapping) and zero.get("stage"))
     ):
-        detail = f"{VERSION} raises on it without ZeRO, whose stage is 0 here"
-        remedy = "Set zero_optimization.stage to 1 or more."
-        builder.report(types.name("grad_accum_dtype"), accumulated, "unsupported", detail, remedy)
+        builder.record("deepspeed.deepspeed-raises-on-it-without", types.name("grad_accum_dtype"), accumulated)
     param = DTYPE_NAMES.get(types.word("param_dtype", tuple(DTYPE_NAMES)) or "")
     if param not in (None, mode or "fp32"):
         remedy = "Make it agree with the enabled block, or drop it"
@@ -310,7 +295,7 @@ def _report_others(builder: ImportBuilder, top: Settings) -> None:
             value = value.get(word) if isinstance(value, Mapping) else None
         is_off = path == "msamp" and isinstance(value, Mapping) and not value.get("enabled")
         if value == "auto":
-            builder.report(path, value, "implied default", f"{VERSION} reads auto as its default, off", STATE)
+            builder.record("deepspeed.deepspeed-reads-auto-as", path, value)
         elif value is not None:
             report_row(builder, path, False if is_off else value, row)
     optimizer = top.values.get("optimizer")
@@ -333,8 +318,7 @@ def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:
     if mantissa == 0.5 and exponent >= 1:
         builder.map("initial_loss_scale", "fp16.initial_scale_power")
     else:
-        detail = "only whole powers of two, from 1 up; the next lower one was written"
-        builder.report("initial_loss_scale", "approximated", detail, "The scale finds its value in the first steps.")
+        builder.record("deepspeed.only-whole-powers", "initial_loss_scale")
     for field in ("min_loss_scale", "loss_scale_window", "hysteresis"):
         value = builder.values[field]
         block[field] = max(int(value), 1)

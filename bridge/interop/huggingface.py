@@ -104,8 +104,7 @@ def import_(
     model = _loaded(builder, top, stated)
     semantics = _mode(builder, top, compute, model, program)
     if compute == "fp16" and (on["use_cpu"] or on["no_cuda"]):
-        detail = "without CUDA, accelerate has no FP16 autocast and no scaler: the run is FP32"
-        builder.report("fp16", True, "semantics", detail, "Use bf16 on a CPU.")
+        builder.record("huggingface.without-cuda-accelerate", "fp16", True)
     if on["tf32"] is not None:
         builder.map("tf32", tf32=on["tf32"])
     elif on["torch_compile"] and compute != "fp16":
@@ -122,16 +121,14 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     compute = export_as_amp(builder, "bf16", "fp16")
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
     if compute == "fp32":
-        detail = f"no argument states FP32: {OFF} decides where both switches are off"
-        builder.report_if_stated("fp32", "implied default", detail, "Load the model in FP32.")
+        builder.record_if_stated("huggingface.no-argument-states-fp32", "fp32")
     if config.tf32 is not None:
         payload["tf32"] = config.tf32
         builder.map("tf32", "tf32")
     report_scaler(builder, "transformers' Trainer")
     for field in ("fp8", "fp4"):
         if builder.values[field] is not None:
-            detail = "there is no argument for it; accelerate decides"
-            builder.report(field, "unsupported", detail, "Convert to accelerate, and leave bf16 and fp16 off here.")
+            builder.record("huggingface.there-is-no-argument-for-it", field)
     return builder.finish(payload)
 
 
@@ -172,12 +169,9 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
     if compute == environment:
         builder.map(ENVIRONMENT)
     elif compute != "fp32":
-        detail = f"{compute}=True overrides the environment ({VERSION})"
-        remedy = f"Turn {compute} off to let the environment decide."
-        builder.report(ENVIRONMENT, environment, "dead knob", detail, remedy)
+        builder.record("huggingface.true-overrides-the-environment", ENVIRONMENT, environment, compute=compute)
     elif environment == "fp8":
-        detail = "the FP8 back end and its recipe are accelerate's"
-        builder.report(ENVIRONMENT, "fp8", "unsupported", detail, "Convert accelerate's own configuration instead.")
+        builder.record("huggingface.the-fp8-back-end", ENVIRONMENT, "fp8")
         return "bf16"
     else:
         compute = {"no": "fp32"}.get(environment, environment)
@@ -197,15 +191,11 @@ def _float8(builder: ImportBuilder, top: Settings, compute: str, *, on: bool) ->
     if top.values.get("quantization_bit") is not None:
         raise top.wrong("fp8", f"must be off where quantization_bit is set ({FACTORY})", top["fp8"], "Keep one of them")
     if compute == "fp16":
-        builder.report("fp16", True, "semantics", "FP8 runs under BF16 autocast in accelerate", "Write bf16: true.")
+        builder.record("huggingface.fp8-runs-under", "fp16", True)
     if backend == "te":
         builder.map("fp8", fp8="hybrid", fp8_amax_history_len=16, fp8_amax_compute_algo="max")
         builder.map("fp8_backend", fp8_recipe="delayed")
-        detail = (
-            f"{FACTORY} asks Transformer Engine for HYBRID, a history of 16 and max; from transformers 5.6 on the "
-            "Trainer hands over handlers of its own, and this one never arrives"
-        )
-        builder.report("fp8_backend", "te", "semantics", detail, CHECK)
+        builder.record("huggingface.llama-factory-asks", "fp8_backend", "te")
         builder.dead(top, [GATHER], "a setting of torchao")
         return "bf16"
     builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
@@ -253,9 +243,7 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
     adapter = "use_peft" if top.values.get("use_peft") is True else next(iter(kinds), None)
     factory = top.given("finetuning_type")
     if factory and top.values.get("pure_bf16"):
-        detail = f"{FACTORY} leaves what it trains as the checkpoint has it, BF16 being assumed, and upcasts nothing"
-        remedy = "Pass weights_dtype if the checkpoint is not BF16."
-        builder.report("pure_bf16", top["pure_bf16"], "semantics", detail, remedy)
+        builder.record("huggingface.llama-factory-leaves", "pure_bf16", top["pure_bf16"])
         return Loaded(stated or "bf16", "pure_bf16", top["pure_bf16"])
     if "pure_bf16" in top:
         report_row(builder, "pure_bf16", top["pure_bf16"], Row(f"read by {FACTORY}, which needs finetuning_type too"))
@@ -265,16 +253,12 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
     if value is None:
         return Loaded(stated, value=stated, adapter=adapter, upcasts=upcasts)
     if stated is not None and stated != dtype:
-        detail = f"weights_dtype={stated} was passed and decides"
-        builder.report(setting, value, "dead knob", detail, "Pass what the file says, or nothing.")
+        builder.record("huggingface.weights_dtype-was-passed", setting, value, stated=stated)
         return Loaded(stated, value=stated, adapter=adapter)
     if dtype is None and value == "auto":
-        detail = "the checkpoint's own dtype, which no file but its own says; FP32 was assumed"
-        remedy = "Pass weights_dtype=bf16 if that is what the checkpoint holds."
-        builder.report(setting, value, "implied default", detail, remedy)
+        builder.record("huggingface.the-checkpoint-own-dtype", setting, value)
     elif dtype is None:
-        detail = "not one of float32, bfloat16 and float16; FP32 was assumed"
-        builder.report(setting, str(value), "unsupported", detail, "Pass weights_dtype with the dtype that is meant.")
+        builder.record("huggingface.not-one-of-float32-bfloat16", setting, str(value))
     return Loaded(dtype, setting, value, is_open=dtype is None, adapter=adapter, upcasts=upcasts)
 
 
@@ -316,18 +300,14 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
     name, value, said = model.setting, model.dtype, model.value
     written = name != "weights_dtype" and not model.is_open
     if semantics == "true":
-        detail = f"weights were loaded in {value}, and nothing keeps an FP32 copy of them"
-        remedy = "Megatron keeps FP32 masters: 4 more bytes per weight."
         if name != "pure_bf16":
-            builder.report(name, said, "semantics", detail, remedy)
+            builder.record("huggingface.weights-were-loaded", name, said, value=value)
         if value == "fp16" == compute:
-            detail = "torch's GradScaler refuses gradients in FP16, and the run stops at its first step"
-            builder.report(name, said, "semantics", detail, "Load the weights in FP32, or use bf16.")
+            builder.record("huggingface.torch-gradscaler-refuses", name, said)
         if written:
             builder.map(name, params_dtype=value)
     elif value not in (None, "fp32", compute) and semantics != "unstated":
-        detail = f"{compute} autocast over {value} weights"
-        builder.report(name, said, "unsupported", detail, "Load the model in FP32 or in the compute dtype.")
+        builder.record("huggingface.autocast-over-weights", name, said, compute=compute, value=value)
     elif value is not None and written:
         builder.map(name)
     elif value is None and not model.is_open and semantics in ("amp_o1", "fp32"):
@@ -339,9 +319,7 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
         builder.report(name, None, "implied default", detail, remedy)
     if model.adapter is not None:
         frozen = f"frozen {value} weights" if value else "frozen weights"
-        detail = f"only the adapter is trained, in FP32 unless PEFT is configured otherwise, over {frozen}"
-        remedy = "Use Megatron's own adapters; its masters are FP32 too."
-        builder.report(model.adapter, top[model.adapter], "semantics", detail, remedy)
+        builder.record("huggingface.only-the-adapter-is-trained", model.adapter, top[model.adapter], frozen=frozen)
 
 
 def _report_others(builder: ImportBuilder, top: Settings, on: Mapping[str, bool | None], model: Loaded) -> None:

@@ -110,8 +110,7 @@ def export(config: MixedPrecisionConfig, *, strategy: str | None = None) -> Expo
         builder.map(config.mode, "precision")
         builder.map("params_dtype", "precision")
         if config.grad_reduce_in_fp32:
-            detail = f"the {plan} strategy reduces in the compute dtype"
-            builder.report_if_stated("grad_reduce_in_fp32", "unsupported", detail, "Pass a policy of your own to it.")
+            builder.record_if_stated("lightning.the-strategy-reduces-in-the-compute", "grad_reduce_in_fp32", plan=plan)
         else:
             builder.map("grad_reduce_in_fp32", "precision")
         compute = config.mode
@@ -127,9 +126,7 @@ def export(config: MixedPrecisionConfig, *, strategy: str | None = None) -> Expo
     elif compute == "fp16":
         report_scaler(builder, TITLE)
     if config.fp8 is not None:
-        detail = "other schemes than delayed scaling need a Transformer Engine recipe object, which no file can hold"
-        remedy = "Build TransformerEnginePrecision(recipe=...) in Python."
-        builder.report_if_stated(("fp8", "fp8_recipe"), "unsupported", detail, remedy)
+        builder.record_if_stated("lightning.other-schemes-than", ("fp8", "fp8_recipe"))
     return builder.finish(payload)
 
 
@@ -156,13 +153,13 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
         return _cast_by_apex(builder, top)
     report_apex(builder, top)
     if str(word) in ("16", "16-mixed") and device == "cpu":
-        builder.report(name, word, "semantics", f"{VERSION} makes it bf16-mixed on a CPU", "Write bf16-mixed.")
+        builder.record("lightning.lightning-makes-it-bf16", name, word)
         compute = "bf16"
     if kind == "te":
         return _delayed(builder, Settings({}, TITLE, "recipe"), compute, name, word)
     if compute == "fp64":
         builder.fields["fp32"] = True
-        builder.report(name, word, "unsupported", "FP64 throughout; FP32 was stated", "Megatron has no FP64 training.")
+        builder.record("lightning.fp64-throughout-fp32", name, word)
         return replace(builder.finish("fp32"), recipe=None)
     if kind == "true":
         builder.map(name, **{compute: True, "params_dtype": compute, "grad_reduce_in_fp32": False})
@@ -189,10 +186,7 @@ def _cast_by_apex(builder: ImportBuilder, top: Settings) -> ImportReport:
         builder.map(name, **fields)
     else:
         builder.implied(name, level, "in Lightning 1")
-    detail = f"Apex casts instead of torch, at its level {level}; {GONE}"
-    builder.report(
-        top.name("amp_backend"), "apex", "semantics", detail, "Drop it, and torch casts: 16-mixed is AMP there."
-    )
+    builder.record("lightning.apex-casts-instead", top.name("amp_backend"), "apex", level=level)
     if level in ("O1", "O2"):
         detail = (
             "Apex begins at 65536, doubles after 2000 steps, halves at the first overflow and has no smallest scale"
@@ -208,8 +202,9 @@ def _sharded(builder: ImportBuilder, name: str, plan: str, compute: str) -> Impo
     """Return the import of mixed precision under a strategy that shards: half-precision weights over FP32 ones."""
     builder.map(name, **{compute: True, "params_dtype": compute})
     builder.fields["grad_reduce_in_fp32"] = False
-    detail = f"the {plan} strategy reduces gradients in {compute} ({VERSION})"
-    builder.report(f"{name}.reduce_dtype", compute, "implied default", detail, "State grad_reduce_in_fp32=true.")
+    builder.record(
+        "lightning.the-strategy-reduces-gradients", f"{name}.reduce_dtype", compute, plan=plan, compute=compute
+    )
     if compute == "fp16" and plan == "deepspeed":
         detail = f"{VERSION} writes initial_scale_power 16, window 1000, hysteresis 2 and minimum 1"
         builder.implied("deepspeed.fp16.initial_scale_power", 16, detail, initial_loss_scale=65536.0)
@@ -228,8 +223,7 @@ def _plugin(builder: ImportBuilder, made: Settings) -> ImportReport:
         builder.map(given.name("weights_dtype"), **{compute: True, "params_dtype": compute})
         for key in ("replace_layers", "fallback_compute_dtype"):
             if given.given(key):
-                detail = "a choice of modules"
-                builder.report(given.name(key), str(given[key]), "unsupported", detail, "Check it by hand.")
+                builder.record("lightning.a-choice-of-modules", given.name(key), str(given[key]))
         return _delayed(builder, given.section("recipe"), compute, given.name("recipe"), compute)
     if kind != "MixedPrecision":
         rule = "must be MixedPrecision or TransformerEnginePrecision, the two that are read"
@@ -272,15 +266,13 @@ def _export_te(builder: ExportBuilder) -> ExportReport:
     for key, (field, *_) in RECIPE.items():
         builder.map(field, f"recipe.{key}")
     if config.grad_reduce_in_fp32:
-        detail = f"gradients of {mode} weights are {mode}"
-        builder.report_if_stated("grad_reduce_in_fp32", "unsupported", detail, "Accept it, or train with Megatron.")
+        builder.record_if_stated("lightning.gradients-of-weights-are", "grad_reduce_in_fp32", mode=mode)
     else:
         builder.map("grad_reduce_in_fp32", "weights_dtype")
-    detail = "the optimizer steps on the weights themselves, without FP32 masters"
-    builder.report("params_dtype", "semantics", detail, "Use an optimizer with FP32 masters of its own.")
+    builder.record("lightning.the-optimizer-steps-on-the-weights", "params_dtype")
     report_no_scaler(builder, "the plugin has no scaler", "Prefer BF16 weights.")
     if not config.fp8_wgrad:
-        builder.report("fp8_wgrad", "dead knob", "Transformer Engine 2.0 and later cannot turn it off", "Drop it.")
+        builder.record("lightning.transformer-engine-and-later", "fp8_wgrad")
     return builder.finish({"plugins": [{"class_path": TE_PLUGIN, "init_args": arguments}]})
 
 

@@ -89,8 +89,7 @@ def _named(name: str, where: str, builder: ImportBuilder) -> ImportReport:
     known = REGISTRY.recipe(name)
     builder.map(where, **config.to_dict())
     if "misnamed" in known.tags:
-        detail = "the name says current scaling and the values are blockwise"
-        builder.report(where, name, "semantics", detail, "Use the recipe whose name says what it is.")
+        builder.record("megatron_bridge.the-name-says-current", where, name)
     return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config) or known.name)
 
 
@@ -109,8 +108,7 @@ def _fields(
         if name in INSTANTIATION:
             continue
         if name not in OWN:
-            detail = "not a field of MixedPrecisionConfig; Megatron Bridge skips it with a log line"
-            builder.report(prefix + name, value, "dead knob", detail, "Correct the name, or drop it.")
+            builder.record("megatron_bridge.not-a-field-of-mixedprecisionconfig-megatron", prefix + name, value)
         elif name in DTYPES:
             token = named_dtype(value, prefix + name)
             builder.map(prefix + name, **({} if token is None else {name: token}))
@@ -119,12 +117,10 @@ def _fields(
     if (base or not (constructed or prefix)) and not any(values.get(name) for name in ("fp32", "fp16", "bf16")):
         builder.leave_mode(base or "the config that these fields override")
     elif base:
-        detail = f"{base} is not read, and decides the fields that are not stated here"
-        builder.report("mixed_precision", None, "unsupported", detail, "Convert that too.")
+        builder.record("megatron_bridge.is-not-read-and-decides-the", "mixed_precision", None, base=base)
     _twins(values, prefix, builder, constructed=constructed)
     if values.get("autocast_enabled") and not opens_autocast:
-        detail, remedy = f"it runs without autocast: {NO_AUTOCAST}", "Set model.enable_autocast there, or drop it."
-        builder.report(f"{prefix}autocast_enabled", True, "semantics", detail, remedy)
+        builder.record("megatron_bridge.it-runs-without-autocast", f"{prefix}autocast_enabled", True)
     if base is None:  # the defaults of the peer's class that decide a run and that an unstated field leaves open
         in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
         why = f"{TITLE} writes 0 over Megatron's own 1, so that no layer is kept"
@@ -203,8 +199,7 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | N
         if not is_half:
             builder.leave_mode(base)
         return _finished(builder)
-    detail = "without mixed_precision the model's own settings decide"
-    builder.report("mixed_precision", None, "implied default", detail, "State it to have one place that decides.")
+    builder.record("megatron_bridge.without-mixed_precision-the-model", "mixed_precision", None)
     builder.fields |= {} if is_half else {"fp32": True}
     own = "the default of Megatron Core's own class"
     in_fp32 = None if builder.fields.get("fp32") else False
@@ -245,8 +240,7 @@ def _quant_recipe(where: str, value: Mapping[Any, Any], builder: ImportBuilder) 
     if rows is not None:
         builder.map(where, modules=rows)
         return
-    detail = "its numbers of layers count within a pipeline stage, or its payloads have no row that means the same"
-    builder.report(where, value, "unsupported", detail, "Hold it as model.quant_recipe, as it stands.")
+    builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
 
 
 def export(
@@ -306,8 +300,7 @@ def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
 def _recipe(builder: ExportBuilder, shape: str, layout: Layout) -> dict[str, Any] | None:
     """Return the rows of `modules` as the recipe that the model's config holds; None where it holds none."""
     if shape != "fields" and builder.values["modules"]:
-        detail = "its recipe is a Python object of the model's config, which overrides cannot hold"
-        builder.report("modules", "unsupported", detail, "Give --context shape=fields.")
+        builder.record("megatron_bridge.its-recipe-is-a-python-object", "modules")
         return None
     content = shared_file(builder, layout)
     if content is None:

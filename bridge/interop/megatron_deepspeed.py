@@ -12,7 +12,7 @@ from bridge.interop.builders import ImportBuilder
 from bridge.interop.contract import ImportReport
 from bridge.interop.launch.files import settings_of
 from bridge.interop.megatron_lm.arguments import Arguments, Written
-from bridge.interop.megatron_lm.effects import LATE, SAY_IT, shown
+from bridge.interop.megatron_lm.effects import LATE, shown
 from bridge.interop.megatron_lm.flags import OTHER_SETTINGS, bears_on_precision
 from bridge.rules.inert import SCALER_SCHEDULE
 
@@ -45,12 +45,10 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
         written = run.settings.get(key)
         if written is not None and written.value is not False:
             does = "scales the loss" if key in SCALER else "reduces gradients"
-            detail = f"under --deepspeed the engine {does}, as its own file says, and nothing reads this"
-            builder.report(written.name, shown(written), "dead knob", detail, "Set it in that file.")
+            builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, shown(written), does=does)
     option = run.settings.get(FILE)
     if option is None:
-        detail = "the engine scales the loss and reduces gradients as its configuration says, which is not named here"
-        builder.report("--deepspeed", True, "unsupported", detail, "Convert its configuration too.")
+        builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
         return mode, None
     name = str(shown(option))
     file = run.launch.files.get(str(PurePosixPath(name)))
@@ -101,4 +99,4 @@ def _carry(imported: ImportReport, open_: dict[str, str], name: str, builder: Im
         if loss.field not in (*open_, "mode"):
             builder.report(f"{name}: {loss.field}", loss.value, loss.reason, loss.detail, loss.remedy)
     for key, value in open_.items():
-        builder.report(f"{name}: {key}", value, "unsupported", LATE, SAY_IT)
+        builder.record("megatron_deepspeed.only-the-run-decides", f"{name}: {key}", value)

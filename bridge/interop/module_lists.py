@@ -29,8 +29,7 @@ def schemes_for(
         schemes = ModuleSchemes.of(config, num_layers)
     except WrongValueError as error:
         for field in fields:
-            detail = f"{error.rule}, got num_layers={num_layers!r}"
-            builder.report(field, "unsupported", detail, "Give --context num_layers=32, say.")
+            builder.record("modules.got-num_layers", field, rule=error.rule, num_layers=num_layers)
         return None
     for field in fields:
         builder.map(field, setting)
@@ -47,11 +46,11 @@ def report_rows(builder: ExportBuilder, schemes: ModuleSchemes, available: Colle
     for row in schemes.matchers.matchers:
         scheme = row.precision
         if scheme not in (HIGH, *available):
-            detail = f"{row.select} is to run in {scheme}, which {builder.system} has no converter for; it is in BF16"
-            builder.report("modules", "semantics", detail, f"BF16 there; drop the row for {run} there.")
+            builder.record("modules.is-to-run-in-which-has", "modules", select=row.select, scheme=scheme, run=run)
         if row.evaluation not in (None, row.training):
-            detail = f"{row.select} is to run in {row.outside} outside of training, and keeps {scheme} there"
-            builder.report("modules", "semantics", detail, f"{scheme} there; drop `evaluation` to mean that.")
+            builder.record(
+                "modules.is-to-run-in-outside-of", "modules", select=row.select, outside=row.outside, scheme=scheme
+            )
 
 
 def name_lists(schemes: ModuleSchemes, names: Mapping[str, Sequence[str]]) -> dict[Chosen | None, list[str]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.errors import PayloadError
-from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder, ImportBuilder
+from bridge.interop.builders import DELAYED, ExportBuilder, ImportBuilder
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, Unmapped, as_yaml
 from bridge.interop.meaning import recipe_named, semantics_of
 from bridge.interop.pytorch.amp import report_dropped_autocast
@@ -166,12 +166,9 @@ def _recipe(name: str, release: tuple[int, int] | None) -> ImportReport:
     if "mxfp8" in wanted:
         fields |= next((values for until, values in MXFP8_BEFORE if release is not None and release < until), {})
         if fields["fp8"] == "hybrid":
-            detail = f"{builder.system}'s recipe of this name uses hybrid where Megatron Bridge's uses e4m3"
-            remedy = "Use fp8='e4m3': MXFP8 with E5M2 gradients was found to diverge."
-            builder.report("fp8", "hybrid", "semantics", detail, remedy)
+            builder.record("nemo2.recipe-of-this-name-uses", "fp8", "hybrid")
         elif release is None:
-            detail = "the recipe's value since NeMo 2.6; it was hybrid up to 2.5"
-            builder.report("fp8", "e4m3", "implied default", detail, "Pass nemo_version to be sure.")
+            builder.record("nemo2.the-recipe-value-since", "fp8", "e4m3")
     builder.map(wanted, **fields)
     config = MixedPrecisionConfig.from_dict(builder.fields)
     return builder.finish(semantics=semantics_of(config), recipe=recipe_named(config))
@@ -184,15 +181,13 @@ def _plugin(arguments: Mapping[Any, Any], release: tuple[int, int] | None) -> Im
     for name, value in values.items():
         field = FIELDS.get(name)
         if release is not None and release < ARGUMENTS_SINCE.get(name, release):
-            detail = f"{PLUGIN} of {builder.system} takes no such argument"
-            builder.report(name, value, "unsupported", detail, "Drop it, or give the release that runs it.")
+            builder.record("nemo2.megatronmixedprecision-of-takes-no-such", name, value)
         elif field is not None:
             read = named_dtype(value, name) if name in DTYPES else value
             has_null = name not in DTYPES and getattr(MixedPrecisionConfig, field) is None
             builder.map(name, **({field: read} if read is not None or has_null else {}))
         elif name not in ("precision", "_target_", "_partial_", "_convert_"):
-            detail = f"{PLUGIN} takes no such argument"
-            builder.report(name, value, "unsupported", detail, "Correct the name, or drop it.")
+            builder.record("nemo2.megatronmixedprecision-takes-no-such", name, value)
     gather = {name: values[name] for name in GATHER if name in builder.mapped and values[name] is not None}
     if len(gather) > 1 and gather[GATHER[0]] != gather[GATHER[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
@@ -207,10 +202,9 @@ def _plugin(arguments: Mapping[Any, Any], release: tuple[int, int] | None) -> Im
     detail = f"{builder.system} writes 0 over Megatron's own 1"
     builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why_layers=detail)
     if fields.get("autocast_enabled"):
-        remedy = "Set enable_autocast on the model's config there, or drop it."
-        builder.report("autocast_enabled", True, "semantics", f"it runs without autocast: {NO_AUTOCAST}", remedy)
+        builder.record("nemo2.it-runs-without-autocast", "autocast_enabled", True)
     if fields.get("fp8_wgrad") is False and fields.get("fp8"):
-        builder.report("fp8_wgrad", False, "dead knob", WGRAD, "Drop it.")
+        builder.record("nemo2.transformer-engine-and-later", "fp8_wgrad", False)
     return builder.finish(semantics=semantics_of(MixedPrecisionConfig.from_dict(fields)))
 
 
@@ -221,8 +215,7 @@ def _mode(values: Mapping[str, Any], builder: ImportBuilder) -> str:
         raise PayloadError(f"nemo2: {rule}, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
     mode = MODES.get(str(said))
     if mode is None:
-        detail = f"a precision that {builder.system} does not know trains in FP32 without a word"
-        builder.report("precision", said, "semantics", detail, "Use 'bf16-mixed', '16-mixed' or '32'.")
+        builder.record("nemo2.a-precision-that-does-not-know", "precision", said)
         builder.fields["fp32"] = True
         return "fp32"
     builder.map("precision", **{mode: True})

@@ -38,18 +38,16 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     """
     builder = ExportBuilder(config, TITLE)
     row = next((row for row in CLASSES.values() if row.name == config.scheme), None)
-    detail = "a recipe says how matrix multiplications are quantised and nothing else"
     for name in (*MODES, *OUTSIDE):
         if name in MODES or builder.values[name] not in (None, False):
-            builder.report_if_stated(name, "unsupported", detail, "Set it where the run is configured.")
+            builder.record_if_stated("te_recipe.a-recipe-says-how", name)
     if builder.values["modules"] or (config.first_last_layers_bf16 and num_layers is not None):
         schemes = schemes_for(builder, num_layers, available=DEFAULT_FORMATS, setting="qfactory")
         if schemes is not None and schemes.chooses:
             return builder.finish(_custom(builder, schemes))
     if row is None:
         fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe") if config.fp4 else ()
-        detail, remedy = "a quantizer factory is code", "Build CustomRecipe in Python."
-        builder.report_if_stated(fields, "unsupported", detail, remedy)
+        builder.record_if_stated("te_recipe.a-quantizer-factory-is-code", fields)
         return builder.finish(None)
     chosen = str(builder.values[row.family]).upper()
     payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.te_class}", f"{row.family}_format": chosen}
@@ -57,14 +55,12 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     builder.map(f"{row.family}_recipe", "_target_")
     for argument, name in {**row.te_keywords, **ATTENTION}.items():
         if row.name == "blockwise" and builder.values[name]:
-            refused = "Transformer Engine refuses FP8 attention under Float8BlockScaling"
-            builder.report(name, "unsupported", refused, "Set it to False.")
+            builder.record("te_recipe.transformer-engine-refuses", name)
         elif name != "fp8_multi_head_attention" or row.name == "delayed":
             payload[argument] = builder.values[name]
             builder.map(name, argument)
     if not builder.values["fp8_wgrad"]:
-        gone = "gone since Transformer Engine 2.0: the weight gradient runs in FP8"
-        builder.report("fp8_wgrad", "dead knob", gone, "Drop it.")
+        builder.record("te_recipe.gone-since-transformer", "fp8_wgrad")
     return builder.finish(payload)
 
 
@@ -75,9 +71,13 @@ def _custom(builder: ExportBuilder, schemes: ModuleSchemes) -> dict[str, Any]:
     for chosen in dict.fromkeys(one for one in wanted if one is not None and one.scheme in DEFAULT_FORMATS):
         default = DEFAULT_FORMATS[chosen.scheme]
         if chosen.format != default:
-            detail = f"Transformer Engine's factory of {chosen.scheme} quantizers has {default}, and no other format"
-            remedy = f"{default} there; write a factory for {chosen.format}."
-            builder.report("fp8" if chosen == run else "modules", "semantics", detail, remedy)
+            builder.record(
+                "te_recipe.transformer-engine-factory",
+                "fp8" if chosen == run else "modules",
+                scheme=chosen.scheme,
+                default=default,
+                format=chosen.format,
+            )
     off = () if config.scheme == "delayed" else tuple(DELAYED)
     off += () if config.fp8 else ("fp8_recipe",)
     off += () if config.fp4 else ("fp4_recipe",)

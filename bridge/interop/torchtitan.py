@@ -23,7 +23,7 @@ from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Reco
 from bridge.interop.megatron_lm.flags import bears_on_precision
 from bridge.interop.module_lists import NUM_LAYERS, name_lists, schemes_for
 from bridge.interop.pytorch.amp import report_no_scaler
-from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, ROWWISE, ROWWISE_REMEDY, import_gather
+from bridge.interop.pytorch.torchao import FLOAT8_RECIPES, ROWWISE, import_gather
 from bridge.interop.reading.settings import Settings
 from bridge.interop.unsupported import Row, report_optimizer, report_row, rows
 from bridge.precision.foreign_names import TORCHTITAN
@@ -69,15 +69,11 @@ def import_(payload: object, *, sharded: object = True) -> ImportReport:
     compute = training.word("mixed_precision_param", ("bfloat16", "float32"))
     is_split = max(degrees["tensor"], degrees["pipeline"]) > 1
     if not fsdp and is_split and whole != "bfloat16" and compute != "float32":
-        detail = "without FSDP, tensor or pipeline parallelism disables mixed precision: the run is FP32"
-        remedy = "Shard the weights with FSDP."
-        builder.report(training.name("mixed_precision_param"), compute, "dead knob", detail, remedy)
+        builder.record("torchtitan.without-fsdp-tensor", training.name("mixed_precision_param"), compute)
         compute = "float32"
     semantics = _mode(builder, training, whole, compute, fsdp=fsdp)
     if is_whole and semantics == "amp_o1":
-        detail = "without FSDP torchtitan runs autocast up to 0.2, and has none in 0.3, where the run is FP32"
-        remedy = "Shard the weights with FSDP, or say which release it is."
-        builder.report(parallelism.name(SHARDS), parallelism[SHARDS], "semantics", detail, remedy)
+        builder.record("torchtitan.without-fsdp-torchtitan", parallelism.name(SHARDS), parallelism[SHARDS])
     _reduction(builder, training, semantics, fsdp=fsdp)
     for path, block in _quantisers(builder, top).items():
         _quantiser(builder, path, block)
@@ -97,12 +93,10 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     compute = compute_dtype(config)
     builder.exported_mode = "fp32" if compute == "fp32" else "bf16"
     if compute == "fp16":
-        detail = "there is no FP16; BF16 was written"
-        builder.report_if_stated((mode, "params_dtype", "autocast_dtype"), "unsupported", detail, "Use a BF16 recipe.")
+        builder.record_if_stated("torchtitan.there-is-no-fp16-bf16-was", (mode, "params_dtype", "autocast_dtype"))
     elif semantics == "amp_o1":
-        detail = "FP32 weights are gathered in BF16 under FSDP, and only cast per operator without it"
         fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
-        builder.report_if_stated(fields, "approximated", detail, "Nothing to do: the matmuls are the same.")
+        builder.record_if_stated("torchtitan.fp32-weights-are-gathered", fields)
     else:
         training["mixed_precision_param"] = "float32" if mode == "fp32" else "bfloat16"
         builder.map(mode, setting, "training.dtype")
@@ -111,13 +105,11 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     if mode != "fp32" and config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32", "training.mixed_precision_reduce")
     elif mode != "fp32":
-        builder.report("grad_reduce_in_fp32", "unsupported", "gradients are reduced in float32 only", "Expect FP32.")
+        builder.record("torchtitan.gradients-are-reduced-in-float32", "grad_reduce_in_fp32")
     family = "fp8" if config.fp8 else "fp4"
     if config.scheme is not None and (config.scheme not in CONVERTERS or mode != "bf16"):
-        has = f"{VERSION} has rowwise FP8, MXFP8 and NVFP4 over BF16"
-        detail, remedy = f"{has}, and no {config.scheme} scaling; none was written", "or train in BF16."
         for field in (family, f"{family}_recipe"):
-            builder.report(field, "unsupported", detail, f"Use bf16_with_mxfp8_mixed, {remedy}")
+            builder.record("torchtitan.torchtitan-has-rowwise", field, scheme=config.scheme)
     elif config.scheme is not None or builder.values["modules"]:
         payload["converters"] = _exported_converters(builder, num_layers)
     report_no_scaler(builder, "there is no loss scale", "Use a BF16 recipe.")
@@ -132,7 +124,7 @@ def _exported_converters(builder: ExportBuilder, num_layers: int | None) -> list
             for field in (family, f"{family}_recipe"):
                 builder.map(field, f"converters.{CONVERTERS[str(config.scheme)]}")
     if config.fp8 and not config.fp8_wgrad:
-        builder.report("fp8_wgrad", "unsupported", "every GEMM runs in MXFP8", "Use torchao's own config.")
+        builder.record("torchtitan.every-gemm-runs", "fp8_wgrad")
     schemes = schemes_for(builder, num_layers, available=CONVERTERS, setting="converters.fqns")
     if schemes is None or not schemes.chooses:
         return [{CONVERTERS[str(config.scheme)]: {"fqns": list(LINEAR)}}] if config.scheme is not None else []
@@ -175,7 +167,7 @@ def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fs
         if said == "float32" and semantics != "true":
             builder.map(name)
         elif said is not None:
-            builder.report(name, said, "dead knob", "read under FSDP only: gradients keep their own dtype", "Drop it.")
+            builder.record("torchtitan.read-under-fsdp", name, said)
         return
     fields = {} if semantics == "fp32" else {"grad_reduce_in_fp32": said in (None, "float32")}
     if said is not None:
@@ -183,11 +175,7 @@ def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fs
     elif fields:
         builder.implied(name, "float32", f"float32 in {VERSION}, which declares nothing else", **fields)
     if said in REDUCED[1:]:
-        detail = (
-            f"torchtitan 0.1 to 0.3 declare float32 alone and take {said} from a file all the same, with a warning "
-            "of its parser; the command line refuses it"
-        )
-        builder.report(name, said, "semantics", detail, "Write float32 for FP32 reduction.")
+        builder.record("torchtitan.torchtitan-to-declare-float32", name, said, said=said)
 
 
 def _quantisers(builder: ImportBuilder, top: Settings) -> dict[str, Settings]:
@@ -209,22 +197,19 @@ def _named(builder: ImportBuilder, model: Settings, blocks: dict[str, Settings])
         raise model.wrong("converters", "must be a list of names", named, f"List {QUANTIZE[0]}")
     for path, block in blocks.items():
         if path not in named:
-            detail = "nothing reads it: it is not in model.converters (torchtitan 0.2)"
-            remedy = f"Add {path} to model.converters, or drop it."
-            builder.report(path, dict(block.values), "dead knob", detail, remedy)
+            builder.record("torchtitan.nothing-reads-it-it-is-not", path, dict(block.values), path=path)
     for path in named:
         if path in (*QUANTIZE, *BLOCKS):
             builder.map(setting)
         else:
-            detail = "a converter that this bridge does not know"
-            builder.report(setting, path, "unsupported", detail, "Check what it does to the weights.")
+            builder.record("torchtitan.a-converter-that-this-bridge-does", setting, path)
     return {path: blocks.get(path, Settings({}, TITLE, path)) for path in named if path in (*QUANTIZE, *BLOCKS)}
 
 
 def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
     """Map one block, and report which modules it leaves out and its options."""
     if "grouped_mm" in path:
-        builder.report(path, dict(block.values), "unsupported", EXPERTS, "Use a recipe for all linear layers.")
+        builder.record("torchtitan.experts-only-and-a-recipe", path, dict(block.values))
         return
     setting, recipe = block.name("recipe_name"), block.text("recipe_name")
     fields = dict(MXFP8)
@@ -236,7 +221,7 @@ def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
             builder.implied(setting, "tensorwise", "tensorwise in torchtitan 0.2")
         fields = {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
     if recipe in FLOAT8_RECIPES[1:]:
-        builder.report(setting, recipe, "unsupported", ROWWISE, ROWWISE_REMEDY)
+        builder.record("torchtitan.torchao-scales-each", setting, recipe)
     elif builder.fields.get("fp8_recipe") not in (None, fields["fp8_recipe"]):
         raise block.wrong("", "must not stand together with another one", path, "Keep one of the converters")
     else:
@@ -260,14 +245,11 @@ def _filter(builder: ImportBuilder, block: Settings, scheme: str) -> None:
     setting = block.name("filter_fqns")
     others = [one for one in listed if one not in HIGH_ANYWAY]
     if others:
-        remedy = f"State them as rows of mixed_precision.modules; they run in {scheme} here."
-        builder.report(setting, others, "unsupported", LEFT_OUT, remedy)
+        builder.record("torchtitan.modules-that-it-leaves-in-the", setting, others, scheme=scheme)
     if given is not None:
         builder.map(setting)
     if "output" not in listed:
-        detail = f"output runs in {scheme} there, and Megatron's output layer in the dtype of the run"
-        remedy = "BF16 there with output left out; fp8_output_proj=True for MXFP8 here."
-        builder.report(setting, listed, "semantics", detail, remedy)
+        builder.record("torchtitan.output-runs-in-there-and-megatron", setting, listed, scheme=scheme)
 
 
 def _others(builder: ImportBuilder, top: Settings) -> None:
@@ -280,7 +262,7 @@ def _others(builder: ImportBuilder, top: Settings) -> None:
         elif name in MAPPED or value is None or last in TEXT:
             continue
         elif bears_on_precision(last) or QUANTISER.fullmatch(name):
-            builder.report(name, value, "unsupported", UNKNOWN, "Look it up in the fork that reads it, or drop it.")
+            builder.record("torchtitan.no-setting-of-torchtitan-ignores", name, value)
     optimizer = top.values.get("optimizer")
     report_optimizer(builder, "optimizer.name", optimizer.get("name") if isinstance(optimizer, Mapping) else None)
 

@@ -46,7 +46,7 @@ def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
     wanted, refused = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
     for key in (wanted, refused):
         if key in run.settings and run.settings[key].value is None:
-            builder.report(run.settings[key].name, run.settings[key].shown, "unsupported", LATE, SAY_IT)
+            builder.record("megatron_lm.only-the-run-decides", run.settings[key].name, run.settings[key].shown)
         elif key in run.settings and key not in run:
             builder.map(run.settings[key].name)
     main = run.settings.get("main_grads_dtype")
@@ -55,13 +55,11 @@ def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
     if kept:
         builder.map(run.settings[refused].name, grad_reduce_in_fp32=False)
     elif refused in run:
-        detail = "it only keeps --bf16 from reducing in FP32 by itself, and there is nothing to keep here"
-        builder.report(run.settings[refused].name, True, "dead knob", detail, "Drop it.")
+        builder.record("megatron_lm.it-only-keeps-bf16", run.settings[refused].name, True)
     if any(key in run for key in _MEGATRON_FSDP) and mode != "fp32":
         _fsdp_reduction(run, mode, builder, states_kept=kept)
     elif wanted in run and kept:
-        detail = "--grad-reduce-in-bf16 turns it off"
-        builder.report(run.settings[wanted].name, True, "dead knob", detail, "Drop one of the two.")
+        builder.record("megatron_lm.grad-reduce-in-bf16", run.settings[wanted].name, True)
     elif wanted in run:
         builder.map(run.settings[wanted].name, grad_reduce_in_fp32=True)
     elif not kept:
@@ -73,9 +71,7 @@ def _reduction_by_mode(written: Written | None, mode: str, builder: ImportBuilde
     off = written is not None and written.value is False and written.refused is None
     option = "--accumulate-allreduce-grads-in-fp32"
     if automatic and off and written is not None:
-        detail = f"{builder.system} reduces gradients in FP32 under --bf16 whatever this says"
-        remedy = "Drop it; --grad-reduce-in-bf16 is what keeps them in BF16."
-        builder.report(written.name, False, "dead knob", detail, remedy)
+        builder.record("megatron_lm.reduces-gradients-in-fp32", written.name, False)
         builder.fields["grad_reduce_in_fp32"] = True
     elif automatic:
         detail = f"{builder.system} reduces gradients in FP32 under --bf16"
@@ -149,24 +145,19 @@ def loss_scale(mode: str, builder: ImportBuilder) -> None:
         if mode == "fp16" and not constant and field not in fields:
             builder.implied(name, value, **{field: value})
         elif field in fields and (mode != "fp16" or constant) and float(fields[field]) != value:
-            detail = "read by a dynamic loss scale only, which FP16 without --loss-scale has"
-            builder.report(name, fields[field], "dead knob", detail, "Drop it.")
+            builder.record("megatron_lm.read-by-a-dynamic-loss", name, fields[field])
 
 
 def sharding(run: Arguments, builder: ImportBuilder, *, modern: bool) -> None:
     """Report settings that the sharding switches off."""
     fields = builder.fields
     if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run and modern:
-        detail = "--use-torch-fsdp2 clears it under Transformer Engine 2.0 and later"
-        builder.report("--fp8-param-gather", True, "dead knob", detail, "Drop it.")
+        builder.record("megatron_lm.use-torch-fsdp2", "--fp8-param-gather", True)
         fields["fp8_param_gather"] = False
     elif fields.get("fp8_param_gather") and run.label and not any(key in run for key in _SHARDED) and not run.undecided:
-        others = "--use-distributed-optimizer, --use-torch-fsdp2 or --use-megatron-fsdp"
-        detail = f"{builder.system} asserts on it without {others}"
-        builder.report("--fp8-param-gather", True, "semantics", detail, "Add one of the three.")
+        builder.record("megatron_lm.asserts-on-it-without-use", "--fp8-param-gather", True)
     if any(key in run for key in _MEGATRON_FSDP) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
-        detail = "--use-megatron-fsdp switches it off"
-        builder.report("--reuse-grad-buf-for-mxfp8-param-ag", True, "dead knob", detail, "Drop it.")
+        builder.record("megatron_lm.use-megatron-fsdp", "--reuse-grad-buf-for-mxfp8-param-ag", True)
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
 
 
@@ -175,34 +166,31 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
     forbidden = variables.get("NVIDIA_TF32_OVERRIDE") == "0"
     for name, value in variables.items():
         if name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value == "1" and forbidden:
-            detail = "NVIDIA_TF32_OVERRIDE=0 turns TF32 off in the libraries below"
-            builder.report(name, value, "dead knob", detail, "Drop one of the two.")
+            builder.record("megatron_lm.nvidia_tf32_override-turns-tf32", name, value)
         elif name == "NVIDIA_TF32_OVERRIDE" and value == "0":
             builder.map(name, tf32=False)
         elif name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value in ("0", "1"):
             builder.map(name, tf32=value == "1")
         elif bears_on_precision(name.lower()) and name.startswith(("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")):
-            detail = "an environment variable, which no recipe sets"
-            builder.report(name, value, "unsupported", detail, "Export it for the new run as well.")
+            builder.record("megatron_lm.an-environment-variable-which", name, value)
 
 
 def inference(run: Arguments, builder: ImportBuilder) -> None:
     """Say where a program serves or generates, by its name, and trains nothing."""
     if INFERENCE.search(run.launch.program):
-        detail = "inference by its name, not training: no gradients are reduced there, and no loss is scaled"
-        builder.report(run.label, None, "semantics", detail, "Give the script that trains.")
+        builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
 
 
 def undecided(run: Arguments, builder: ImportBuilder, named: Collection[str] = ()) -> None:
     """Report what only a run of the script decides; `named`: files that were reported before."""
     for text in dict.fromkeys(run.undecided):
-        builder.report(text, None, "unsupported", f"it may hold further flags; {LATE}", SAY_IT)
+        builder.record("megatron_lm.it-may-hold-further", text, None)
     for decision in run.launch.decisions:
-        builder.report(decision, "taken", "unsupported", BRANCH, SAY_IT)
+        builder.record("megatron_lm.the-file-alone-does", decision, "taken")
     for loss in run.unmapped:
         builder.report(loss.field, loss.value, loss.reason, loss.detail, loss.remedy)
     for note in run.launch.notes:
         if note not in named:
-            builder.report(note, None, "unsupported", "it is not read, and may set flags too", "Convert it by itself.")
+            builder.record("megatron_lm.it-is-not-read-and-may", note, None)
     for name, value in run.launch.defaulted.items():
-        builder.report(f"${name}", value, "implied default", DEFAULT_TAKEN, SAY_IT)
+        builder.record("megatron_lm.the-environment-or-the-command", f"${name}", value)

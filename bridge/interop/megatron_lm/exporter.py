@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bridge.interop.builders import DELAYED, WGRAD, ExportBuilder
+from bridge.interop.builders import DELAYED, ExportBuilder
 from bridge.interop.contract import ExportReport, as_yaml
 from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm.flags import FLAGS
@@ -68,7 +68,7 @@ def export(
         builder.map("modules", MODULES_OPTION)
     if acting.get("fp8_wgrad") is False:
         words.append("--no-fp8-wgrad")
-        builder.report("fp8_wgrad", "dead knob", WGRAD, "Drop it.")
+        builder.record("megatron_lm.transformer-engine-and-later", "fp8_wgrad")
     return builder.finish(words)
 
 
@@ -95,10 +95,10 @@ def _dtypes(builder: ExportBuilder, mode: str) -> None:
         if builder.values[field] in (None, mode):
             builder.map(field, *((f"--{mode}",) if mode != "fp32" else ()))
         elif not builder.config.autocast_enabled or field != "params_dtype":
-            builder.report(field, "unsupported", f"no flag sets it; it follows the mode and will be {mode}", BY_HAND)
+            builder.record("megatron_lm.no-flag-sets-it-it-follows", field, mode=mode)
     report_dropped_autocast(builder, "no flag turns autocast on")
     if builder.config.autocast_enabled:
-        builder.report_if_stated("autocast_dtype", "unsupported", "no flag reaches it", BY_HAND)
+        builder.record_if_stated("megatron_lm.no-flag-reaches-it", "autocast_dtype")
 
 
 def _reduction(builder: ExportBuilder, mode: str, words: list[str]) -> None:

@@ -19,7 +19,6 @@ from bridge.interop.meaning import meaning
 from bridge.interop.megatron_lm import effects as megatron_effects
 from bridge.interop.megatron_lm import te_precision_file
 from bridge.interop.megatron_lm.arguments import Arguments, Written, argument_groups, runs_of, runs_printed
-from bridge.interop.megatron_lm.effects import LATE, SAY_IT
 from bridge.interop.megatron_lm.exporter import TITLE, export
 from bridge.interop.megatron_lm.flags import (
     BY_NAME,
@@ -143,9 +142,7 @@ def _per_module(content: Mapping[str, Any]) -> ImportReport:
         builder.map("matchers", modules=rows)
         builder.map("configs")
     else:
-        detail = "its numbers of layers count within a pipeline stage, or its payloads have no row that means the same"
-        remedy = "Read it with `precision-bridge modules --file`, for the run that it belongs to."
-        builder.report("matchers", list(content["matchers"]), "unsupported", detail, remedy)
+        builder.record("megatron_lm.its-numbers-of-layers-count", "matchers", list(content["matchers"]))
     builder.leave_mode("the command line that names this file", default="bf16")
     return builder.finish("unstated")
 
@@ -153,8 +150,7 @@ def _per_module(content: Mapping[str, Any]) -> ImportReport:
 def _imported(run: Arguments, *, modern: bool) -> ImportReport:
     builder = ImportBuilder(TITLE)
     for written in run.overridden:
-        detail = "written again later, and the last one counts"
-        builder.report(written.name, megatron_effects.shown(written), "dead knob", detail, "Drop it.")
+        builder.record("megatron_lm.written-again-later", written.name, megatron_effects.shown(written))
     megatron_effects.inference(run, builder)
     megatron_effects.refused(run, builder)
     is_silent = not run.launch.line and not run.settings
@@ -190,10 +186,8 @@ def _unsaid(run: Arguments, builder: ImportBuilder) -> tuple[str, ...]:
     """Report that nothing is started and no precision is said, the files first that may; return these."""
     decided = tuple(note for note in run.launch.notes if note.startswith("source "))
     for note in decided:
-        detail = "nothing is started here, and the precision is not stated: what it sets or starts decides"
-        builder.report(note, None, "unsupported", detail, "Convert it by itself.")
-    detail = "nothing in it starts a training program or holds arguments that bear on the precision"
-    builder.report("launch", None, "unsupported", detail, "Give the script that has the arguments.")
+        builder.record("megatron_lm.nothing-is-started-here", note, None)
+    builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
     return decided
 
 
@@ -220,14 +214,14 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
         if written.value is False:
             builder.map(written.name)
         elif written.value is None:
-            builder.report(written.name, written.shown, "unsupported", LATE, SAY_IT)
+            builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
         return
     if key in ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer"):
         return
     if written.value is None and row is not None and row.is_file:
         builder.report(written.name, written.shown, row.reason, row.detail, row.remedy)
     elif written.value is None:
-        builder.report(written.name, written.shown, "unsupported", LATE, SAY_IT)
+        builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
     elif flag is not None:
         value = _decoded(flag, written)
         builder.map(written.name, **({} if value is _UNSET else {flag.field: value}))

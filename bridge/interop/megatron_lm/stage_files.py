@@ -44,9 +44,7 @@ def shared_file(builder: ExportBuilder, layout: Layout) -> dict[str, Any] | None
     if not any(row.names_layers for row in rows):
         return file_of(config)
     if layout.num_layers is None:
-        detail = "its patterns count layers within a pipeline stage, and the layout is not stated"
-        remedy = "Give --context num_layers=32 pipeline_model_parallel_size=4, say."
-        builder.report("modules", "unsupported", detail, remedy)
+        builder.record("megatron_lm.its-patterns-count-layers", "modules")
         return None
     try:
         files = _of_stages(builder, layout)

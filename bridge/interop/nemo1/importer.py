@@ -109,10 +109,8 @@ def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
         trainer["precision"] = int(precision)
     for key, value in file.model.items() if prefix and file.model is not file.payload else ():
         if bears_on_precision(str(key)) and value not in (None, False):
-            detail = "a setting of the model that no recipe has"
-            builder.report(f"model.{key}", value, "unsupported", detail, "Keep it in the model's configuration.")
-    assumed = "no key of a Megatron model is in the file, so Lightning's own mixed precision was read"
-    builder.report("model", None, "implied default", assumed, "State model.megatron_amp_O2 if it is one of Megatron's.")
+            builder.record("nemo1.a-setting-of-the-model-that", f"model.{key}", value)
+    builder.record("nemo1.no-key-of-a-megatron-model", "model", None)
     read = lightning.import_({"trainer": trainer} if prefix else trainer)
     return replace(read, unmapped=(*read.unmapped, *builder.unmapped))
 
@@ -139,7 +137,7 @@ def _precision(file: File, builder: ImportBuilder, base: str | None) -> str:
         if PRECISIONS.get(str(second).removesuffix(".0")) == dtype:
             builder.map(other)
         else:
-            builder.report(other, second, "dead knob", f"{where} ({value}) decides", "Drop it.")
+            builder.record("nemo1.decides", other, second, where=where, value=value)
     return dtype
 
 
@@ -168,8 +166,7 @@ def _weights(file: File, dtype: str, builder: ImportBuilder, base: str | None) -
         builder.map(name, **fields)
     builder.fields |= fields
     if dtype == "fp16" and o2 and "dist" not in str(file.get("model.optim.name") or file.get("optim.name") or "dist"):
-        detail = "NeMo raises on FP16 with O2 without a distributed optimizer"
-        builder.report(where, True, "semantics", detail, "Use optim.name=distributed_fused_adam.")
+        builder.record("nemo1.nemo-raises-on-fp16", where, True)
     return o2
 
 
@@ -220,8 +217,7 @@ def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
         reason = "implied default" if value is None else "semantics"
         builder.report(where, value, reason, detail, remedy.replace("Write", "Pass nemo_version, or write"))
     elif value is not None:
-        layers = f"the layers of mcore_gpt in NeMo {file.version} are Transformer Engine's"
-        builder.report(where, value, "dead knob", f"{layers} whatever this says, and fp8 alone decides", remedy)
+        builder.record("nemo1.the-layers-of-mcore_gpt-in-nemo", where, value, version=file.version)
     return True
 
 
@@ -240,7 +236,7 @@ def _format(file: File, builder: ImportBuilder) -> None:
     builder.fields["fp8"] = chosen = "e4m3" if e4m3 else "hybrid"
     for key in ("fp8", "fp8_e4m3", "fp8_hybrid"):
         if key == "fp8_hybrid" and e4m3 and hybrid:
-            builder.report("model.fp8_hybrid", True, "dead knob", "fp8_e4m3 wins where both are set", "Drop it.")
+            builder.record("nemo1.fp8_e4m3-wins-where", "model.fp8_hybrid", True)
         elif key in file:
             builder.map(f"model.{key}", **({"fp8": chosen} if file.switch(key) else {}))
 
@@ -267,8 +263,7 @@ def _loss_scale(file: File, dtype: str, builder: ImportBuilder) -> None:
         elif key in file:
             builder.map(f"model.{key}", **({field: file.setting(key)} if dtype == "fp16" else {}))
             if dtype == "fp16" and is_unread:
-                detail = "with mcore_distributed_optim it never reaches Megatron Core's scaler"
-                builder.report(f"model.{key}", file.setting(key), "dead knob", detail, "Use distributed_fused_adam.")
+                builder.record("nemo1.with-mcore_distributed_optim-it-never", f"model.{key}", file.setting(key))
 
 
 def _reduction(file: File, dtype: str, builder: ImportBuilder, *, o2: bool) -> None:
@@ -336,8 +331,7 @@ def _others(file: File, builder: ImportBuilder, dtype: str, *, has_fp8: bool) ->
         if (key in OPTIMIZER or is_own) and value in (None, False):
             builder.map(where)
         elif key in OPTIMIZER or is_own:
-            detail = "a setting of the optimizer's own states, which no recipe has"
-            builder.report(where, value, "unsupported", detail, "Keep it in the optimizer's configuration.")
+            builder.record("nemo1.a-setting-of-the-optimizer-own", where, value)
 
 
 def _quantisation(file: File, builder: ImportBuilder) -> bool:
@@ -357,8 +351,7 @@ def _quantisation(file: File, builder: ImportBuilder) -> bool:
     for key in QUANTISATION:
         value = section.get(key)
         if value not in (None, False):
-            detail = f"an option of the quantisation to {algorithm}"
-            builder.report(f"quantization.{key}", value, "unsupported", detail, "Set it where the model is quantised.")
+            builder.record("nemo1.an-option-of-the-quantisation-to", f"quantization.{key}", value, algorithm=algorithm)
     return True
 
 
@@ -370,20 +363,19 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     dtype = _export_mode(builder, is_o2=model["megatron_amp_O2"])
     _export_fp8(builder, model, acting)
     if config.loss_scale:
-        detail = f"{TITLE} scales dynamically and only so"
-        builder.report("loss_scale", "unsupported", detail, "Use a dynamic loss scale.")
+        builder.record("nemo1.nemo-x-scales", "loss_scale")
     for key, (field, _) in SCALER.items():
         if dtype == "fp16" and field in acting:
             model[key] = acting[field]
             builder.map(field, f"model.{key}")
     if dtype == "fp16" and acting.get("min_loss_scale", 1.0) != 1.0:
-        builder.report("min_loss_scale", "unsupported", "its scaler has no floor", "Do without a floor.")
+        builder.record("nemo1.its-scaler-has-no-floor", "min_loss_scale")
     if model["megatron_amp_O2"]:
         model["optim"] = {"grad_sync_dtype": "fp32" if config.grad_reduce_in_fp32 else dtype}
         builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
     if config.fp4:
         fields = ("fp4", "fp4_recipe", "first_last_layers_bf16")
-        builder.report_if_stated(fields, "unsupported", f"{TITLE} has no FP4", "Use NeMo 2 or Megatron Bridge.")
+        builder.record_if_stated("nemo1.nemo-x-has", fields)
     return builder.finish({"trainer": {"precision": {"fp32": 32, "fp16": 16, "bf16": "bf16"}[dtype]}, "model": model})
 
 
@@ -396,12 +388,10 @@ def _export_mode(builder: ExportBuilder, *, is_o2: bool) -> str:
         if builder.values[field] in (None, mode):
             builder.map(field, "trainer.precision")
         elif is_o2:
-            remedy = "Use O1 (megatron_amp_O2: False) for FP32 weights."
-            builder.report(field, "unsupported", f"O2 makes it {mode}", remedy)
+            builder.record("nemo1.o2-makes-it", field, mode=mode)
     if is_o2 and builder.config.autocast_enabled:
-        detail = f"{TITLE} runs autocast over FP32 weights only"
         fields = ("autocast_enabled", "autocast_dtype")
-        builder.report_if_stated(fields, "unsupported", detail, "State params_dtype='fp32' for O1.")
+        builder.record_if_stated("nemo1.nemo-x-runs", fields)
     return dtype
 
 
@@ -423,8 +413,7 @@ def _export_fp8(builder: ExportBuilder, model: dict[str, Any], acting: dict[str,
             if acting["fp8_recipe"] == "delayed":
                 builder.map(field, "model.fp8_params")
             else:
-                detail = "fp8_params initialises weights for delayed scaling, whatever the scheme"
-                builder.report_if_stated(field, "semantics", detail, "State fp8_param_gather=False for NeMo 1.x.")
+                builder.record_if_stated("nemo1.fp8_params-initialises-weights", field)
 
 
 def recognise(document: Document) -> Recognised | None:

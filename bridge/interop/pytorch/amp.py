@@ -73,22 +73,18 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
         if config.fp16 and compute == "fp16":
             builder.map("fp16", *settings)
         elif mode != "fp32":
-            detail = f"{builder.system} casts FP32 weights per operator, and has no {mode} weights"
-            builder.report(mode, "semantics", detail, "State fp32=True with BF16 autocast, which is the same.")
+            builder.record("pytorch.casts-fp32-weights", mode, mode=mode)
         if config.grad_reduce_in_fp32:
             builder.map("grad_reduce_in_fp32")
         return compute
     builder.exported_mode = "fp16" if mode == "fp16" else "fp32"
-    megatron = f"Megatron trains {mode} weights with FP32 masters"
-    detail = f"{builder.system} keeps FP32 weights and casts each operator; {megatron}"
-    remedy = "Nothing to do if AMP is welcome: it needs more memory and rounds later."
     for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
         if field == mode or (field in config.stated and field not in unread_fields(config)):
-            builder.report(field, "semantics", detail, remedy)
+            builder.record("pytorch.keeps-fp32-weights", field, mode=mode)
     if config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32")
     else:
-        builder.report_if_stated("grad_reduce_in_fp32", "semantics", "gradients of FP32 weights are FP32", remedy)
+        builder.record_if_stated("pytorch.gradients-of-fp32-weights", "grad_reduce_in_fp32")
     return mode
 
 
@@ -103,10 +99,7 @@ def assume_torch_scaler(builder: ImportBuilder, where: str, *, given: tuple[str,
             detail = "a torch GradScaler halves the scale at the first overflow (PyTorch 2.13)"
         remedy = f"State {field} for Megatron's own default."
         builder.report(f"GradScaler.{NAMES[field]}", value, "implied default", detail, remedy)
-    detail = "a torch GradScaler has no smallest scale and goes below 1 (PyTorch 2.13)"
-    builder.report(
-        "GradScaler.min_scale", None, "unsupported", detail, "Megatron stays at min_loss_scale, 1 by default."
-    )
+    builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
 
 
 def import_scaler(builder: ImportBuilder, scaler: Settings, where: str) -> bool:
@@ -120,8 +113,7 @@ def import_scaler(builder: ImportBuilder, scaler: Settings, where: str) -> bool:
     for key, usual in SCALER_USUAL.items():
         if scaler.given(key) and scaler[key] != usual:
             lacks = True
-            detail = f"Megatron's scaler has no such setting and acts as with {usual}"
-            builder.report(scaler.name(key), scaler[key], "unsupported", detail, "Set it in the program.")
+            builder.record("pytorch.megatron-scaler-has", scaler.name(key), scaler[key], usual=usual)
         elif scaler.given(key):
             builder.map(scaler.name(key))
     assume_torch_scaler(builder, where, given=tuple(taken))
@@ -134,11 +126,9 @@ def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ..
     if not config.fp16:
         return
     if config.loss_scale is not None:
-        detail = f"{where} always scales dynamically"
-        builder.report("loss_scale", "unsupported", detail, "Use DeepSpeed or Megatron for a constant scale.")
+        builder.record("pytorch.always-scales-dynamically", "loss_scale", where=where)
         for field in (*TORCH_SCALER, "min_loss_scale"):
-            detail = f"a constant scale does not read it, and the dynamic one of {where} has its own"
-            builder.report_if_stated(field, "dead knob", detail, "Drop it.")
+            builder.record_if_stated("pytorch.a-constant-scale-does", field, where=where)
         return
     for field, default in TORCH_SCALER.items():
         if field in settable:
@@ -146,10 +136,8 @@ def report_scaler(builder: ExportBuilder, where: str, *, settable: tuple[str, ..
         if builder.values[field] == default:
             builder.map(field)
         else:
-            detail = f"{where} makes a torch GradScaler, which has {default:g} here"
-            builder.report(field, "unsupported", detail, "The scale adapts to overflows; watch the first steps.")
-    detail = "a torch GradScaler has no smallest scale"
-    builder.report_if_stated("min_loss_scale", "unsupported", detail, "Stop the run should the scale fall below 1.")
+            builder.record("pytorch.makes-a-torch-gradscaler", field, where=where, default=default)
+    builder.record_if_stated("pytorch.a-torch-gradscaler-has-no", "min_loss_scale")
 
 
 def export_scaler(builder: ExportBuilder, where: str, setting: str) -> dict[str, Any]:

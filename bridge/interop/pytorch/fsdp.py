@@ -19,10 +19,8 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     mode = config.mode
     compute = builder.exported_mode = compute_dtype(config)
     if semantics_of(config) == "amp_o1":
-        detail = "weights are cast as they are gathered, once for all operators, norms and softmax among them"
-        remedy = "Use autocast_for with an FP32 policy to keep casting per operator."
         fields = ("autocast_enabled", "autocast_dtype", "params_dtype", mode)
-        builder.report_if_stated(fields, "approximated", detail, remedy)
+        builder.record_if_stated("pytorch.weights-are-cast-as-they", fields)
     else:
         builder.map(mode, "param_dtype")
         same = builder.values["params_dtype"] in (None, mode)
@@ -31,8 +29,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         builder.map("grad_reduce_in_fp32", "reduce_dtype")
     for field in ("fp8", "fp8_recipe", "fp4", "fp4_recipe"):
         if getattr(config, field[:3]) is not None:
-            detail = "FSDP shards and reduces; what the GEMMs run in is decided by the layers"
-            builder.report_if_stated(field, "unsupported", detail, "Convert the layers, with torchao for one.")
+            builder.record_if_stated("pytorch.fsdp-shards-and-reduces", field)
     return builder.finish(policy_dtypes(config))
 
 

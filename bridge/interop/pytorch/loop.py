@@ -36,9 +36,8 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
             if loss.reason == "approximated":
                 builder.report(loss.field, loss.reason, loss.detail, loss.remedy)
     elif config.scheme is not None:
-        detail = f"neither torch nor torchao 0.18 has {config.scheme} scaling"
         fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe")
-        builder.report_if_stated(fields, "unsupported", detail, "emulate_linears runs it, emulated, on any device.")
+        builder.record_if_stated("pytorch.neither-torch-nor", fields, scheme=config.scheme)
     return builder.finish(payload)
 
 

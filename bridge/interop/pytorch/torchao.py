@@ -41,9 +41,8 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
     """Return the config as data, empty where torchao has nothing for it; `convert_linears` applies it."""
     builder = ExportBuilder(config, TITLE)
     payload = float8_settings(config)
-    trainer = "is the trainer's business: torchao converts linear layers only"
     others = ("fp32", "fp16", "bf16", "params_dtype", "grad_reduce_in_fp32", "autocast_enabled", "autocast_dtype")
-    builder.report_if_stated(others, "unsupported", trainer, "Convert it for the trainer as well.")
+    builder.record_if_stated("pytorch.is-the-trainer-business-torchao", others)
     if "mxfp8" in payload:
         for field in ("fp8", "fp8_recipe", "fp8_wgrad"):
             builder.map(field, "mxfp8.recipe")
@@ -106,16 +105,13 @@ def import_gather(builder: ImportBuilder, setting: str, gather: bool) -> None:
 
 def report_gather(builder: ImportBuilder, setting: str) -> None:
     """Report what Megatron does more than gather weights in FP8."""
-    detail = "weights are gathered as FP8 and stored in high precision; Megatron stores them in FP8 too"
-    builder.report(setting, True, "approximated", detail, "Turn fp8_param_gather off if that is not meant.")
+    builder.record("pytorch.weights-are-gathered-as-fp8", setting, True)
 
 
 def export_gather(builder: ExportBuilder) -> None:
     """Report FP8 weights, which torchao has between ranks only."""
     if builder.config.fp8_param_gather:
-        detail = "weights are gathered as FP8 under FSDP2 and stored in high precision"
-        remedy = "Nothing to do; it acts under FSDP2 only."
-        builder.report_if_stated(("fp8_param_gather", "fp8_param"), "approximated", detail, remedy)
+        builder.record_if_stated("pytorch.weights-are-gathered-as-fp8-under", ("fp8_param_gather", "fp8_param"))
 
 
 def export_layers(builder: ExportBuilder, remedy: str) -> None:
