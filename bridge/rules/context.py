@@ -179,6 +179,8 @@ class RuleContext:
         self.has_precision_aware = bool(self.optimizer.use_precision_aware_optimizer)
         self.has_megatron_fsdp = bool(ddp.use_megatron_fsdp or ddp.use_custom_fsdp)
         self.has_torch_fsdp2 = bool(ddp.use_torch_fsdp2)
+        self.has_fsdp = self.has_megatron_fsdp or self.has_torch_fsdp2
+        self.has_emerging_optimizer = self.has_optimizer and self.optimizer.optimizer not in ("adam", "sgd")
         self.has_fsdp_v2 = self.has_megatron_fsdp and ddp.megatron_fsdp_version == 2
         self.is_sharded = bool(self.optimizer.use_distributed_optimizer or ddp.use_distributed_optimizer)
         self.mcore, self.te = self.target.mcore, self.target.te

@@ -116,6 +116,14 @@ class Target:
         """Compute capability of the GPU, or None."""
         return self.gpu.capability if self.gpu is not None else None
 
+    def is_from(self, major: int, minor: int = 0) -> bool:
+        """Return whether the GPU is known to have this compute capability or a later one."""
+        return self.capability is not None and self.capability >= (major, minor)
+
+    def is_before(self, major: int, minor: int = 0) -> bool:
+        """Return whether the GPU is known to have an earlier compute capability."""
+        return self.capability is not None and self.capability < (major, minor)
+
     def stated(self, name: str) -> str | int | None:
         """Return what is stated of one part of the target, gpu, count or a product; of all of it without a name."""
         if name == "gpu":

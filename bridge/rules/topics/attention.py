@@ -8,7 +8,7 @@ from bridge.rules.versions import at_least, dotted
 def _no_backend(run: RuleContext) -> list[Violation]:
     if not run.is_tensorwise or not run.model.fp8_dot_product_attention or run.is_emulated:
         return []
-    if run.capability is not None and run.capability < (10, 0):
+    if run.capability is not None and run.target.is_before(10):
         what = f"compute capability 10.0, and the target has {dotted(run.capability)}"
         return [Violation(words={"what": what})]
     least = "9.14" if at_least(run.te, "2.15") else "9.13.1"

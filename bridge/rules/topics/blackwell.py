@@ -6,7 +6,12 @@ from bridge.rules.topics.stored import storing
 
 
 def _gathers_through_buffer(run: RuleContext) -> bool:
-    return run.gathers_fp8 and run.reuses_buffer and not run.has_megatron_fsdp and not run.is_emulated
+    gathers = run.is_mxfp8 and run.gathers_fp8 and run.reuses_buffer
+    return gathers and not run.has_megatron_fsdp and not run.is_emulated
+
+
+def _overlaps(run: RuleContext) -> bool:
+    return bool(run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
 
 
 def _stored_without_buffer(run: RuleContext) -> list[Violation]:
@@ -22,14 +27,7 @@ RULES = (
         setting="ddp.overlap_param_gather",
         severity="error",
         versions=(mcore(until="0.18"),),
-        when=violated_if(
-            lambda run: (
-                run.is_mxfp8
-                and run.has_ddp
-                and _gathers_through_buffer(run)
-                and not (run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
-            )
-        ),
+        when=violated_if(lambda run: run.has_ddp and _gathers_through_buffer(run) and not _overlaps(run)),
         message="MXFP8 weights gathered through the gradient buffer became NaN without overlapped gathering",
         remedies=(
             "set overlap_param_gather=True in optimizer and ddp",
@@ -47,13 +45,7 @@ RULES = (
         setting="ddp.overlap_param_gather",
         severity="warning",
         versions=(mcore(until="0.19"),),
-        when=violated_if(
-            lambda run: (
-                run.is_mxfp8
-                and _gathers_through_buffer(run)
-                and (run.ddp.overlap_param_gather or run.optimizer.overlap_param_gather)
-            )
-        ),
+        when=violated_if(lambda run: _gathers_through_buffer(run) and _overlaps(run)),
         message="an evaluation or a checkpoint between two steps can use stale MXFP8 weights when gathering is "
         "overlapped",
         remedies=("use megatron-core 0.19", "set fp8_param_gather=False", "evaluate in a run of its own"),

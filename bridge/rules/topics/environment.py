@@ -22,8 +22,7 @@ def _is_on(run: RuleContext, name: str) -> bool:
 
 
 def _is_refused(run: RuleContext) -> bool:
-    is_blackwell = run.capability is not None and run.capability >= (10, 0)
-    return is_blackwell and _is_on(run, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
+    return run.target.is_from(10) and _is_on(run, "NVTE_FP8_BLOCK_SCALING_FP32_SCALES")
 
 
 def _another_source(run: RuleContext) -> bool:

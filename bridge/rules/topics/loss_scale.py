@@ -128,9 +128,7 @@ RULES = (
         setting="optimizer.optimizer",
         severity="error",
         needs="owners",
-        when=violated_if(
-            lambda run: run.is_fp16 and run.has_optimizer and run.optimizer.optimizer not in ("adam", "sgd")
-        ),
+        when=violated_if(lambda run: run.is_fp16 and run.has_emerging_optimizer),
         message="emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
         source="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
@@ -141,14 +139,7 @@ RULES = (
         setting="loss_scale",
         severity="warning",
         needs="owners",
-        when=violated_if(
-            lambda run: (
-                run.is_bf16
-                and run.optimizer.loss_scale
-                and run.has_optimizer
-                and run.optimizer.optimizer not in ("adam", "sgd")
-            )
-        ),
+        when=violated_if(lambda run: run.is_bf16 and run.optimizer.loss_scale and run.has_emerging_optimizer),
         message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",

@@ -25,7 +25,7 @@ def _ncclep_limits(run: RuleContext) -> bool:
         and run.has_ncclep
         and model.moe_expert_capacity_factor is not None
         and (
-            (run.capability is not None and run.capability < (10, 0))
+            run.target.is_before(10)
             or (run.has_environment and run.environment.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP") != "1")
         )
     )
@@ -215,14 +215,7 @@ RULES = (
         title="grouped GEMM before Ampere",
         setting="model.moe_grouped_gemm",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.shape.is_moe
-                and run.model.moe_grouped_gemm
-                and run.capability is not None
-                and run.capability < (8, 0)
-            )
-        ),
+        when=violated_if(lambda run: run.shape.is_moe and run.model.moe_grouped_gemm and run.target.is_before(8)),
         message="grouped GEMM kernels need compute capability 8.0, and the target has "
         "{run.capability[0]}.{run.capability[1]}",
         remedies=("set it to False", "use newer GPUs"),

@@ -161,13 +161,7 @@ RULES = (
         setting="optimizer.optimizer",
         severity="error",
         needs="owners",
-        when=violated_if(
-            lambda run: (
-                run.has_optimizer
-                and (run.has_megatron_fsdp or run.has_torch_fsdp2)
-                and run.optimizer.optimizer not in ("adam", "sgd")
-            )
-        ),
+        when=violated_if(lambda run: run.has_fsdp and run.has_emerging_optimizer),
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
         source=PARSER,

@@ -18,7 +18,7 @@ def storing(run: RuleContext, family: str) -> Violation:
 def _unsharded(run: RuleContext, family: str) -> list[Violation]:
     owners = [run.views[role] for role in ("optimizer", "ddp") if role in run.given]
     is_known = any(owner.use_distributed_optimizer is not None for owner in owners)
-    is_sharded = run.is_sharded or run.has_megatron_fsdp or run.has_torch_fsdp2
+    is_sharded = run.is_sharded or run.has_fsdp
     if not getattr(run, f"gathers_{family}") or not is_known or is_sharded:
         return []
     # Megatron Bridge trains published recipes so; Megatron-LM's parser refuses it.
@@ -184,7 +184,7 @@ RULES = (
                 and run.mode == "fp32"
                 and not run.is_delayed
                 and run.optimizer.optimizer == "adam"
-                and not (run.has_megatron_fsdp or run.has_torch_fsdp2)
+                and not run.has_fsdp
                 and (run.backend == "te_cpu" or not run.is_emulated)
             )
         ),

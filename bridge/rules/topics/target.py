@@ -10,7 +10,7 @@ BLOCKWISE_ON_BLACKWELL = "2.9"
 
 def is_blockwise_on_blackwell(run: RuleContext) -> bool:
     """Return whether blockwise GEMMs run as MXFP8 GEMMs."""
-    return run.is_blockwise and run.capability is not None and run.capability >= (10, 0)
+    return run.is_blockwise and run.target.is_from(10)
 
 
 def _too_old(run: RuleContext) -> list[Violation]:
@@ -28,7 +28,7 @@ def _too_new(run: RuleContext) -> list[Violation]:
 
 
 def _nvfp4_on_rtx(run: RuleContext) -> bool:
-    is_rtx = run.needs_gpu_formats and run.capability is not None and run.capability >= (12, 0)
+    is_rtx = run.needs_gpu_formats and run.target.is_from(12)
     off = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")
     return is_rtx and run.scheme == "nvfp4" and any(run.environment.get(name) != "1" for name in off)
 
@@ -257,11 +257,7 @@ RULES = (
         title="blockwise scaling on compute capability 12",
         setting="fp8_recipe",
         severity="warning",
-        when=violated_if(
-            lambda run: (
-                run.is_blockwise and run.capability is not None and run.capability >= (12, 0) and not run.is_emulated
-            )
-        ),
+        when=violated_if(lambda run: run.is_blockwise and run.target.is_from(12) and not run.is_emulated),
         message="blockwise scaling was reported not to converge on compute capability 12.0",
         remedies=("choose current scaling",),
         source="NVIDIA/TransformerEngine issue 2382, 2025-11-14",
