@@ -47,7 +47,8 @@ class View:
 
 
 def _owner_of(field: str) -> str | None:
-    return next((role for role in PRECISION_OWNERS if field in DEFAULTS[role]), None)
+    roles = [role for role in PRECISION_OWNERS if field in DEFAULTS[role]]
+    return roles[0] if roles else None
 
 
 def reading_of(config: PrecisionConfig) -> dict[str, Any]:
@@ -148,16 +149,15 @@ class RuleContext:
     def _read_precision(self, scheme: str | None) -> None:
         """Set mode, format and scheme of the run."""
         model, ddp = self.model, self.ddp
-        if self.precision is not None:
-            self.mode = self.precision.mode
-        else:
-            self.mode = "bf16" if model.bf16 is True else "fp16" if model.fp16 is True else "fp32"
+        modes = [mode for mode in ("bf16", "fp16") if getattr(model, mode) is True]
+        self.mode = self.precision.mode if self.precision is not None else (*modes, "fp32")[0]
         self.is_bf16, self.is_fp16, self.is_fp32 = self.mode == "bf16", self.mode == "fp16", self.mode == "fp32"
         self.is_half = not self.is_fp32
         self.fp8: str | None = model.fp8 or None
         self.fp4: str | None = model.fp4 or None
         self.is_low = bool(self.fp8 or self.fp4)
-        self.scheme = scheme or (model.fp8_recipe if self.fp8 else model.fp4_recipe if self.fp4 else None)
+        own = model.fp8_recipe if self.fp8 else model.fp4_recipe
+        self.scheme: str | None = scheme or (own if self.is_low else None)
         self.row: Scheme | None = (FP8_SCHEMES if self.fp8 else FP4_SCHEMES).get(self.scheme or "")
         self.is_delayed = self.scheme == "delayed"
         self.is_blockwise = self.scheme == "blockwise"

@@ -130,8 +130,8 @@ class Target:
             return self.gpu.title if self.gpu is not None else None
         if name == "te" and self.has_te is False:
             return "none"
-        known: Version | int | None = getattr(self, name) if name else None
-        return str(self) if not name else str(known) if isinstance(known, Version) else known
+        known: Version | int | str | None = getattr(self, name) if name else str(self)
+        return str(known) if isinstance(known, Version) else known
 
     def __str__(self) -> str:
         parts = []

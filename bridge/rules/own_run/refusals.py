@@ -119,7 +119,8 @@ def _unhonoured_context(model: Values, backend: str | None) -> Iterator[Finding]
     if size == 1:
         return
     kinds = COMMUNICATION.get(backend or "te", ("all_gather",))
-    found = {str(kind) for kind in (stated if isinstance(stated, list) else [stated or "p2p"])} - {*kinds}
+    asked = stated if isinstance(stated, list) else [stated or "p2p"]
+    found = {*map(str, asked)} - {*kinds}
     plain = PLAIN_ATTENTION | ({} if backend == "te_cpu" else PLAIN_LOCAL_ATTENTION)
     wanted = {} if backend in ("te", None) else plain
     others = [name for name, value in wanted.items() if getattr(model[name], "name", model[name]) != value]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from bridge.precision.matchers import EVALUATION, TRAINING, Effect, matchers_in, payload_faults, quant_recipes
@@ -94,9 +95,10 @@ def _differing_chunks(run: RuleContext) -> list[Violation]:
 def _off(run: RuleContext) -> list[Violation]:
     held = run.model.quant_recipe
     matchers = held.get("matchers") if isinstance(held, Mapping) else None
+    rows = matchers.items() if isinstance(matchers, Mapping) else ()
     return [
         Violation(value=row.get("pattern"), words={"name": name})
-        for name, row in (matchers.items() if isinstance(matchers, Mapping) else ())
+        for name, row in rows
         if isinstance(row, Mapping) and "enabled" not in row
     ]
 
@@ -138,10 +140,10 @@ def wrong_payloads(run: RuleContext) -> list[Violation]:
 def _payloads(run: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (name.part, recipe) of each payload; the chunks' recipes share them."""
     for recipe in quant_recipes(run.model.quant_recipe)[:1]:
-        for name, body in recipe.configs.items():
-            for part in (TRAINING, EVALUATION) if isinstance(body, Mapping) else ():
-                if isinstance(body.get(part), Mapping):
-                    yield f"{name}.{part}", body[part]
+        bodies = [(name, body) for name, body in recipe.configs.items() if isinstance(body, Mapping)]
+        for (name, body), part in product(bodies, (TRAINING, EVALUATION)):
+            if isinstance(body.get(part), Mapping):
+                yield f"{name}.{part}", body[part]
 
 
 RULES = (

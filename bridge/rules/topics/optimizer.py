@@ -35,12 +35,10 @@ def _unread_remainders(run: RuleContext) -> list[Violation]:
     if not run.stands_out("store_param_remainders") or not run.has_optimizer:
         return []
     if not run.has_precision_aware:
-        why = "the optimizer is not precision-aware"
-    elif run.optimizer.main_params_dtype != "fp32":
-        why = f"the master weights are {run.optimizer.main_params_dtype}, not fp32"
-    else:
-        why = f"the weights are {run.mode}, not bf16" if not run.is_bf16 else ""
-    return [Violation(words={"why": why})] if why else []
+        return [Violation(words={"why": "the optimizer is not precision-aware"})]
+    if run.optimizer.main_params_dtype != "fp32":
+        return [Violation(words={"why": f"the master weights are {run.optimizer.main_params_dtype}, not fp32"})]
+    return [Violation(words={"why": f"the weights are {run.mode}, not bf16"})] if not run.is_bf16 else []
 
 
 def _gathers_without_conditions(run: RuleContext) -> list[Violation]:
@@ -49,8 +47,9 @@ def _gathers_without_conditions(run: RuleContext) -> list[Violation]:
         return []
     # Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is wrong with it.
     is_possible = run.is_sharded and run.model.virtual_pipeline_model_parallel_size
-    is_fulfilled = is_possible and optimizer.overlap_param_gather
-    return [Violation(severity="warning" if is_possible else None)] if not is_fulfilled else []
+    if is_possible and optimizer.overlap_param_gather:
+        return []
+    return [Violation(severity="warning" if is_possible else None)]
 
 
 def _unread_matmuls(run: RuleContext) -> bool:
