@@ -177,20 +177,22 @@ def _finding(rule: Rule, context: RuleContext, violation: Violation, depends: st
         clause += f" (holds for {depends}; the target does not say which it is)"
     if rule.evidence == "weak":
         clause += " (weak evidence)"
-    return RuleFinding(
-        id=rule.id,
-        title=rule.title,
+    return _made(
+        rule,
         path=path,
         rule=clause,
         value=value,
         where=violation.where or context.where(path),
         remedy=remedy_of(remedies),
         severity=severity if depends is None else MILDER[severity],
-        source=rule.source,
-        evidence=rule.evidence,
         remedies=remedies,
         depends_on=depends,
     )
+
+
+def _made(row: Rule, **columns: Any) -> RuleFinding:
+    """Return a finding with the columns that it takes from its row."""
+    return RuleFinding(id=row.id, title=row.title, source=row.source, evidence=row.evidence, **columns)
 
 
 def remedy_of(remedies: tuple[str, ...]) -> str:
@@ -201,14 +203,6 @@ def remedy_of(remedies: tuple[str, ...]) -> str:
 
 def _stumbled(rule: Rule, context: RuleContext, error: Exception) -> RuleFinding:
     path = context.path(rule.setting)
-    return RuleFinding(
-        id=rule.id,
-        title=rule.title,
-        path=path,
-        rule=f"could not be judged ({type(error).__name__}: {error})",
-        value=context.value(path),
-        remedy="Please report this: a rule has to cope with any value.",
-        severity="warning",
-        source=rule.source,
-        evidence=rule.evidence,
-    )
+    clause = f"could not be judged ({type(error).__name__}: {error})"
+    remedy = "Please report this: a rule has to cope with any value."
+    return _made(rule, path=path, rule=clause, value=context.value(path), remedy=remedy, severity="warning")
