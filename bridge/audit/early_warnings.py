@@ -7,6 +7,7 @@ in the config silences one everywhere.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from bridge.audit.quantisation import last_measured
 from bridge.precision.formats import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from bridge.audit.quantisation import QuantisationRow
     from bridge.audit.record import HealthRow
@@ -66,6 +67,22 @@ class EarlyWarning:
     """Return the sentence on a run in which it stands, None in others."""
 
 
+WARNINGS: dict[str, EarlyWarning] = {}
+"""All early warnings by name."""
+
+Look = Callable[[Signs], str | None]
+
+
+def _warning(name: str, threshold: str) -> Callable[[Look], Look]:
+    """Return a decorator that makes a function the look of an early warning."""
+
+    def kept(look: Look) -> Look:
+        WARNINGS[name] = EarlyWarning(name=name, threshold=threshold, look=look)
+        return look
+
+    return kept
+
+
 class Standing:
     """The warnings that stand in a run at the last look."""
 
@@ -86,11 +103,16 @@ def early_warnings(signs: Signs) -> list[tuple[str, str]]:
     return [(name, sentence) for name, sentence in found if sentence is not None]
 
 
+@_warning("loss-not-finite", "a loss is NaN or Inf")
 def _loss_not_finite(signs: Signs) -> str | None:
     first = next((one["step"] for one in signs.train if one["loss"] is None), None)
     return f"the loss is not finite since step {first}." if first is not None else None
 
 
+@_warning(
+    "gradients-not-finite",
+    f"a gradient was NaN or Inf in one of the last {RECENT} records; three under a dynamic loss scale",
+)
 def _gradients_not_finite(signs: Signs) -> str | None:
     healthy = [index for index, one in enumerate(signs.train) if not one["skipped"]]
     if signs.smallest_scale is not None and not healthy:
@@ -102,26 +124,30 @@ def _gradients_not_finite(signs: Signs) -> str | None:
     return f"gradients were not finite in {len(places)} of the last {len(recent)} records; the last time {places[-1]}."
 
 
+@_warning("loss-spike", f"loss above 1.2 times the median of {RECENT} records")
 def _loss_spike(signs: Signs) -> str | None:
-    losses = [one["loss"] for one in signs.train[-RECENT - 1 :] if one["loss"] is not None]
-    if len(losses) < RECENT // 2:
-        return None
-    usual = median(losses[:-1])
-    if losses[-1] <= 1.2 * usual:
-        return None
-    return f"the loss is {losses[-1]:.4f}, more than 1.2 times the median of the records before, {usual:.4f}."
+    spike = _spike([one["loss"] for one in signs.train], 1.2)
+    return (
+        spike and f"the loss is {spike[0]:.4f}, more than 1.2 times the median of the records before, {spike[1]:.4f}."
+    )
 
 
+@_warning("gradient-spike", f"gradient norm above 10 times the median of {RECENT} records")
 def _gradient_spike(signs: Signs) -> str | None:
-    norms = [one["grad_norm"] for one in signs.train[-RECENT - 1 :] if one["grad_norm"] is not None]
-    if len(norms) < RECENT // 2:
-        return None
-    usual = median(norms[:-1])
-    if norms[-1] <= 10 * usual:
-        return None
-    return f"the gradient norm is {norms[-1]:.3g}, more than 10 times the median of the records before, {usual:.3g}."
+    spike = _spike([one["grad_norm"] for one in signs.train], 10)
+    rule = "more than 10 times the median of the records before"
+    return spike and f"the gradient norm is {spike[0]:.3g}, {rule}, {spike[1]:.3g}."
 
 
+def _spike(values: Sequence[float | None], factor: float) -> tuple[float, float] | None:
+    """Return the last value and the median of those before where it is so many times as high, else None."""
+    recent = [value for value in values[-RECENT - 1 :] if value is not None]
+    if len(recent) < RECENT // 2 or recent[-1] <= factor * median(recent[:-1]):
+        return None
+    return recent[-1], median(recent[:-1])
+
+
+@_warning("skipped-steps", "more than a tenth of the steps since the first update were skipped")
 def _skipped(signs: Signs) -> str | None:
     first = next((one for one in signs.train if not one["skipped"]), None)
     if first is None:
@@ -133,6 +159,7 @@ def _skipped(signs: Signs) -> str | None:
     return f"{skipped} of {steps} steps since the first update were skipped, more than a tenth."
 
 
+@_warning("loss-scale-floor", "the dynamic loss scale is at min_loss_scale")
 def _scale_floor(signs: Signs) -> str | None:
     floor = signs.smallest_scale
     if floor is None or not signs.train or signs.train[-1]["loss_scale"] > floor:
@@ -140,6 +167,10 @@ def _scale_floor(signs: Signs) -> str | None:
     return f"the loss scale is at its floor, {floor:g}: the next overflow cannot lower it."
 
 
+@_warning(
+    "spike-after-scale-change",
+    f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after the loss scale changed",
+)
 def _spike_after_change(signs: Signs) -> str | None:
     recent = [one for one in signs.train[-RECENT:] if one["loss"] is not None]
     scales = [one["loss_scale"] for one in recent]
@@ -154,6 +185,7 @@ def _spike_after_change(signs: Signs) -> str | None:
     return f"the loss is {loss:.4f}, more than 1.1 times that before the loss scale went {moved}, {usual:.4f}."
 
 
+@_warning("amax-history", "an amax is above four times what the operand's scale can represent")
 def _amax_history(signs: Signs) -> str | None:
     ratios = {
         row: row.amax * row.scale / FORMATS[row.format].max
@@ -168,6 +200,7 @@ def _amax_history(signs: Signs) -> str | None:
     return f"at step {row.step} the amax of {row.place} is {beyond[row]:.3g} times what its scale can represent{rest}."
 
 
+@_warning("underflow-rising", "the share that becomes zero is above half, or twice its median and 2 points above it")
 def _underflow_rising(signs: Signs) -> str | None:
     last = last_measured(signs.quantisation)
     earlier = defaultdict[str, list[float]](list)
@@ -185,52 +218,10 @@ def _underflow_rising(signs: Signs) -> str | None:
     return f"{share}{before}{rest}."
 
 
+@_warning("stale-weights", "a GEMM of the last audited step multiplied an older weight")
 def _stale_weights(signs: Signs) -> str | None:
     stale = [row for row in signs.health if not row.is_fresh]
     if not stale:
         return None
     rest = f" and {len(stale) - 1} others" if len(stale) > 1 else ""
     return f"layer {stale[0].layer}, {stale[0].module}{rest} multiplied an older weight than that of the audited step."
-
-
-_ROWS = (
-    EarlyWarning(name="loss-not-finite", threshold="a loss is NaN or Inf", look=_loss_not_finite),
-    EarlyWarning(
-        name="gradients-not-finite",
-        threshold=f"a gradient was NaN or Inf in one of the last {RECENT} records; three under a dynamic loss scale",
-        look=_gradients_not_finite,
-    ),
-    EarlyWarning(name="loss-spike", threshold=f"loss above 1.2 times the median of {RECENT} records", look=_loss_spike),
-    EarlyWarning(
-        name="gradient-spike",
-        threshold=f"gradient norm above 10 times the median of {RECENT} records",
-        look=_gradient_spike,
-    ),
-    EarlyWarning(
-        name="skipped-steps",
-        threshold="more than a tenth of the steps since the first update were skipped",
-        look=_skipped,
-    ),
-    EarlyWarning(name="loss-scale-floor", threshold="the dynamic loss scale is at min_loss_scale", look=_scale_floor),
-    EarlyWarning(
-        name="spike-after-scale-change",
-        threshold=f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after the loss scale changed",
-        look=_spike_after_change,
-    ),
-    EarlyWarning(
-        name="amax-history",
-        threshold="an amax is above four times what the operand's scale can represent",
-        look=_amax_history,
-    ),
-    EarlyWarning(
-        name="underflow-rising",
-        threshold="the share that becomes zero is above half, or twice its median and 2 points above it",
-        look=_underflow_rising,
-    ),
-    EarlyWarning(
-        name="stale-weights",
-        threshold="a GEMM of the last audited step multiplied an older weight",
-        look=_stale_weights,
-    ),
-)
-WARNINGS = {row.name: row for row in _ROWS}

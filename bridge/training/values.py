@@ -1,11 +1,13 @@
 """Values that no run can begin with: numbers out of range, names that nothing knows, batches that cannot be shared."""
 
+from __future__ import annotations
+
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.checkpoint.folder import load_fault
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
@@ -16,51 +18,26 @@ from bridge.rules.own_run.refusals import run_faults
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.sinks import PACKAGES
 
-LEAST = (
-    ("train", "train_iters", 1),
-    ("train", "micro_batch_size", 1),
-    ("train", "global_batch_size", 1),
-    ("train", "eval_interval", 0),
-    ("train", "eval_iters", 0),
-    ("train", "lr_warmup_iters", 0),
-    ("train", "distributed_timeout_minutes", 0.01),
-    ("train", "seed", 0),
-    ("train", "audit_interval", 0),
-    ("data", "seed", 0),
-    ("data", "num_workers", 0),
-    ("logging", "log_interval", 1),
-    ("logging", "quantisation_interval", 0),
-    ("checkpoint", "save_interval", 1),
-    ("model", "num_layers", 1),
-    ("model", "hidden_size", 1),
-    ("model", "seq_length", 1),
-    ("optimizer", "lr", 0),
-    ("optimizer", "min_lr", 0),
-    ("optimizer", "weight_decay", 0),
-    ("optimizer", "clip_grad", 0),
-    ("optimizer", "adam_beta1", 0),
-    ("optimizer", "adam_beta2", 0),
-    ("optimizer", "adam_eps", 0),
-    ("optimizer", "sgd_momentum", 0),
-    ("model", "hidden_dropout", 0),
-    ("model", "attention_dropout", 0),
-    ("model", "layernorm_epsilon", 0),
-    ("model", "init_method_std", 0),
-    ("model", "rotary_base", 1),
-)
-"""Section, field and the least it can be; None is left to the field's own meaning."""
-MOST = (
-    ("train", "seed", 2**31),
-    ("data", "seed", 2**31),
-    ("model", "hidden_dropout", 1),
-    ("model", "attention_dropout", 1),
-    ("optimizer", "adam_beta1", 1),
-    ("optimizer", "adam_beta2", 1),
-    ("optimizer", "sgd_momentum", 1),
-)
-"""Section, field and what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
-CHOICES = (("train", "audit", ("error", "warn", "off")),)
-"""Section, field and its values."""
+LEAST = {
+    "train": {"train_iters": 1, "micro_batch_size": 1, "global_batch_size": 1, "distributed_timeout_minutes": 0.01}
+    | dict.fromkeys(("eval_interval", "eval_iters", "lr_warmup_iters", "seed", "audit_interval"), 0),
+    "data": {"seed": 0, "num_workers": 0},
+    "logging": {"log_interval": 1, "quantisation_interval": 0},
+    "checkpoint": {"save_interval": 1},
+    "model": {"num_layers": 1, "hidden_size": 1, "seq_length": 1, "rotary_base": 1}
+    | dict.fromkeys(("hidden_dropout", "attention_dropout", "layernorm_epsilon", "init_method_std"), 0),
+    "optimizer": dict.fromkeys(("lr", "min_lr", "weight_decay", "clip_grad"), 0)
+    | dict.fromkeys(("adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum"), 0),
+}
+"""Section -> field -> the least it can be; None is left to the field's own meaning."""
+BELOW = {
+    "train": {"seed": 2**31},
+    "data": {"seed": 2**31},
+    "model": {"hidden_dropout": 1, "attention_dropout": 1},
+    "optimizer": {"adam_beta1": 1, "adam_beta2": 1, "sgd_momentum": 1},
+}
+"""Section -> field -> what it must be less than: NumPy's seeds have 32 bits, and ranks add to them."""
+AUDITS = ("error", "warn", "off")
 UNBOUNDED = ("optimizer.clip_grad",)
 """Fields in which infinity has a meaning: no clipping."""
 
@@ -99,11 +76,7 @@ def launch_fault(config: ConfigContainer, origin_of: Callable[[str], str]) -> Fi
 def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:
     """Return the numbers that no run can begin with; `origin_of` says who set a dotted key."""
     faults = []
-    for section, name, least in LEAST:
-        path = f"{section}.{name}"
-        value: Any = getattr(getattr(config, section), name, None)
-        if value is None:
-            continue
+    for path, value, least in _bounded(config, LEAST):
         if not value >= least:  # NaN is not either
             faults.append(_fault(path, f"must be at least {least}", value, f"Use {least} or more."))
         elif math.isinf(value) and path not in UNBOUNDED:
@@ -112,15 +85,13 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
         interval = config.checkpoint.save_interval
         remedy = "Give the folder with checkpoint.save, or leave the interval out."
         faults.append(_fault("checkpoint.save_interval", "has no effect without checkpoint.save", interval, remedy))
-    for section, name, most in MOST:
-        value = getattr(getattr(config, section), name, None)
-        if value is not None and value >= most:
-            faults.append(_fault(f"{section}.{name}", f"must be less than {most}", value, "Use a smaller number."))
-    for section, name, known in CHOICES:
-        value = getattr(getattr(config, section), name, None)
-        if value is not None and value not in known:
-            hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
-            faults.append(_fault(f"{section}.{name}", f"must be one of {', '.join(known)}", value, hint))
+    for path, value, most in _bounded(config, BELOW):
+        if value >= most:
+            faults.append(_fault(path, f"must be less than {most}", value, "Use a smaller number."))
+    audit = config.train.audit
+    if audit not in AUDITS:
+        hint = did_you_mean(close_matches(str(audit), AUDITS)) or "Choose one of them."
+        faults.append(_fault("train.audit", f"must be one of {', '.join(AUDITS)}", audit, hint))
     for name, package in PACKAGES.items():
         value = getattr(config.logging, name)
         if value is not None and find_spec(name) is None:
@@ -136,6 +107,21 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
         rule = f"must not be longer than the schedule of {length} steps{_by(origin_of, steps)}"
         faults.append(_fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it."))
     return faults
+
+
+def _bounded(config: ConfigContainer, bounds: Mapping[str, Mapping[str, float]]) -> Iterator[_Bounded]:
+    """Yield the numbers that a table bounds and that are stated."""
+    for section, fields in bounds.items():
+        for name, bound in fields.items():
+            value = getattr(getattr(config, section), name, None)
+            if value is not None:
+                yield _Bounded(f"{section}.{name}", value, bound)
+
+
+class _Bounded(NamedTuple):
+    path: str
+    value: Any
+    bound: float
 
 
 def require_sane_values(config: ConfigContainer) -> None:
