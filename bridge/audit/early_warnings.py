@@ -7,20 +7,15 @@ in the config silences one everywhere.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge.audit.quantisation import last_measured
+from bridge.audit.quantisation import QuantisationRow, last_measured
+from bridge.audit.record import HealthRow
+from bridge.audit.run_folder import RunFolder
 from bridge.precision.formats import FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from bridge.audit.quantisation import QuantisationRow
-    from bridge.audit.record import HealthRow
-    from bridge.audit.run_folder import RunFolder
 
 RECENT = 20
 """Records, or measurements of the quantisers, that are compared with the last one."""

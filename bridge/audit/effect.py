@@ -1,15 +1,9 @@
 """The traces of a precision's fields in the records of a run, one sentence per field."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from bridge.audit.record import Record
+from bridge.audit.run_folder import RunFolder
 from bridge.audit.sentence import format_gemms
 from bridge.precision.groups import GROUPS
-
-if TYPE_CHECKING:
-    from bridge.audit.record import Record
-    from bridge.audit.run_folder import RunFolder
 
 STATE = ("master weights", "optimizer state")
 TENSORS: dict[str, tuple[str, ...]] = {

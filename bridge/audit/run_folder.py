@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.audit import quantisation
 from bridge.audit.record import FILE as RECORD
 from bridge.audit.record import Record
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MADE = "config.yaml"
 SUMMARY = "summary.json"

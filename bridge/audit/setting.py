@@ -6,12 +6,10 @@ The sync's report has the fields that the precision wrote, with what it replaced
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.audit.run_folder import RunFolder
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-
-if TYPE_CHECKING:
-    from bridge.audit.run_folder import RunFolder
 
 FILE = "origins.json"
 """The file of a run with the defaults of its fields, and who set them."""

@@ -1,19 +1,14 @@
 """The comparison of the runs of a sweep: twins put together, recipes judged against the first."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bridge.compare.arm import Arm
+from bridge.compare.curve import Curve
 from bridge.compare.gap import GATE, Gap, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from bridge.compare.arm import Arm
-    from bridge.compare.curve import Curve
 
 
 @dataclass(frozen=True, kw_only=True)

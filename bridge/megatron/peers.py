@@ -9,23 +9,18 @@ Each rank asks the store once a second, and less often in a launch of more than 
 most 5000 questions a second.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
+from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
 from bridge.errors import TrainingError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import timedelta
-
-    from torch._C._distributed_c10d import Store
 
 QUESTIONS = 5000
 """Most questions a second to the store, of all ranks together."""

@@ -4,8 +4,6 @@ It imports once, and each launch is forks of it, one a rank: they train a few st
 for one step. Errors of Megatron Core and of Transformer Engine are part of the answer, so every exception ends in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import multiprocessing
@@ -16,10 +14,11 @@ import time
 from collections.abc import Callable, Iterable
 from importlib import import_module, metadata
 from multiprocessing import connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bridge.audit.record import FILE, Record
+from bridge.audit.record import FILE, CensusRow, GemmRow, Record
 from bridge.checkpoint.folder import LATEST, folder_of, iterations
 from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.decode import container
@@ -31,11 +30,6 @@ from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.own_run.refusals import class_defaults, unhonoured
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkProcess
-
-    from bridge.audit.record import CensusRow, GemmRow
 
 LAYOUT_FIELDS = {
     "model.tensor_model_parallel_size": "tensor",

@@ -1,21 +1,13 @@
 """Checkpoints for people: the contents of one, and what differs between two."""
 
-from __future__ import annotations
+from collections.abc import Sequence
 
-from typing import TYPE_CHECKING
-
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bridge.checkpoint.contents import Contents, Difference
+from bridge.numerics.round_trip import RoundTrip
 from bridge.report.table import Column, table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import RenderableType
-
-    from bridge.checkpoint.contents import Contents, Difference
-    from bridge.numerics.round_trip import RoundTrip
 
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 SHOWN = 10

@@ -1,22 +1,15 @@
 """A precision plan as a picture: layers down, GEMMs and tensors across, one colour per format."""
 
-from __future__ import annotations
-
 from itertools import groupby
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
+from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
 from bridge.report.curves import figure_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-
-    from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
 
 COLOURS = {
     "fp64": "#3b2a57",

@@ -1,22 +1,15 @@
 """The hand-over of a trained model for people: its manifest, and a serving config held against it."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bridge.interop.serving.comparison import ServingComparison
 from bridge.interop.serving.formats import title_of
+from bridge.interop.serving.manifest import Manifest
 from bridge.plan.precision_plan import compact
 from bridge.report.table import Column, table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from bridge.interop.serving.comparison import ServingComparison
-    from bridge.interop.serving.manifest import Manifest
 
 _LAYER = re.compile(r"model\.layers\.\d+\.")
 

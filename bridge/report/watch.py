@@ -1,25 +1,17 @@
 """A run in progress on a terminal: how far it is, its last figures, and the early warnings."""
 
-from __future__ import annotations
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from typing import TYPE_CHECKING
-
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.quantisation import OPERANDS, last_measured
+from bridge.audit.run_folder import RunFolder
 from bridge.report.table import Column, table
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from typing import Any
-
-    from rich.console import RenderableType
-
-    from bridge.audit.run_folder import RunFolder
-
-    Record = dict[str, Any]
+Record = dict[str, Any]
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40

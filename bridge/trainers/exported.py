@@ -1,17 +1,13 @@
 """A recipe exported to a trainer: the payload, with everything that would be another precision refused."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import PayloadError
+from bridge.interop.contract import ExportReport
 from bridge.interop.systems import system
+from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
-
-if TYPE_CHECKING:
-    from bridge.interop.contract import ExportReport
-    from bridge.registry.config import MixedPrecisionConfig
 
 DECISIVE = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})
 """Fields without which a run computes in another format than the recipe says."""

@@ -1,11 +1,10 @@
 """The audit of a run: its first two steps, the last, the first of each phase, and one every so many steps."""
 
-from __future__ import annotations
-
 import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bridge.audit.compare import compare
 from bridge.audit.record import FILE, Record
@@ -13,19 +12,13 @@ from bridge.audit.sentence import format_gemms
 from bridge.errors import AuditError, TrainingError
 from bridge.megatron.record.census import take_census
 from bridge.megatron.record.copies import Copies, watch_copies
-from bridge.plan.precision_plan import precision_plan
+from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.pytorch.live_audit import gathered
 from bridge.pytorch.record.watch import GemmWatch
 from bridge.registry.registry import get_mixed_precision_config
+from bridge.registry.schedule import Phase
 from bridge.rules.versions import installed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from bridge.plan.precision_plan import PrecisionPlan
-    from bridge.registry.schedule import Phase
-    from bridge.training.run import Run
+from bridge.training.run import Run
 
 log = logging.getLogger("bridge.training")
 

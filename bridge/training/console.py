@@ -1,31 +1,23 @@
 """Display of a run in progress and its summary: on the terminal, in the log, and as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from bridge.audit.quantisation import QuantisationRow
+from bridge.audit.record import CensusRow, GemmRow
 from bridge.audit.sentence import format_gemms
 from bridge.report.quantisation import worst_table
 from bridge.report.table import Column, show, table
 from bridge.training.metrics import TrainRecord, ValidationRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from bridge.audit.quantisation import QuantisationRow
-    from bridge.audit.record import CensusRow, GemmRow
-    from bridge.training.run import PhaseRecord
+from bridge.training.run import PhaseRecord
 
 logger = logging.getLogger("bridge.training")
 

@@ -1,22 +1,17 @@
 """`fingerprint`: every setting of a run that has to be the same on all its ranks, as text by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import platform
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from bridge.precision.matchers import quant_recipes
 from bridge.registry.schedule import PrecisionSchedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from bridge.training.config import ConfigContainer
+from bridge.training.config import ConfigContainer
 
 OF_ONE_MACHINE = (
     *("data.num_workers", "logging.mlflow", "logging.progress", "logging.run_dir", "logging.tensorboard"),

@@ -1,23 +1,16 @@
 """Continuing a run from a checkpoint: which one, whether its precision allows it, and what that means."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bridge.checkpoint.folder import folder_of
-from bridge.checkpoint.precision_change import MODE, precision_changes
+from bridge.checkpoint.precision_change import MODE, Change, precision_changes
 from bridge.errors import CheckpointError
 from bridge.megatron.checkpoint.loading import facts_of, load_checkpoint
+from bridge.megatron.checkpoint.state import Position
+from bridge.megatron.step import Trainer
 from bridge.precision.subjects import ASKED, IMPOSSIBLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from bridge.checkpoint.precision_change import Change
-    from bridge.megatron.checkpoint.state import Position
-    from bridge.megatron.step import Trainer
-    from bridge.training.config import ConfigContainer
+from bridge.training.config import ConfigContainer
 
 
 def resume(

@@ -18,7 +18,7 @@ from bridge.rules.own_run.refusals import run_faults
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.sinks import PACKAGES
 
-LEAST = {
+LEAST: Mapping[str, Mapping[str, float]] = {
     "train": {"train_iters": 1, "micro_batch_size": 1, "global_batch_size": 1, "distributed_timeout_minutes": 0.01}
     | dict.fromkeys(("eval_interval", "eval_iters", "lr_warmup_iters", "seed", "audit_interval"), 0),
     "data": {"seed": 0, "num_workers": 0},
@@ -30,7 +30,7 @@ LEAST = {
     | dict.fromkeys(("adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum"), 0),
 }
 """Section -> field -> the least it can be; None is left to the field's own meaning."""
-BELOW = {
+BELOW: Mapping[str, Mapping[str, float]] = {
     "train": {"seed": 2**31},
     "data": {"seed": 2**31},
     "model": {"hidden_dropout": 1, "attention_dropout": 1},

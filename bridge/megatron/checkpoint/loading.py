@@ -1,10 +1,10 @@
 """Resuming: the newest checkpoint that is whole is found, and its state is given to the run."""
 
-from __future__ import annotations
-
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -28,12 +28,7 @@ from bridge.megatron.checkpoint.state import (
 from bridge.megatron.emulation.model import requantise_stored_weights, round_masters_anew, unrecorded
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers, one_gather, unshare_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from bridge.megatron.step import Trainer
+from bridge.megatron.step import Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -1,12 +1,12 @@
 """Writing a checkpoint: Megatron's ``dist_checkpointing``, then the latest pointer, then the manifest."""
 
-from __future__ import annotations
-
 import multiprocessing.dummy
 import queue
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -19,14 +19,8 @@ from bridge.checkpoint.folder import LATEST, folder_of, is_finished, newest_fini
 from bridge.checkpoint.manifest import Manifest, checksums, outline, share
 from bridge.errors import CheckpointError, TrainingError
 from bridge.megatron.agreement import from_all_ranks, from_first_rank
-from bridge.megatron.checkpoint.state import SHARDING, identity, layout, sharded_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from bridge.megatron.checkpoint.state import Position
-    from bridge.megatron.step import Trainer
+from bridge.megatron.checkpoint.state import SHARDING, Position, identity, layout, sharded_state
+from bridge.megatron.step import Trainer
 
 T = TypeVar("T")
 

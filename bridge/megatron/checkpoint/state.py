@@ -5,11 +5,10 @@ learning-rate schedule, random states and the place in the data. On another layo
 resharded.
 """
 
-from __future__ import annotations
-
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +20,7 @@ from bridge.megatron.emulation.model import delayed_updates
 from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.megatron.optimizer import parts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bridge.megatron.step import Trainer
+from bridge.megatron.step import Trainer
 
 SHARDING: dict[str, Any] = {
     "distrib_optim_sharding_type": "fully_reshardable",  # the default cannot be loaded, dp_reshardable drops the step

@@ -10,20 +10,16 @@ the down projection returns its part of the sequence with the whole latent, as T
 gathers the rotary key itself, with the gradients of all ranks.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
-
-if TYPE_CHECKING:
-    import torch
 
 _DOWN = ("linear_q_down_proj", "linear_kv_down_proj")
 """Submodules that Megatron's constructor accepts of its own classes alone (multi_latent_attention.py:408 in 0.16.1)."""

@@ -19,21 +19,17 @@ Source: Transformer Engine 2.20 pytorch/quantization.py:60-120 (`QuantizerRole`)
 `CustomRecipe`), pytorch/custom_recipes/quantizer_factories.py.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from bridge.errors import Finding, PrecisionConfigError, WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.foreign_names import megatron_names
 from bridge.precision.module_schemes import ModuleSchemes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    QuantizerFactory = Callable[[Any], Any]
+QuantizerFactory = Callable[[Any], Any]
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _FACTORIES = {

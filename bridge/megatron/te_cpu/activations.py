@@ -5,19 +5,15 @@ Delayed scaling and MXFP8 quantise the FP32 value; every other scheme rounds it 
 Source: pytorch/csrc/extensions/activation.cpp; common/activation/.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
 from bridge.megatron.te_cpu.storage import kind_of, quantize
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Elementwise = Callable[[torch.Tensor], torch.Tensor]
+Elementwise = Callable[[torch.Tensor], torch.Tensor]
 
 _FUSED = ("Float8Quantizer", "MXFP8Quantizer")
 

@@ -1,22 +1,17 @@
 """Line charts as SVG, drawn by matplotlib: no script, no network, a legend in the markup, colours from the page."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from matplotlib import rc_context
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from bridge.report.curves import figure_of
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Point = tuple[float, float]
+Point = tuple[float, float]
 
 MOST_POINTS = 400
 COLOURS = 6

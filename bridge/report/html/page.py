@@ -1,11 +1,10 @@
 """The page: the content of one or several runs rendered as one HTML file that needs no network."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -14,10 +13,7 @@ from bridge.plan.precision_plan import compact
 from bridge.report.html.chart import line_chart
 from bridge.report.quantisation import WORST_DB
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Run = dict[str, Any]
+Run = dict[str, Any]
 
 TEMPLATE = "page.html.j2"
 STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
