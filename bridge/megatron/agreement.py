@@ -7,7 +7,7 @@ of the first rank that differs from it. Every rank then raises the same error, b
 import hashlib
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -66,32 +66,32 @@ def _of_rank(rank: int, fingerprint: Mapping[str, str], where: torch.device) -> 
 
 def from_first_rank(compute: Callable[[], T]) -> T:
     """Return on every rank what `compute` returns on the first one; an error of `SHARED` is raised on every rank."""
-    sent: list[Any] = [None, None]
-    if torch.distributed.get_rank() == 0:
-        try:
-            sent[0] = compute()
-        except SHARED as error:
-            sent[1] = error
+    sent = [_outcome(compute) if torch.distributed.get_rank() == 0 else None]
     if torch.distributed.get_world_size() > 1:
         torch.distributed.broadcast_object_list(sent, src=0)
-    if sent[1] is not None:
-        raise sent[1]
-    result: T = sent[0]
-    return result
+    return _results(sent)[0]
 
 
 def from_all_ranks(compute: Callable[[], T]) -> list[T]:
     """Return on every rank what `compute` returns on each; the first error of `SHARED` is raised on every rank."""
-    own: list[Any] = [None, None]
-    try:
-        own[0] = compute()
-    except SHARED as error:
-        own[1] = error
-    ranks = torch.distributed.get_world_size()
+    own, ranks = _outcome(compute), torch.distributed.get_world_size()
     seen: list[Any] = [own] * ranks
     if ranks > 1:
         torch.distributed.all_gather_object(seen, own)
-    failed = next((error for _, error in seen if error is not None), None)
-    if failed is not None:
-        raise failed
-    return [result for result, _ in seen]
+    return _results(seen)
+
+
+def _outcome(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return a result, or an error of `SHARED`."""
+    try:
+        return compute(), None
+    except SHARED as error:
+        return None, error
+
+
+def _results(outcomes: Sequence[Any]) -> list[Any]:
+    """Return the results of ranks, or raise the first error of one."""
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return [result for result, _ in outcomes]

@@ -13,7 +13,7 @@ summed.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -38,15 +38,11 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
     linears: dict[Any, tuple[int, str]] = {
         module: where for module, where in global_layer_names(model).items() if _is_linear(module)
     }
-    hooks = [
-        module.register_forward_hook(partial(_forward_hook, where, captured, loss_scale))
-        for module, where in linears.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for module, where in linears.items():
+            hook = partial(_forward_hook, where, captured, loss_scale)
+            hooks.callback(module.register_forward_hook(hook).remove)
         yield captured
-    finally:
-        for hook in hooks:
-            hook.remove()
     gradients = {where: getattr(module.weight, "main_grad", module.weight.grad) for module, where in linears.items()}
     passed = dict(captured)
     captured.clear()

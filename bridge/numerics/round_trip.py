@@ -16,7 +16,7 @@ Source: Megatron-LM issue 6666 (52 of 1024 MXFP8 scales on a GB300); DeepSeek-V3
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,16 +50,9 @@ class RoundTrip:
     """Of a value that is not zero, relative to it; 1 is a value that vanished."""
 
     def __add__(self, other: RoundTrip) -> RoundTrip:
-        return RoundTrip(
-            scheme=self.scheme,
-            form=self.form,
-            codes=self.codes + other.codes,
-            codes_changed=self.codes_changed + other.codes_changed,
-            scales=self.scales + other.scales,
-            scales_changed=self.scales_changed + other.scales_changed,
-            values_changed=self.values_changed + other.values_changed,
-            largest_error=max(self.largest_error, other.largest_error),
-        )
+        names = ("codes", "codes_changed", "scales", "scales_changed", "values_changed")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return replace(self, **sums, largest_error=max(self.largest_error, other.largest_error))
 
 
 def round_trips(weights: Iterable[torch.Tensor], schemes: Iterable[str] = WHAT_IF) -> list[RoundTrip]:

@@ -1,1 +1,13 @@
-"""`precision-bridge rehearse`: a run, shrunk, through Megatron's real classes on this machine's CPU."""
+"""`precision-bridge rehearse`: a run, shrunk, through Megatron's real classes on this machine's CPU.
+
+    Sections       model, optimizer, ddp and train of a run while they are made small, with each `Change` and its reason
+    SmallRun       the result: sections, precision, kept layers, and the launches that together have the run's layout
+      Layout, Round  the kinds of parallelism at size 2, dealt out to launches of a few processes each
+      Split          how the layers are shared by two pipeline stages
+    Cause          the settings in the condition that raised an error of Megatron Core or Transformer Engine
+    Rehearsal      the answer: what was kept, shrunk and left out, each `Launched` round, findings, verdict
+
+`shrink` (layers.py, widths.py) makes the `SmallRun` without Megatron. `rehearse` hands it to a process of its own,
+worker.py, as JSON: that one imports Megatron once and forks each round's ranks, which train, save and resume.
+`rehearse` then holds their records against the plan of the small run. `report.rehearsal` shows the answer.
+"""

@@ -1,7 +1,13 @@
 """From a recipe's name to the object that another trainer takes.
 
-A recipe whose format or autocast the trainer cannot run is refused. A warning is logged for every other stated field
-that the trainer has no exact setting for. The trainer itself is imported when a function needs its classes.
+    exported.py          `exported(system, recipe)`: the `ExportReport` of interop's exporter, with everything refused
+                         that would compute in another format; a warning for each other stated field that is lost
+    arguments.py         its payload as arguments of Lightning, Accelerate, transformers and NeMo 2
+    megatron_bridge.py   registered recipes by name in Megatron Bridge's own table
+    megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a `SyncReport` of what it set
+
+A trainer's package is imported when a function needs its classes. A team's training script calls these; nothing in
+this project does.
 """
 
 from bridge.trainers.arguments import accelerate_arguments, lightning_arguments, nemo_plugin, transformers_arguments

@@ -1,1 +1,15 @@
-"""The run: its configuration, and the face that is compatible with Megatron Bridge."""
+"""The run: its configuration, and the face that is compatible with Megatron Bridge.
+
+    ConfigContainer   everything a run is configured with: Megatron's own sections (model, optimizer, ddp) and ours;
+                      made by `front` from files and overrides, or by a script
+    Run               what `build_run` makes of it: splits of the data, a `Trainer`, telemetry, how far it has come
+      PhaseRecord       a phase of a precision schedule as it ran
+    TrainRecord, ValidationRecord   a logged step, a validation -> `Metrics` writes `metrics.jsonl` and the sinks
+    Audit             the record of single steps against the plan; ends the run where they differ
+    RunSummary        the figures at the end, `summary.json`
+    fingerprint       every setting as text: equal on all ranks, and kept in the manifest of a checkpoint
+
+`runtime_config_update` writes the precision into the sections, then `pretrain` builds and runs: loop.py takes the
+steps, console.py shows them, resume.py continues from a checkpoint. `check_gradients` and `measure_quantisation` build
+the same `Run` for a few passes. mixed_precision.py is the face of Megatron Bridge, and loads nothing of the others.
+"""

@@ -8,7 +8,7 @@ and all ranks compare a sample of the whole weight. Nothing else writes to the w
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,22 +71,18 @@ def watch_copies(model: list[Any], optimizer: Any) -> Iterator[Copies]:
     """Compare the weights of a distributed optimizer at the end of each chunk's first forward pass in a block."""
     found = Copies()
     ranges = {parameter: one for part in parts(optimizer) for parameter, one in _ranges(part)}
-    handles: list[torch.utils.hooks.RemovableHandle] = []
+    seen: set[torch.nn.Module] = set()
 
     def look(chunk: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-        if chunk not in seen:
+        if ranges and chunk not in seen:
             seen.add(chunk)
             with torch.no_grad():
                 found.rows += _copies(chunk, ranges)
 
-    seen: set[torch.nn.Module] = set()
-    if ranges:
-        handles = [chunk.register_forward_hook(look) for chunk in model]
-    try:
+    with ExitStack() as hooks:
+        for chunk in model:
+            hooks.callback(chunk.register_forward_hook(look).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _ranges(part: Any) -> Iterator[tuple[torch.nn.Parameter, slice | None]]:

@@ -7,7 +7,7 @@ that asks runs: answered for good, they would lead torch and Megatron to CUDA to
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,38 +44,13 @@ def _loaded_on_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
 class _Event:
     """An event on a device that does things in order anyway."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-
-    def record(self, *_args: Any) -> None:
-        """Nothing to record."""
-
-    def wait(self, *_args: Any) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def query(self) -> bool:
-        """Return that all is done."""
-        return True
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        self.record = self.wait = self.synchronize = lambda *_: None
+        self.query = lambda: True
 
 
-class _Done:
-    """The handle of collectives that have ended."""
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
-
-
-@contextmanager
-def _nothing(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _one_by_one(*_args: Any, **_kwargs: Any) -> Iterator[_Done]:
-    yield _Done()
+_DONE = SimpleNamespace(wait=lambda: None)
+"""The handle of collectives that have ended."""
 
 
 def _while_it_runs(owner: Any, name: str, answer: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -137,14 +112,14 @@ def patches(capability: tuple[int, int], release: str) -> list[Replacement]:
         "torch.cuda.get_device_capability": always(capability),
         "torch.cuda.get_device_properties": always(properties),
         "torch.cuda.Event": lambda _original: _Event,
-        "torch.cuda.device": lambda _original: _nothing,
-        "torch.cuda.nvtx.range": lambda _original: _nothing,
+        "torch.cuda.device": always(nullcontext()),
+        "torch.cuda.nvtx.range": always(nullcontext()),
         "torch.cuda.is_current_stream_capturing": always(False),
         "torch.cuda.is_bf16_supported": always(True),
         "torch.Tensor.record_stream": always(None),
         "torch.Tensor.to": _moved_to_cpu,
         "torch.load": _loaded_on_cpu,
-        "torch.distributed._coalescing_manager": lambda _original: _one_by_one,
+        "torch.distributed._coalescing_manager": always(nullcontext(_DONE)),
         f"{te}.quantization.check_fp8_block_scaling_support": always(supported),
         f"{te}.distributed._get_cuda_rng_state": rng_state,
         f"{te}.distributed._set_cuda_rng_state": set_rng_state,
