@@ -69,7 +69,8 @@ def from_first_rank(compute: Callable[[], T]) -> T:
     sent = [_outcome(compute) if torch.distributed.get_rank() == 0 else None]
     if torch.distributed.get_world_size() > 1:
         torch.distributed.broadcast_object_list(sent, src=0)
-    return _results(sent)[0]
+    result: T = _results(sent)[0]
+    return result
 
 
 def from_all_ranks(compute: Callable[[], T]) -> list[T]:

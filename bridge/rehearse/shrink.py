@@ -82,13 +82,8 @@ def shrink(
     plan = precision_plan(precision, given["model"], optimizer=given["optimizer"], ddp=given["ddp"])
     parallel = Parallel.of(given["model"], world_size=gpus)
     layout = Layout.of(parallel, is_sharded=plan.settings.distributed)
-    run = Sections(
-        held=given,
-        precision=precision.to_dict() if precision is not None else None,
-        plan=plan,
-        parallel=parallel,
-        layout=layout,
-    )
+    stated = precision.to_dict() if precision is not None else None
+    run = Sections(held=given, precision=stated, plan=plan, parallel=parallel, layout=layout)
     layers, split = shrink_layers(run, max_layers)
     shrink_widths(run)
     _shrink_tokens(run)

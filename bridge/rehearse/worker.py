@@ -11,14 +11,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
 from importlib import import_module, metadata
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from bridge.audit.record import FILE, CensusRow, GemmRow, Record
+from bridge.audit.record import FILE, Record
 from bridge.checkpoint.folder import LATEST, folder_of, iterations
 from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
 from bridge.front.decode import container
@@ -55,8 +54,8 @@ GRACE_SECONDS = 3.0
 SAVED = "checkpoints"
 OF_A_FINDING = tuple(field.name for field in dataclasses.fields(Finding))
 Plan = dict[str, Any]
-Work = Callable[[Plan, Round, Path, Plan], None]
-"""A part of a rank's work: the plan, the launch, its folder, and the answer that it fills."""
+PHASES = {"train": "it trains", "alone": "it trains", "resume": "it resumes from its checkpoint"}
+"""Part of a rank's work (to train and save, to train alone, to resume) -> the phase of an error in it."""
 
 
 def main(file: Path) -> None:
@@ -138,9 +137,9 @@ def _without(rounds: list[Round], gone: list[str]) -> list[Round]:
 
 def _launch(plan: Plan, one: Round, folder: Path) -> list[Plan]:
     """Fork the ranks of a launch to train, and again to resume one step before its end; return their answers."""
-    outcomes = _forked(_train, plan, one, folder)
+    outcomes = _forked("train", plan, one, folder)
     if _failed(outcomes):  # the formats are of interest where only the checkpoint is at fault
-        alone = _forked(_train_alone, plan, one, folder)
+        alone = _forked("alone", plan, one, folder)
         if _failed(alone):
             return outcomes
         saving = {"phase": "it saves its checkpoint"}
@@ -149,7 +148,7 @@ def _launch(plan: Plan, one: Round, folder: Path) -> list[Plan]:
         if number > plan["steps"]:
             shutil.rmtree(folder_of(folder / SAVED, number))
     (folder / SAVED / LATEST).unlink(missing_ok=True)
-    resumed = _forked(_resume, plan, one, folder)
+    resumed = _forked("resume", plan, one, folder)
     return [first | second for first, second in zip(outcomes, resumed, strict=True)]
 
 
@@ -157,7 +156,7 @@ def _failed(outcomes: list[Plan]) -> bool:
     return any("error" in outcome or "ended" in outcome for outcome in outcomes)
 
 
-def _forked(work: Work, plan: Plan, one: Round, folder: Path) -> list[Plan]:
+def _forked(work: str, plan: Plan, one: Round, folder: Path) -> list[Plan]:
     """Run a part of the work in a fork for each rank; return what each wrote."""
     from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports it untyped
 
@@ -166,7 +165,7 @@ def _forked(work: Work, plan: Plan, one: Round, folder: Path) -> list[Plan]:
     job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     job["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the ranks are clients of this store, as under torchrun
     fork = multiprocessing.get_context("fork")
-    files = [folder / f"{work.__name__}-{rank}.json" for rank in range(one.processes)]
+    files = [folder / f"{work}-{rank}.json" for rank in range(one.processes)]
     ranks = [
         fork.Process(target=_rank, args=(work, plan, one, file, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
         for rank, file in enumerate(files)
@@ -193,12 +192,12 @@ def _wait(ranks: list[ForkProcess]) -> None:
         rank.join()
 
 
-def _rank(work: Work, plan: Plan, one: Round, file: Path, job: dict[str, str]) -> None:
+def _rank(work: str, plan: Plan, one: Round, file: Path, job: dict[str, str]) -> None:
     """Do a part of the work as one rank, and write what came of it."""
     os.environ.update(job)
     outcome: Plan = {}
     try:
-        work(plan, one, file.parent, outcome)
+        _run(work, plan, one, file.parent, outcome)
     except Exception as error:  # noqa: BLE001 an error of Megatron's is what a rehearsal looks for
         outcome["error"] = {"at": time.time(), **_described(error, plan["sections"])}
     file.write_text(json.dumps(outcome, default=str), encoding="utf-8")
@@ -220,44 +219,30 @@ def _described(error: Exception, sections: Plan) -> Plan:
     return {"type": type(first).__name__, "message": text, **dataclasses.asdict(cause)}
 
 
-def _train(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
-    _trained(plan, one, folder, {"save": str(folder / SAVED), "save_interval": plan["steps"]}, outcome)
-
-
-def _train_alone(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
-    _trained(plan, one, folder, {}, outcome)
-
-
-def _trained(plan: Plan, one: Round, folder: Path, checkpoint: Plan, outcome: Plan) -> None:
+def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
+    """Do a part of a rank's work, and fill in what came of it."""
     from bridge.training.config import write_precision
     from bridge.training.loop import pretrain
 
-    outcome["phase"] = "the configs are built"
-    config = container(run_of(GivenRun(sections=_sections(plan, one, checkpoint))))
+    saved = str(folder / SAVED)
+    files = {"train": {"save": saved, "save_interval": plan["steps"]}, "alone": {}, "resume": {"load": saved}}
+    is_resumed = work == "resume"
+    outcome["phase"] = PHASES[work] if is_resumed else "the configs are built"
+    config = container(run_of(GivenRun(sections=_sections(plan, one, files[work]))))
     write_precision(config)
-    outcome["phase"] = "it trains"
-    summary = pretrain(config, run_dir=folder / "trained")
-    if os.environ["RANK"] == "0":
-        last = Record.read(folder / "trained" / FILE)
-        outcome["records"] = [
-            {"step": 1, **_plain(summary.gemms, summary.census)},
-            {"step": last.step, **_plain(last.gemms, last.census)},
-        ]
+    outcome["phase"] = PHASES[work]
+    summary = pretrain(config, run_dir=folder / work)
+    if is_resumed:
+        outcome["resumed_loss"] = summary.train_loss
+        return
     outcome["loss"], outcome["parameters"] = summary.train_loss, summary.parameters
-
-
-def _plain(gemms: Iterable[GemmRow], census: Iterable[CensusRow]) -> Plan:
-    return {"gemms": [dataclasses.asdict(row) for row in gemms], "census": [dataclasses.asdict(row) for row in census]}
-
-
-def _resume(plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
-    from bridge.training.config import write_precision
-    from bridge.training.loop import pretrain
-
-    outcome["phase"] = "it resumes from its checkpoint"
-    config = container(run_of(GivenRun(sections=_sections(plan, one, {"load": str(folder / SAVED)}))))
-    write_precision(config)
-    outcome["resumed_loss"] = pretrain(config, run_dir=folder / "resumed").train_loss
+    if os.environ["RANK"] == "0":
+        last = Record.read(folder / work / FILE)
+        steps = {1: (summary.gemms, summary.census), last.step: (last.gemms, last.census)}
+        outcome["records"] = [
+            {"step": step, "gemms": [*map(dataclasses.asdict, gemms)], "census": [*map(dataclasses.asdict, census)]}
+            for step, (gemms, census) in steps.items()
+        ]
 
 
 def _sections(plan: Plan, one: Round, checkpoint: Plan) -> Plan:

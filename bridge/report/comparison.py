@@ -11,7 +11,7 @@ import numpy as np
 
 from bridge.compare.curve import common_steps
 from bridge.report.curves import figure_of
-from bridge.report.table import Column, show, table
+from bridge.report.table import Column, cell, show, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -121,21 +121,17 @@ def _cells(row: RecipeRow) -> list[str]:
     return [
         row.label,
         "baseline" if gap is None else gap.verdict,
-        _number(gap.share if gap is not None else None, "+.2%").replace("%", " %"),
+        cell(gap.share if gap is not None else None, "+.2%").replace("%", " %"),
         interval,
-        _number(row.loss, ".4f"),
-        _number(row.mean("validation_loss"), ".4f"),
+        cell(row.loss, ".4f"),
+        cell(row.mean("validation_loss"), ".4f"),
         str(len(row.arms)),
         str(row.skipped_steps),
-        _number(row.step_seconds, ".3f"),
-        _number(row.mean("tokens_per_second"), ",.0f"),
+        cell(row.step_seconds, ".3f"),
+        cell(row.mean("tokens_per_second"), ",.0f"),
         "-" if memory is None else f"{memory / 2**20:,.0f}",
         ", ".join(f"{errors[name]:.1f}" for name in ("input", "weight", "grad_output") if name in errors) or "-",
     ]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def plot_comparison(path: Path, comparison: Comparison) -> None:

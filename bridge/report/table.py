@@ -94,6 +94,11 @@ def table(
     return Group(Text(title), made) if title else made
 
 
+def cell(value: float | None, form: str = ".4f") -> str:
+    """Return a number as a cell; "-" without one."""
+    return "-" if value is None else format(value, form)
+
+
 def show(content: RenderableType, console: Console | None = None) -> None:
     """Print a report without cutting anything, in the width of a terminal, or as wide as it needs."""
     console = console or Console(highlight=False)

@@ -9,7 +9,7 @@ from rich.text import Text
 from bridge.audit.early_warnings import Signs, early_warnings
 from bridge.audit.quantisation import OPERANDS, last_measured
 from bridge.audit.run_folder import RunFolder
-from bridge.report.table import Column, table
+from bridge.report.table import Column, cell, table
 
 Record = dict[str, Any]
 
@@ -26,15 +26,15 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
     if train:
         last = train[-1]
         rows += [
-            ("loss", f"{_number(last['loss'])}  {curve([one['loss'] for one in train])}"),
+            ("loss", f"{cell(last['loss'])}  {curve([one['loss'] for one in train])}"),
             ("loss scale", f"{last['loss_scale']:g}"),
-            ("gradient norm", _number(last["grad_norm"])),
+            ("gradient norm", cell(last["grad_norm"])),
             ("tokens/s", f"{last['tokens_per_second']:,.0f}"),
             *_step_time(run, last),
             ("skipped steps", str(last["skipped_steps"])),
         ]
     if validation:
-        rows.append(("validation loss", f"{_number(validation[-1]['loss'])}, step {validation[-1]['step']}"))
+        rows.append(("validation loss", f"{cell(validation[-1]['loss'])}, step {validation[-1]['step']}"))
     rows += _quantisation(run) + _audit(run)
     rows += [("findings of the check", str(len(run.findings.get("findings", ()))))]
     rows += [("ended", run.summary.get("failure") or "yes")] if run.summary else []
@@ -83,7 +83,3 @@ def curve(values: Sequence[float | None]) -> str:
     low, span = min(known, default=0), max(known, default=0) - min(known, default=0)
     heights = (None if value is None else round((value - low) / (span or 1) * 7) for value in picked)
     return "".join("·" if height is None else BARS[height] for height in heights)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

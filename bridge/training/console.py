@@ -15,7 +15,7 @@ from bridge.audit.quantisation import QuantisationRow
 from bridge.audit.record import CensusRow, GemmRow
 from bridge.audit.sentence import format_gemms
 from bridge.report.quantisation import worst_table
-from bridge.report.table import Column, show, table
+from bridge.report.table import Column, cell, show, table
 from bridge.training.metrics import TrainRecord, ValidationRecord
 from bridge.training.run import PhaseRecord
 
@@ -155,19 +155,15 @@ def show_summary(
     console.print(f"Files of this run: {summary.run_dir}", highlight=False, soft_wrap=True)
 
 
-def _number(value: float | None, form: str = ".4f") -> str:
-    return "-" if value is None else format(value, form)
-
-
 def _result_table(summary: RunSummary) -> RenderableType:
     """Return the figures of a run as a table for the terminal."""
     is_old = summary.validation_step not in (None, summary.iteration)
     resumed = f" of {summary.iteration:,}" if summary.steps != summary.iteration else ""
     rows = [
-        ("training loss (nats/token)", _number(summary.train_loss)),
-        (f"validation loss{f', step {summary.validation_step}' * is_old}", _number(summary.validation_loss)),
-        ("unigram entropy", _number(summary.unigram_entropy)),
-        ("tokens/s", _number(summary.tokens_per_second, ",.0f")),
+        ("training loss (nats/token)", cell(summary.train_loss)),
+        (f"validation loss{f', step {summary.validation_step}' * is_old}", cell(summary.validation_loss)),
+        ("unigram entropy", cell(summary.unigram_entropy)),
+        ("tokens/s", cell(summary.tokens_per_second, ",.0f")),
         ("parameters", f"{summary.parameters:,}"),
         ("steps", f"{summary.steps:,}{resumed}"),
         ("skipped steps", f"{summary.skipped_steps:,}"),
