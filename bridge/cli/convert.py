@@ -65,9 +65,7 @@ def _convert(chosen: argparse.Namespace) -> int:
     faulty = chosen.to == conversion.OURS and not undecided and bool(first.imported.config.faults())
     exported = results[0][1]
     files = dict(exported.files) if exported is not None else {}
-    gone = ""
-    if chosen.strict:
-        gone = _lost(results if chosen.json else results[:1], chosen)
+    gone = _lost(results if chosen.json else results[:1], chosen)
     if chosen.out is not None and not faulty and not gone and text:
         write_file(chosen.out, text, "--out")
         for name, content in files.items():
@@ -103,9 +101,11 @@ def _print_payload(text: str, files: dict[str, str], chosen: argparse.Namespace,
 
 
 def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace) -> str:
-    """Return the line that names each setting whose precision is lost; empty where none is."""
+    """Return the line under --strict that names each setting whose precision is lost; empty where none is."""
     from bridge.interop.conversion import lost
 
+    if not chosen.strict:
+        return ""
     gone = [f"{entry.field}={entry.value!r}" for one, exported in results for entry in lost(one, chosen.to, exported)]
     if not gone:
         return ""

@@ -134,9 +134,8 @@ def training_process(
     launch, notes = _Launch.read(), list[str]()
     with ExitStack() as stack:
         request = stack.enter_context(noted_signals())
-        _hush(stack)
+        _repair(stack)
         where = _enter_device(stack, launch, model, notes)
-        stack.enter_context(without_te.repaired_layers())
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads or launch.threads or launch.share_of_cpus())
         timeout = timedelta(minutes=timeout_minutes)
@@ -148,8 +147,7 @@ def training_process(
         if peers is not None:
             stack.enter_context(peers.answering())
             stack.enter_context(_blamed(peers, request))
-        _start_model_parallel(stack, model, timeout_minutes)
-        _seed_everything(seed)
+        _start_model_parallel(stack, model, timeout_minutes, seed)
         yield _placed(launch, where, notes, peers, request)
 
 
@@ -193,8 +191,9 @@ def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
         raise
 
 
-def _hush(stack: ExitStack) -> None:
-    """Leave out warnings about how Megatron calls torch, on which a user of this project cannot act."""
+def _repair(stack: ExitStack) -> None:
+    """Repair Megatron's layers, and leave out warnings about how it calls torch, on which a user cannot act."""
+    stack.enter_context(without_te.repaired_layers())
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\.")
     warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
@@ -289,8 +288,8 @@ def _release() -> None:
         del chunk.module
 
 
-def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float) -> None:
-    """Create Megatron's process groups; at the end forget them, Megatron's buffers, losses and random states."""
+def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, seed: int) -> None:
+    """Create Megatron's process groups and seed everything; the end forgets them, its buffers, losses and states."""
     stack.callback(_release)
     for embedding in (RotaryEmbedding, YarnRotaryEmbedding):  # the keys of the cache hold a process group, with threads
         stack.callback(embedding.forward.cache_clear)
@@ -302,10 +301,7 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float) 
     parallel_state.initialize_model_parallel(
         **{name: getattr(model, name) for name in _PARALLEL_SIZES}, distributed_timeout_minutes=timeout_minutes
     )
-
-
-def _seed_everything(seed: int) -> None:
-    """Seed Python, NumPy, torch and Megatron's tracker; pipeline stages get seeds of their own, as in Megatron-LM."""
+    # Pipeline stages get seeds of their own, as in Megatron-LM.
     staged = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(staged)
     np.random.seed(staged)  # noqa: NPY002 Megatron's data code may draw from the global state

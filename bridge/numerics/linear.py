@@ -11,6 +11,7 @@ weight is rounded again in the backward pass, with the scale of the forward pass
 than kept a second time; a `WeightCache` keeps its operands from microbatch to microbatch.
 
 Shapes: M tokens (all leading axes), K inputs, N outputs.
+Source: Transformer Engine 2.20 pytorch/module/linear.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -253,8 +254,6 @@ def scaled_linear(
 
     Raises:
         PrecisionTypeError: shapes that do not fit, a dtype that cannot be quantised, or a state where none belongs.
-
-    Source: Transformer Engine 2.20 pytorch/module/linear.py.
     """
     call = LinearCall(precision, state, cache, first_microbatch, stored_weight, observer, after_backward)
     call.require_fitting(x, weight)

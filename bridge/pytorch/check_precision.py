@@ -195,12 +195,11 @@ def check_precision(
                     watching.callback(module.register_forward_hook(_note(modules, name)).remove)
             watching.enter_context(watch.watching())
             step()
-    gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
     state = tensors_in([] if optimizer is None else [*optimizer.state.values()])
     return PrecisionReport(
         parameters=_sizes(model.parameters()),
         buffers=_sizes(buffer for buffer in model.buffers() if buffer.is_floating_point()),
-        gradients=_sizes(gradients),
+        gradients=_sizes(one.grad for one in model.parameters() if one.grad is not None),
         optimizer_state=_sizes(leaf for leaf in state if leaf.dim() > 0 and leaf.is_floating_point()),
         activations=dict(Counter(modules.values())),
         modules=modules,

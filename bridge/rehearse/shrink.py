@@ -88,8 +88,7 @@ def shrink(
     shrink_widths(run)
     _shrink_tokens(run)
     _replace_schedule(run)
-    _drop_sizes(run)
-    _replace_kernels(run)
+    _drop(run)
     return SmallRun(
         sections=run.held,
         precision=run.precision,
@@ -162,8 +161,9 @@ def _replace_schedule(run: Sections) -> None:
             run.held["optimizer"][name] = value
 
 
-def _drop_sizes(run: Sections) -> None:
-    """Take the sizes out of the model, each launch has its own, and the functions that a saved run has as text."""
+def _drop(run: Sections) -> None:
+    """Take kernels of a GPU out of the model, its sizes, which each launch has, and functions, saved as text."""
+    _replace_kernels(run)
     for name in INITIALISERS:
         run.model.pop(name, None)
     sizes = {**Round().fields(), "overlap_p2p_comm": None, "batch_p2p_comm": None}

@@ -237,9 +237,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend | N
     trainer = _build_trainer(config, adapted, process, backend, phases)
     if schedule is not None:
         schedule.bind(adapted)
-    start, resumed = Position(), list[str]()
-    if config.checkpoint.load is not None:
-        start, resumed = _resume(config, trainer, schedule, backend)
+    start, resumed = _resume(config, trainer, schedule, backend)
     if config.checkpoint.save is not None:
         require_free(Path(config.checkpoint.save), start)
     return Run(
@@ -276,7 +274,9 @@ def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
 def _resume(
     config: ConfigContainer, trainer: Trainer, schedule: PrecisionSchedule | None, backend: Backend
 ) -> tuple[Position, list[str]]:
-    """Continue from the newest checkpoint of `checkpoint.load`; return how far it had come, and sentences about it."""
+    """Continue from the newest checkpoint of `checkpoint.load`, if any; return how far it had come, and sentences."""
+    if config.checkpoint.load is None:
+        return Position(), []
     files, label = config.checkpoint, precision_label(config)
     saved = newest_sound(Path(str(files.load)), checksum=files.checksum, trust=files.trust)
     if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
