@@ -2,8 +2,9 @@
 
 `docs/reference/recipes.md` comes from the registered recipes, `docs/reference/fields.md` from the config's fields, the
 routes and the schemes, `docs/reference/rules.md` from the rules of `precision-bridge check`, and
-`docs/reference/support-matrix.md` from the schemes and GPU generations. A test runs this script with `--check`, so the
-pages cannot fall behind the code.
+`docs/reference/support-matrix.md` from the schemes and GPU generations; `docs/reference/set-at-start.md` is made of
+what other frameworks set at the start of a run. A test runs this script with `--check`, so the pages cannot fall behind
+the code.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from bridge.cli.check import matrix_markdown
 from bridge.cli.explain import explanation, rule_dict
 from bridge.errors import BridgeWarning
+from bridge.front.files import megatron_bridge_start, megatron_lm_start
+from bridge.front.files.reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.precision.config import settings_of
 from bridge.precision.groups import GROUPS
 from bridge.precision.schemes import SCHEMES
@@ -175,6 +178,22 @@ def support_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def start_page() -> str:
+    """Return the page of the values that other frameworks set at the start of a run."""
+    lines = [NOTE, "# Set at start\n"]
+    lines.append(
+        "A framework changes some settings of a file when a run starts. With `--config` they are changed here in"
+    )
+    lines.append("the same order, and each answer lists those that are not as the file has them.\n")
+    for framework, rows in ((MEGATRON_BRIDGE, megatron_bridge_start.ROWS), (MEGATRON_LM, megatron_lm_start.ROWS)):
+        lines.append(f"## {framework}\n\n| setting | because of | value | source |\n|---|---|---|---|")
+        for row in rows:
+            value = "derived" if callable(row.value) else f"`{row.value}`"
+            lines.append(f"| `{row.path}` | {row.because} | {value} | {row.source} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def _yaml(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {True: "true", False: "false", None: "null"}[value]
@@ -194,6 +213,7 @@ def main() -> int:
         "fields.md": fields_page(),
         "rules.md": rules_page(),
         "support-matrix.md": support_page(),
+        "set-at-start.md": start_page(),
     }
     for name, text in pages.items():
         page = PAGES / name

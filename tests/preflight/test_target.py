@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.arguments import planned_run
 from bridge.errors import RunConfigError
+from bridge.front.loader import load_run
 from bridge.preflight.target import Target, _detected, parse_target
 from bridge.rules.rule import te
 from bridge.rules.target import GPUS, gpu_of_capability
@@ -151,3 +153,29 @@ def test_a_version_known_in_part_is_later_earlier_or_unknown() -> None:
 def test_a_target_that_says_nothing_knows_nothing() -> None:
     target = Target()
     assert (str(target), target.capability, target.has_te) == ("nothing declared", None, None)
+
+
+def test_the_memory_of_a_gpu_may_be_stated() -> None:
+    target = parse_target("vr200x64,memory=288GiB")
+    assert target.gpu is not None
+    assert (target.gpu.capability, target.gpu.memory_gib, target.count) == ((10, 7), 288, 64)
+    assert str(target) == "vr200x64,memory=288GiB"
+    assert str(parse_target("memory=80GB,h100x8,te2.8")) == "h100x8,memory=74GiB,te2.8"
+    assert str(parse_target("h100x8")) == "h100x8"
+    for text, rule in {
+        "memory=80GiB": "must name the GPU of this memory",
+        "h100x8,memory=80": "must give the memory of a GPU in GiB or GB",
+        "h100x8,memory=80GiB,memory=90GiB": "must name one memory size",
+    }.items():
+        with pytest.raises(RunConfigError, match=rule):
+            parse_target(text)
+
+
+def test_a_gpu_whose_memory_is_not_published_is_said_to_be_unknown() -> None:
+    run = load_run(["model=gpt_5m", "target=r100x1"])
+    assert planned_run(run).memory.notes[-1] == (
+        "The memory of R100 is not known here; state it in the target, as in r100,memory=80GiB."
+    )
+    run = load_run(["model=gpt_5m", "target='r100x1,memory=288GiB'"])
+    assert planned_run(run).memory_bytes == 288 * 2**30
+    assert not any("is not known here" in note for note in planned_run(run).memory.notes)

@@ -37,13 +37,14 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         raise RunConfigError.of("model", rule, container.model_class, "Give a run of a language model.")
     sections, environment = container.sections, container.sections.pop(ENVIRONMENT, None)
     held = {role: sections[role] for role in OWNERS if isinstance(sections.get(role), dict)}
+    is_whole = 2 * len(held.get(MODEL, {}).keys() & FIELDS[MODEL].keys()) > len(FIELDS[MODEL])
     own: dict[str, Any] = {}
     newer: dict[str, Any] = {}
     for role, fields in held.items():
         classes = container.classes.get(role, ())
         own |= _taken(fields, own_fields(MEGATRON_BRIDGE, classes, fields, role), role)
-        newer |= _taken(fields, newer_fields(fields, role) if classes else (), role)
-    release = release_of(held, is_whole=bool(container.classes.get(MODEL)))
+        newer |= _taken(fields, newer_fields(fields, role) if is_whole else (), role)
+    release = release_of(held, is_whole=is_whole)
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections=sections,

@@ -1,0 +1,238 @@
+"""Megatron Bridge's YAML of a run: each kind of file is read whole, with its release and what is set at start."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bridge.cli.main import main
+from bridge.errors import RunConfigError
+from bridge.front.files import megatron_bridge_start
+from bridge.front.files.reading import MEGATRON_BRIDGE
+from bridge.front.loader import RunValues, load_run
+from bridge.rules.fields import FIELDS, known_releases
+from bridge.rules.versions import Version, installed
+
+BF16 = {"_target_": "torch.bfloat16", "_call_": False}
+PROVIDER = "megatron.bridge.models.gpt_provider.GPTModelProvider"
+SIZES = {"num_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 512, "vocab_size": 1000}
+PRECISION = {
+    "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
+    "bf16": True,
+    "fp8": "hybrid",
+    "fp8_recipe": "tensorwise",
+    "params_dtype": BF16,
+}
+OVERLAP = {"_target_": "megatron.bridge.training.comm_overlap.CommOverlapConfig", "tp_comm_overlap": False}
+
+
+def container(model: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    """Return a container as Megatron Bridge writes one."""
+    return {
+        "_target_": "megatron.bridge.training.config.ConfigContainer",
+        "model": {"_target_": PROVIDER, **SIZES, "params_dtype": BF16, **(model or {})},
+        "optimizer": {"_target_": "megatron.bridge.training.config.OptimizerConfig", "use_distributed_optimizer": True},
+        "ddp": {
+            "_target_": "megatron.bridge.training.config.DistributedDataParallelConfig",
+            "use_distributed_optimizer": True,
+        },
+        "train": {"_target_": "megatron.bridge.training.config.TrainingConfig", "micro_batch_size": 1},
+        "mixed_precision": PRECISION,
+        **sections,
+    }
+
+
+def saved_model(release: Version) -> dict[str, Any]:
+    """Return every field of a release's model with its default, and the sizes."""
+    rows = FIELDS["model"].values()
+    return {row.name: row.default for row in rows if row.has is None or row.has.holds(release)} | SIZES
+
+
+def read(folder: Path, content: dict[str, Any], *words: str, strict: bool = True) -> RunValues:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return load_run(words, config_file=path, strict=strict)
+
+
+def test_a_saved_container_is_read_with_what_is_set_at_start(tmp_path: Path) -> None:
+    model = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+    run = read(tmp_path, container(model, comm_overlap=OVERLAP), "target=h100x8")
+    assert run.reading.framework == MEGATRON_BRIDGE
+    assert run.model["params_dtype"] == "torch.bfloat16"
+    assert {one.path: one.value for one in run.reading.derived} == {
+        "model.overlap_p2p_comm": True,
+        "model.batch_p2p_comm": False,
+        "ddp.bucket_size": 128 * 2**20,
+        "ddp.overlap_grad_reduce": True,
+        "ddp.overlap_param_gather": True,
+        "ddp.align_param_gather": True,
+        "optimizer.overlap_param_gather": True,
+    }
+    named = {one.path: str(one) for one in run.reading.derived}["ddp.align_param_gather"]
+    assert named == "Megatron Bridge sets ddp.align_param_gather=True at start: comm_overlap"
+    assert run.ddp["align_param_gather"] is True
+    assert run.origin_of("ddp.align_param_gather") == "Megatron Bridge at start"
+
+
+def test_one_rank_reduces_nothing_and_a_stated_switch_stays(tmp_path: Path) -> None:
+    stated = dict(OVERLAP, overlap_grad_reduce=True)
+    run = read(tmp_path, container(comm_overlap=stated), "target=h100x1")
+    assert {one.path for one in run.reading.derived if one.path.startswith("ddp.")} == {"ddp.overlap_grad_reduce"}
+
+
+def test_a_file_from_after_the_runtime_is_changed_no_more(tmp_path: Path) -> None:
+    before = container(comm_overlap=OVERLAP)
+    run = read(tmp_path, before, "target=h100x8")
+    runtime = container(run.model, comm_overlap=OVERLAP)
+    runtime |= {role: {**before[role], **run.section(role)} for role in ("optimizer", "ddp")}
+    assert read(tmp_path, runtime, "target=h100x8").reading.derived == ()
+
+
+def test_a_nested_model_is_one_model_and_an_override_may_name_either_place(tmp_path: Path) -> None:
+    inner = {"_target_": "megatron.bridge.models.transformer_config.TransformerConfig", **SIZES}
+    vocab = inner.pop("vocab_size")
+    nested = {
+        "_target_": "megatron.bridge.models.gpt.model_config.BridgeGPTModelConfig",
+        "_builder_": "megatron.bridge.models.gpt.gpt_builder.GPTModelBuilder",
+        "vocab_size": vocab,
+        "rope_scaling": True,
+        "transformer": inner,
+    }
+    content = {**container(), "model": nested}
+    run = read(tmp_path, content, "model.transformer.num_layers=2", "model.hidden_size=256")
+    assert (run.model["num_layers"], run.model["hidden_size"], run.model["vocab_size"]) == (2, 256, 1000)
+    assert "transformer" not in run.model
+    assert run.reading.own_fields == {"model.rope_scaling": True}
+
+
+def test_enums_partials_sets_and_lost_objects_are_plain_data(tmp_path: Path) -> None:
+    enums = "megatron.core.transformer.enums"
+    scope = {"_target_": f"{enums}.CudaGraphModule", "_call_": True, "_args_": [1], "_name_": "attn"}
+    model = {
+        "attention_backend": {"_target_": f"{enums}.AttnBackend", "_call_": True, "_args_": [5], "_name_": "auto"},
+        "cuda_graph_modules": [scope],
+        "init_method": {"_target_": "torch.nn.init.normal_", "_partial_": True, "_args_": [], "std": 0.02},
+        "pipeline_model_parallel_layout": {"_target_": "megatron.core.x.PipelineParallelLayerLayout", "_call_": True},
+    }
+    path = tmp_path / "run.yaml"
+    text = yaml.safe_dump(container(model, peft={"_target_": "megatron.bridge.peft.lora.LoRA", "dim": 16}))
+    path.write_text(
+        text.replace("  dim: 16", "  dim: 16\n  params_to_save: !!set {a: null, b: null}"), encoding="utf-8"
+    )
+    run = load_run((), config_file=path)
+    assert run.model["attention_backend"] == "auto"
+    assert run.model["cuda_graph_modules"] == ["attn"]
+    assert run.model["init_method"] == "torch.nn.init.normal_"
+    assert run.sections["peft"] == {"dim": 16, "params_to_save": ["a", "b"]}
+    lost = "model.pipeline_model_parallel_layout: the file names a PipelineParallelLayerLayout without its content."
+    assert run.reading.unknown == (lost,)
+
+
+def test_a_checkpoint_is_read_by_the_config_of_its_newest_iteration(tmp_path: Path) -> None:
+    for number, layers in ((100, 2), (200, 6)):
+        folder = tmp_path / f"iter_{number:07}"
+        folder.mkdir()
+        content = container({"num_layers": layers})
+        (folder / "run_config.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert load_run((), config_file=tmp_path).model["num_layers"] == 6
+    assert load_run((), config_file=tmp_path / "iter_0000100").model["num_layers"] == 2
+
+
+def test_variables_and_the_switch_of_the_loss_check_are_those_of_the_run(tmp_path: Path) -> None:
+    machine = {"_target_": "megatron.bridge.training.config.RerunStateMachineConfig", "check_for_nan_in_loss": False}
+    content = container(env_vars={"NVTE_FLASH_ATTN": 0}, rerun_state_machine=machine)
+    run = read(tmp_path, content)
+    assert run.reading.environment == {"NVTE_FLASH_ATTN": "0"}
+    assert run.section("train")["check_for_nan_in_loss"] is False
+    run = read(tmp_path, content, "rerun_state_machine.check_for_nan_in_loss=true")
+    assert run.section("train")["check_for_nan_in_loss"] is True
+
+
+def test_sections_of_early_releases_are_named_without_their_ending(tmp_path: Path) -> None:
+    now = container(dataset={"_target_": "x.GPTDatasetConfig", "seq_length": 512})
+    early = {key if key.startswith("_") or key == "mixed_precision" else f"{key}_config": now[key] for key in now}
+    run, same = read(tmp_path, early, "model_config.num_layers=2"), read(tmp_path, now, "model.num_layers=2")
+    assert run.sections == same.sections
+    assert run.section("data")["seq_length"] == 512
+
+
+def test_null_is_off_where_megatron_takes_no_null(tmp_path: Path) -> None:
+    content = container({"gradient_accumulation_fusion": None, "fp8": None})
+    content["ddp"]["overlap_grad_reduce"] = None
+    run = read(tmp_path, content)
+    assert run.model["fp8"] is None
+    assert run.model["gradient_accumulation_fusion"] is False
+    assert run.ddp["overlap_grad_reduce"] is False
+
+
+def test_a_field_of_the_provider_is_its_own_and_a_misspelt_one_is_refused(tmp_path: Path) -> None:
+    run = read(tmp_path, container({"hf_model_id": "acme/model"}))
+    assert run.reading.own_fields == {"model.hf_model_id": "acme/model"}
+    with pytest.raises(RunConfigError, match=r"model.num_layerss: no such field.*Did you mean 'num_layers'"):
+        read(tmp_path, container({"num_layerss": 4}))
+
+
+def test_a_saved_run_may_have_fields_that_no_known_release_has(tmp_path: Path) -> None:
+    newest = known_releases()[-1]
+    saved = saved_model(newest)
+    run = read(tmp_path, container(saved | {"o_lora_rank": 4}))
+    assert run.reading.unknown == (
+        "model.o_lora_rank: no known release of Megatron Core has these fields, and nothing here reads them.",
+    )
+    del saved["q_lora_rank"]
+    with pytest.raises(RunConfigError, match="model.o_lora_rank: no such field"):
+        read(tmp_path, container(saved | {"o_lora_rank": 4}))
+
+
+def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tmp_path: Path) -> None:
+    *_, before, newest = known_releases()
+    saved = container(saved_model(newest))
+    run = read(tmp_path, saved)
+    assert run.reading.release == newest
+    assert run.target == f"mcore{newest}"
+    assert re.fullmatch(
+        rf"megatron-core {newest} \(model\.\w+ stands in the file, and {before} does not have it\)\.",
+        run.reading.lines[0],
+    )
+    run = read(tmp_path, saved, "target='b200x8,mcore0.18'")
+    assert run.reading.lines[0] == "megatron-core 0.18 (stated by the target)."
+    oldest = known_releases()[0]
+    assert read(tmp_path, container(saved_model(oldest))).reading.release == oldest
+    written = read(tmp_path, container())
+    assert written.reading.release == installed("mcore")
+    assert written.reading.release_reason == "installed here, as the file leaves it open"
+
+
+def test_megatron_fsdp_turns_the_shared_buffer_off_in_the_precision_too(tmp_path: Path) -> None:
+    content = container(dist={"_target_": "megatron.bridge.training.config.DistributedInitConfig"})
+    content["dist"]["use_megatron_fsdp"] = True
+    content["mixed_precision"] = dict(PRECISION, fp8_recipe="mxfp8", fp8="e4m3", reuse_grad_buf_for_mxfp8_param_ag=True)
+    run = read(tmp_path, content)
+    assert run.ddp["use_megatron_fsdp"] is True
+    assert run.precision is not None
+    assert run.precision.reuse_grad_buf_for_mxfp8_param_ag is False
+
+
+def test_every_command_refuses_a_diffusion_model_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    wan = "megatron.bridge.diffusion.models.wan.wan_provider.WanModelProvider"
+    path.write_text(yaml.safe_dump(container({"_target_": wan})), encoding="utf-8")
+    said = set()
+    for command in ("check", "plan", "memory", "align", "modules", "rehearse"):
+        assert main([command, "--config", str(path)]) == 2
+        said.add(capsys.readouterr().err)
+    (sentence,) = said
+    assert sentence.startswith("model: a diffusion model has no layers of a language model, got ")
+
+
+def test_every_row_of_the_start_names_a_field_and_its_source() -> None:
+    for row in megatron_bridge_start.ROWS:
+        role, _, name = row.path.partition(".")
+        assert role == "mixed_precision" or name in FIELDS[role], row.path
+        assert row.source.partition(": ")[2], row.path

@@ -1,0 +1,105 @@
+"""Published recipes of Megatron Bridge, as its own code saves them before and after its runtime: both answered alike.
+
+The files lie beside the repository, in ``../shared/published``; its index names the GPUs of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.errors import RunConfigError
+from bridge.front.files.kinds import read_file
+
+PUBLISHED = Path(__file__).parents[2].parent / "shared" / "published"
+COMMANDS = ("check", "plan", "memory", "align", "modules")
+pytestmark = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="needs the published recipes in ../shared/published")
+REPLACED = ("PB123", "model.first_last_layers_bf16")
+"""A finding about a value that the precision replaces; the file after the runtime holds the new value alone."""
+
+
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    for name in ("before", "runtime"):
+        with tarfile.open(PUBLISHED / f"{name}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+    return folder
+
+
+def targets() -> dict[str, str]:
+    """Return name of a recipe -> its GPUs as a target."""
+    with (PUBLISHED / "index.tsv").open(encoding="utf-8") as file:
+        return {row["name"]: f"{row['gpu']}x{row['num_gpus']}" for row in csv.DictReader(file, delimiter="\t")}
+
+
+def answer(command: str, path: Path, target: str) -> Any:
+    """Return the JSON of a command without what it says of the file, or the sentence of its refusal."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        main([command, "--config", str(path), "--target", target, "--json"])
+    if not out.getvalue():
+        return err.getvalue().partition(", got")[0]
+    content = json.loads(out.getvalue())
+    content.pop("read")
+    if command != "check":
+        return content
+    return {(one["id"], one["path"]) for one in content["findings"]} - {REPLACED}
+
+
+def is_cut(path: Path) -> bool:
+    """Return whether a file names an object without its content: Megatron Bridge saves a pipeline layout like that."""
+    try:
+        return any("without its content" in line for line in read_file(path).unknown)
+    except RunConfigError:
+        return False
+
+
+def differences(recipes: Path, names: list[str]) -> list[str]:
+    """Return a line for each command whose answers about the two files of a recipe differ."""
+    found, places = [], targets()
+    for name in names:
+        before, runtime = (recipes / kind / f"{name}.yaml" for kind in ("before", "runtime"))
+        if is_cut(runtime):
+            continue
+        for command in COMMANDS:
+            one, two = (answer(command, path, places[name]) for path in (before, runtime))
+            if one != two:
+                found.append(f"{command} of {name}: {one!s:.200} -> {two!s:.200}")
+    return found
+
+
+def test_a_sample_of_recipes_is_answered_alike_before_and_after_its_runtime(recipes: Path) -> None:
+    names = sorted(targets())[:: len(targets()) // 6]
+    assert differences(recipes, names) == []
+
+
+@pytest.mark.slow
+def test_every_recipe_is_answered_alike_before_and_after_its_runtime(recipes: Path) -> None:
+    names = sorted(targets())
+    assert differences(recipes, names) == []
+    assert sum(is_cut(recipes / "runtime" / f"{name}.yaml") for name in names) <= len(names) // 100
+
+
+@pytest.mark.slow
+def test_a_recipe_is_refused_for_a_reason_that_is_true_alone(recipes: Path) -> None:
+    reasons = (
+        "model: a diffusion model has no layers of a language model",
+        "model.experimental_attention_variant: cannot plan: layers of ",
+        "model: the number of ranks must be a multiple of ",
+    )
+    refused = {
+        f"{command} of {name}": said
+        for name, target in targets().items()
+        for command in COMMANDS
+        if isinstance(said := answer(command, recipes / "before" / f"{name}.yaml", target), str)
+    }
+    assert {where: said for where, said in refused.items() if not said.startswith(reasons)} == {}
