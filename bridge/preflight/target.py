@@ -58,7 +58,8 @@ def parse_target(text: str) -> Target:
     memory_gib: int | None = None
     for word in words:
         fields = _meaning(word)
-        for twice in given.keys() & fields:
+        twice = next((name for name in fields if name in given), None)
+        if twice is not None:
             one = f"one version of {TITLES[twice]}" if twice in PRODUCTS else ONE.get(twice, "one GPU")
             raise RunConfigError.of("target", f"must name {one}", f"{given[twice]},{word}", "Drop one of the two.")
         given.update(dict.fromkeys(fields, word))
