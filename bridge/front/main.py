@@ -92,24 +92,27 @@ def main(
     arguments = get_args_parser().parse_intermixed_args(words)
     arguments.overrides = as_hydra_reads(arguments.overrides)
     try:
-        search = Search(
-            _config_path(arguments.config_path) or str(config_path),
-            arguments.config_name or config_name,
-            arguments.config_dir,
-        )
-        try:
+        own_folder = _config_path(arguments.config_path) or str(config_path)
+        search = Search(own_folder, arguments.config_name or config_name, arguments.config_dir)
+        with _translated(arguments.overrides):
             _run(job, arguments, search, name, after_sweep)
-        except COMPOSITION_ERRORS as error:
-            if isinstance(error, BridgeError) or any(
-                note.startswith(CRASH) for note in getattr(error, "__notes__", ())
-            ):
-                raise
-            raise translated(error, arguments.overrides) from error
     except BridgeError as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
+
+
+@contextmanager
+def _translated(overrides: Sequence[str]) -> Iterator[None]:
+    """Turn Hydra's errors into our own; a crash of the job, whose folder is noted on it, stays as it is."""
+    try:
+        yield
+    except COMPOSITION_ERRORS as error:
+        notes: list[str] = getattr(error, "__notes__", [])
+        if isinstance(error, BridgeError) or any(note.startswith(CRASH) for note in notes):
+            raise
+        raise translated(error, overrides) from error
 
 
 def _config_path(given: str | None) -> str | None:
@@ -121,39 +124,50 @@ def _config_path(given: str | None) -> str | None:
 
 
 def _run(job: Job, arguments: argparse.Namespace, search: Search, name: str, after_sweep: AfterSweep | None) -> None:
-    """Do what the flags ask for."""
+    """Do what the flags ask for: answer by Hydra alone, show the config, sweep, or run."""
     overrides: list[str] = arguments.overrides
     if arguments.experimental_rerun:
         register()
-        hydra.main(version_base=VERSION_BASE)(_task(job))()
+        hydra.main(version_base=VERSION_BASE)(Task(job))()
     elif arguments.shell_completion or arguments.help or arguments.hydra_help or arguments.info:
-        if arguments.shell_completion:
-            register()
-        else:
-            prepared(search, overrides)
-        arguments.config_path = None  # Hydra would look for it in this module's folder
-        _run_hydra(arguments, get_args_parser(), _task(job), search.main, search.config_name)
+        _answer(arguments, search)
     elif arguments.cfg:
         with composed(search, overrides, job_name=name) as composition:
             _check(composition)
             with _started(composition, name) as app:
                 app.show_cfg(search.config_name, overrides, arguments.cfg, arguments.package, arguments.resolve)
     elif arguments.multirun or _is_multirun(search, overrides):
-        overrides = [*overrides, "hydra.mode=MULTIRUN"]
-        with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
-            _check(composition)
-            folder = Path(HydraConfig.get().runtime.output_dir)
-        began = time.time()
-        try:
-            with _started(composition, name) as app:
-                app.multirun(search.config_name, _task(job), overrides)
-        finally:
-            if after_sweep is not None:
-                after_sweep(folder, _runs_of(folder, began))
+        _sweep(job, search, [*overrides, "hydra.mode=MULTIRUN"], name, after_sweep)
     else:
-        overrides = [*overrides, "hydra.mode=RUN"]
-        with composed(search, overrides, job_name=name) as composition:
-            _run_once(job, composition, search, overrides, name)
+        _run_once(job, search, [*overrides, "hydra.mode=RUN"], name)
+
+
+def _answer(arguments: argparse.Namespace, search: Search) -> None:
+    """Have Hydra print its help, complete a word, or say what it found."""
+    if arguments.shell_completion:
+        register()
+    else:
+        prepared(search, arguments.overrides)
+    arguments.config_path = None  # Hydra would look for it in this module's folder
+    _run_hydra(arguments, get_args_parser(), _nothing, search.main, search.config_name)
+
+
+def _nothing(_config: DictConfig) -> None:
+    """Stand for the job where Hydra runs none."""
+
+
+def _sweep(job: Job, search: Search, overrides: list[str], name: str, after_sweep: AfterSweep | None) -> None:
+    """Run a job for each combination of values, and what comes after the sweep."""
+    with own_environment(), composed(search, overrides, sweep=True, job_name=name) as composition:
+        _check(composition)
+        folder = Path(HydraConfig.get().runtime.output_dir)
+    began = time.time()
+    try:
+        with _started(composition, name) as app:
+            app.multirun(search.config_name, Task(job), overrides)
+    finally:
+        if after_sweep is not None:
+            after_sweep(folder, _runs_of(folder, began))
 
 
 def _runs_of(folder: Path, began: float) -> list[Path]:
@@ -163,49 +177,54 @@ def _runs_of(folder: Path, began: float) -> list[Path]:
     return sorted(numbers, key=numbers.__getitem__)
 
 
-def _run_once(job: Job, composition: Composition, search: Search, overrides: list[str], name: str) -> None:
+def _run_once(job: Job, search: Search, overrides: list[str], name: str) -> None:
     """Build the container, then have Hydra make the run folder and the log, and run the job in it."""
-    made = _container(run_of(composition.given(name=search.config_name, missing=False)))
-    refused: list[BridgeError] = []
-    with _started(composition, name) as app:
-        app.run(search.config_name, _task(job, made, refused), overrides)
-    if refused:
-        raise refused[0]  # after Hydra's end, which would add a line of its own
+    with composed(search, overrides, job_name=name) as composition:
+        task = Task(job, _container(run_of(composition.given(name=search.config_name, missing=False))))
+        with _started(composition, name) as app:
+            app.run(search.config_name, task, overrides)
+    if task.refused is not None:
+        raise task.refused  # after Hydra's end, which would add a line of its own
 
 
-def _task(
-    job: Job, made: ConfigContainer | None = None, refused: list[BridgeError] | None = None
-) -> Callable[[DictConfig], None]:
-    """Return `job` as Hydra calls it.
+class Task:
+    """A script's job as Hydra calls it, in the run folder that Hydra made."""
 
-    `made` is the run, None for that of the config that Hydra composed itself; `refused` takes an error of ours
-    instead of raising it.
-    """
+    def __init__(self, job: Job, made: ConfigContainer | None = None) -> None:
+        self.job = job
+        self.made = made
+        """The run; None: that of the config that Hydra composed for a job of a sweep."""
+        self.refused: BridgeError | None = None
+        """The error of ours that ended a run which was made before Hydra started."""
 
-    def task(config: DictConfig) -> None:
+    def __call__(self, config: DictConfig) -> None:
+        """Run the job on the config's container."""
         settings: Any = HydraConfig.get()
         run_dir = Path(settings.runtime.output_dir)
-        run = made
+        run = self.made
         try:
             with own_environment():
                 run = run or _container(run_of(retraced(config, settings).given(missing=False)))
-                job(run, Path(run.logging.run_dir or run_dir))
+                self.job(run, Path(run.logging.run_dir or run_dir))
         except Exception as raised:
             error = _of_disk(raised, run_dir)
             if not isinstance(error, BridgeError):
                 error.add_note(f"{CRASH}{run_dir}")
-            elif refused is not None:
-                refused.append(error)
+            elif self.made is not None:
+                self.refused = error
                 return
-            if settings.mode == RunMode.MULTIRUN:  # Hydra shows the first failure only, and after the last job
-                log.log(logging.ERROR, "This job failed. %s", error, exc_info=not isinstance(error, BridgeError))
-                if run is None and {path.name for path in run_dir.iterdir()} <= {".hydra", f"{settings.job.name}.log"}:
-                    shutil.rmtree(run_dir)  # Hydra made it before this job was refused
-            if error is not raised:
-                raise error from raised
-            raise
+            if settings.mode == RunMode.MULTIRUN:
+                _log_failure(error, run_dir, settings.job.name, was_made=run is not None)
+            if error is raised:
+                raise
+            raise error from raised
 
-    return task
+
+def _log_failure(error: Exception, run_dir: Path, job_name: str, *, was_made: bool) -> None:
+    """Log why a job of a sweep failed: Hydra shows the first failure only, and after the last job."""
+    log.log(logging.ERROR, "This job failed. %s", error, exc_info=None if isinstance(error, BridgeError) else error)
+    if not was_made and {path.name for path in run_dir.iterdir()} <= {".hydra", f"{job_name}.log"}:
+        shutil.rmtree(run_dir)  # Hydra made it before this job was refused
 
 
 def _of_disk(error: Exception, run_dir: Path) -> Exception:

@@ -7,7 +7,9 @@ import enum
 import functools
 import json
 import logging
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -17,7 +19,6 @@ from bridge.errors import CheckError, TrainingError
 from bridge.front.loader import config_folder
 from bridge.front.main import is_first_process, main
 from bridge.front.problems import MADE_BY, OWNERS, SECTIONS
-from bridge.front.signals import exit_on_signals
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.fields import default_of
 from bridge.preflight.check import check_run
@@ -29,6 +30,7 @@ from bridge.training.config import write_precision
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from types import FrameType
 
     from bridge.sync.report import SyncReport
     from bridge.training.config import ConfigContainer
@@ -43,6 +45,24 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
     main(train, config_path=config_path or config_folder(), name="train", words=words, after_sweep=_after_sweep)
+
+
+def exit_on_signals() -> None:
+    """End the process with 128 + the number when Ctrl-C or a scheduler's SIGTERM arrives, without a traceback.
+
+    Elsewhere than in the main thread nothing changes, and a signal that the caller's shell ignores stays ignored.
+    While it trains, the loop takes the signals over: it ends after the running step, with everything written.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _exit)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    sys.stderr.write("Stopped on request.\n")
+    sys.exit(128 + number)
 
 
 def _after_sweep(folder: Path, runs: Sequence[Path]) -> None:

@@ -6,10 +6,8 @@ from typing import Any
 
 from bridge.errors import PrecisionTypeError
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, get_mixed_precision_config
+from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config, recipe_flag
 
-GROUP = "mixed_precision"
-"""Hydra's group of recipes, and the key of its node."""
 CONFIGURATION = "configuration"
 
 
@@ -37,11 +35,6 @@ def to_config(node: object) -> MixedPrecisionConfig:
     return config
 
 
-def recipe_flag(name: str) -> str:
-    """Return the flag of OmegaConf that the group sets on the node of a recipe; it survives merges and pickles."""
-    return f"recipe:{name}"
-
-
 def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
     """Return the one recipe that a node was composed from, None where there is none or more than one."""
     if not hasattr(node, "_get_flag"):
@@ -59,9 +52,8 @@ def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> M
     if recipe is None:
         return checked
     own, stated = recipe.to_dict(), checked.to_dict()
-    config = MixedPrecisionConfig(**{name: value for name, value in own.items() if name in stated})
-    config.made_by(str(recipe.recipe))
-    return config.state(CONFIGURATION, **{name: value for name, value in stated.items() if own.get(name) != value})
+    set_over = {name: value for name, value in stated.items() if name not in own or own[name] != value}
+    return recipe.only(stated).state(CONFIGURATION, **set_over)
 
 
 def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:

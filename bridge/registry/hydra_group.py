@@ -23,8 +23,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig
 
-from bridge.registry.composed import GROUP, recipe_flag
-from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
+from bridge.registry.registry import GROUP, REGISTRY, is_auto, load_recipes_from, recipe_flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
 
+GROUP = "mixed_precision"
+"""Hydra's group of recipes, and the key of its node in a composed config."""
 NOT_ALIASES = {
     "fp8_cs": "Megatron Bridge's performance scripts mean bf16_with_fp8_current_scaling_mixed with "
     "first_last_layers_bf16=False by it. Choose that recipe, and state that field."
@@ -446,6 +448,11 @@ def get_mixed_precision_config(name: str | MixedPrecisionConfig | PeerConfig) ->
 def is_auto(name: object) -> bool:
     """Return whether a recipe's name asks for a choice: auto, auto:fp8, auto:fastest, auto:stable."""
     return isinstance(name, str) and name.partition(":")[0].strip().lower() == "auto"
+
+
+def recipe_flag(name: str) -> str:
+    """Return the flag of OmegaConf that the group sets on the node of a recipe; it survives merges and pickles."""
+    return f"recipe:{name}"
 
 
 def synchronize(
