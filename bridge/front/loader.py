@@ -131,17 +131,7 @@ def load_run(
         UnknownRecipeError: No such recipe.
     """
     if config_file is not None:
-        from bridge.front.config_file import read_config_file
-
-        read = read_config_file(_file(config_file), overrides, trust=trust, sections=sections)
-        given = GivenRun(
-            sections=read.whole,
-            choice=read.choice,
-            recipe=read.recipe,
-            origins=read.origins,
-            name=str(config_file),
-        )
-        run = replace(run_of(given), reading=read.reading)
+        run = _run_of_file(_file(config_file), str(config_file), overrides, trust=trust, sections=sections)
     else:
         from bridge.front.compose import Search, composed  # Hydra is heavy
 
@@ -158,6 +148,15 @@ def load_run(
     if strict and run.precision is not None:
         run.precision.finalize()
     return run
+
+
+def _run_of_file(path: Path, name: str, overrides: Sequence[str], **options: Any) -> RunValues:
+    """Return the values of a run that a file describes; the options are those of `read_config_file`."""
+    from bridge.front.config_file import read_config_file
+
+    read = read_config_file(path, overrides, **options)
+    given = GivenRun(sections=read.whole, choice=read.choice, recipe=read.recipe, origins=read.origins, name=name)
+    return replace(run_of(given), reading=read.reading)
 
 
 def load_container(
