@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -114,9 +115,12 @@ def _serve() -> None:
     import matplotlib.figure  # noqa: F401
     import rich.table  # noqa: F401
 
-    import bridge.cli.main
-    import bridge.front
+    import bridge.front.compare
     import bridge.training.loop  # noqa: F401
+    from bridge.cli.main import MODULES
+
+    for module in MODULES:
+        importlib.import_module(f"bridge.cli.{module}")
 
     os.dup2(errors, 2)
     gc.collect()

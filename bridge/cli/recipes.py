@@ -11,7 +11,6 @@ from typing import Any
 
 from bridge.cli.arguments import add_command, print_json, text_of
 from bridge.errors import RunConfigError, UnknownRecipeError, close_matches, did_you_mean
-from bridge.precision import strict_yaml
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.field_docs import field_docs
 from bridge.precision.groups import GROUPS, by_subject
@@ -76,6 +75,8 @@ def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
 
 def _comment(path: Path) -> str:
     """Return the comment that a YAML file begins with."""
+    from bridge.precision import strict_yaml  # for the recipes of a folder alone
+
     lines = strict_yaml.decoded(strict_yaml.read_bytes(path), str(path)).splitlines()
     return "\n".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
 

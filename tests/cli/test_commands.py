@@ -152,25 +152,6 @@ def test_a_misspelling_is_answered_with_the_nearest_and_exit_code_2(arguments: t
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "absent"),
-    [
-        (("recipes",), ("torch", "megatron", "hydra", "numpy")),
-        (("show", "bf16_mixed"), ("torch", "megatron")),
-        (("diff", "bf16_mixed", "mxfp8"), ("torch", "megatron")),
-        (("explain", "fp8", "mxfp8"), ("torch", "megatron")),
-    ],
-)
-def test_the_commands_do_not_import_what_is_heavy(arguments: tuple[str, ...], absent: tuple[str, ...]) -> None:
-    code = (
-        "import sys\nfrom bridge.cli.main import main\n"
-        f"code = main({list(arguments)!r})\n"
-        f"print([m for m in {list(absent)!r} if m in sys.modules], code, file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "[] 0\n"
-
-
 def test_explain_finds_a_recipe_of_a_teams_folder(tmp_path: Path) -> None:
     (tmp_path / "mixed_precision").mkdir()
     (tmp_path / "mixed_precision" / "mine.yaml").write_text("bf16: true\ngrad_reduce_in_fp32: false\n")

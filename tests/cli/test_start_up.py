@@ -1,0 +1,84 @@
+"""The modules that a fresh interpreter loads for an import of the package and for each command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.main import MODULES
+
+ROOT = Path(__file__).resolve().parents[2]
+SAVED = "docs/showcase/llama3_70b.yaml"
+HEAVY = ("torch", "megatron", "numpy", "matplotlib", "transformer_engine")
+HYDRA = ("hydra", "omegaconf", "antlr4")
+ENGINE = ("bridge.rules.rulebook", "bridge.sync", "bridge.plan", "bridge.preflight")
+"""What judges, writes and plans a run."""
+
+
+def loaded(code: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after some code."""
+    end = "\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code + end], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def packages_in(modules: set[str], names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if any(module == name or module.startswith(f"{name}.") for module in modules)]
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import bridge", (*HEAVY, *HYDRA, *ENGINE, "yaml", "rich", "bridge.errors", "bridge.registry")),
+        (
+            "import bridge.training.mixed_precision",
+            (*HEAVY, *HYDRA, *ENGINE, "yaml", "rich", "bridge.front", "bridge.cli", "bridge.rules"),
+        ),
+        (
+            "from bridge import MixedPrecisionConfig, register",
+            (*HEAVY, *HYDRA, *ENGINE, "yaml", "rich", "bridge.training", "bridge.rules"),
+        ),
+    ],
+)
+def test_an_import_loads_neither_rules_nor_sync_nor_planner(code: str, absent: tuple[str, ...]) -> None:
+    assert packages_in(loaded(code), absent) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (("recipes",), (*HYDRA, *ENGINE, "yaml", "rich", "bridge.front")),
+        (("show", "bf16_mixed"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight", "bridge.front")),
+        (("diff", "bf16_mixed", "mxfp8"), (*HYDRA, "rich", "bridge.sync", "bridge.plan", "bridge.preflight")),
+        (("explain", "fp8", "mxfp8"), (*HYDRA, "rich", "bridge.preflight", "bridge.front")),
+        (("check", "--config", SAVED), (*HYDRA, "rich", "bridge.front.compose", "bridge.megatron", "bridge.interop")),
+        (("check",), ("rich", "psutil", "bridge.plan.memory", "bridge.preflight.auto", "bridge.interop")),
+        (("plan", "--config", SAVED), (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.interop")),
+        (("memory", "--config", SAVED), (*HYDRA, "bridge.front.compose", "bridge.preflight.auto", "bridge.interop")),
+    ],
+)
+def test_a_command_loads_what_it_asks_and_no_more(words: tuple[str, ...], absent: tuple[str, ...]) -> None:
+    found = loaded(f"from bridge.cli.main import main\nmain({list(words)!r})")
+    assert packages_in(found, (*HEAVY, *absent)) == []
+    others = {f"bridge.cli.{module}" for module, names in MODULES.items() if words[0] not in names}
+    assert found & others <= {"bridge.cli.recipes"}, "the module of another command; that of recipes names one"
+
+
+def test_each_module_of_the_command_line_adds_the_commands_that_it_is_listed_with() -> None:
+    for module, names in MODULES.items():
+        commands = argparse.ArgumentParser().add_subparsers()
+        importlib.import_module(f"bridge.cli.{module}").add_parsers(commands)
+        assert tuple(commands.choices) == names, module
+
+
+def test_an_unknown_command_is_compared_with_all_of_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge.cli.main", "memroy"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (2, "precision-bridge: no command 'memroy'. Did you mean 'memory'?\n")
