@@ -3,7 +3,7 @@
 from bridge.audit.record import Record
 from bridge.audit.run_folder import RunFolder
 from bridge.audit.sentence import format_gemms
-from bridge.precision.groups import GROUPS
+from bridge.precision.config import FIELDS
 
 STATE = ("master weights", "optimizer state")
 TENSORS: dict[str, tuple[str, ...]] = {
@@ -14,18 +14,18 @@ TENSORS: dict[str, tuple[str, ...]] = {
     "Megatron-FSDP": ("parameters", "gradients", *STATE),
 }
 """Subject of a field -> the kinds of tensors in the census that it decides; the others decide about GEMMs."""
-STORED = ("fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather")
 
 
 def effect_in(run: RunFolder, field: str) -> str:
     """Return the trace of a field in the last record of a run; empty where there is none yet."""
-    subject = next(subject for subject, names in GROUPS.items() if field in names)
+    row = FIELDS[field]
+    subject = row.subject.title if row.subject is not None else ""
     if subject == "Loss scale":
         return _loss_scale(run)
     record = run.record
     if record is None:
         return ""
-    kinds = ("parameters",) if field in STORED else TENSORS.get(subject)
+    kinds = ("parameters",) if row.twin is not None else TENSORS.get(subject)
     gemms = f"GEMMs of step {record.step}: {format_gemms(record.gemms)}"
     if kinds is None:
         return gemms

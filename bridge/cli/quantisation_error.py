@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.audit.quantisation import FILE, write_rows
 from bridge.cli.arguments import add_run_command, print_json, read_run, write_file
+from bridge.precision.config import FIELDS
 from bridge.precision.schemes import FP8_SCHEMES
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
-STORED = ("fp8_param", "fp8_param_gather", "fp4_param", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag")
+STORED = tuple(name for name, field in FIELDS.items() if field.stores_weights)
 """Switched off in a proposed recipe: a run that stores its weights in one format has no rows."""
 
 

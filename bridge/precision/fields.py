@@ -68,6 +68,11 @@ class StatedField:
     name: str = ""
     """Set by the class that holds the field."""
 
+    @property
+    def stores_weights(self) -> bool:
+        """Whether it is about weights stored in FP8 or FP4: one of two names of that switch, or one that needs it."""
+        return self.twin is not None or self.needs is not None
+
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 

@@ -33,7 +33,7 @@ _UNREAD = frozenset({("optimizer", "fp8_recipe")})
 """Read when the optimizer is made, and about weights stored in FP8 only: (role, attribute)."""
 
 _FIELDS_OF_STORED_WEIGHTS = {
-    family: frozenset(name for name, field in FIELDS.items() if field.family == family and (field.twin or field.needs))
+    family: frozenset(name for name, field in FIELDS.items() if field.family == family and field.stores_weights)
     for family in ("fp8", "fp4")
 }
 """Family -> the owners' fields that follow from weights stored in it."""

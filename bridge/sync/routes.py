@@ -5,6 +5,8 @@ reference page and the completeness test all read these rows.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from bridge.precision.config import FIELDS
 
@@ -19,6 +21,8 @@ OWNERS = {
 
 FIRST = "0.16.1"
 """The oldest megatron-core that was read."""
+LAST = "0.19.2"
+"""The newest release that was read."""
 CLASS_DEFAULT = "<Megatron's own default>"
 
 
@@ -51,18 +55,14 @@ class Route:
         return FIELDS[self.field].family if self.field in FIELDS else None
 
 
-def _model(field: str, rule: str, attribute: str | None = "", **more: object) -> Route:
-    name = field if attribute == "" else attribute
-    return Route(field=field, owner="model", attribute=name, rule=rule, **more)  # type: ignore[arg-type]
+def _route(owner: str, field: str, rule: str, attribute: str | None = "", *, at: str = "", **more: Any) -> Route:
+    """Return a row; `at` is a file and line of the first release that was read and has the attribute."""
+    if at:
+        more["source"] = f"{at}, megatron-core {FIRST if more.get('since', FIRST) == FIRST else LAST}"
+    return Route(field=field, owner=owner, attribute=field if attribute == "" else attribute, rule=rule, **more)
 
 
-def _optimizer(field: str, rule: str, **more: object) -> Route:
-    return Route(field=field, owner="optimizer", attribute=field, rule=rule, **more)  # type: ignore[arg-type]
-
-
-def _ddp(field: str, rule: str, **more: object) -> Route:
-    return Route(field=field, owner="ddp", attribute=field, rule=rule, **more)  # type: ignore[arg-type]
-
+_model, _optimizer, _ddp = (partial(_route, owner) for owner in ("model", "optimizer", "ddp"))
 
 _SCALER = "Read only by the grad scaler of an FP16 run without a constant loss scale (optimizer/__init__.py)."
 _PLACEMENT = "Counts whole layers over all pipeline stages (fp8_utils.is_first_last_bf16_layer)."
@@ -70,7 +70,7 @@ _STATES = "Read by the precision-aware optimizer alone; Megatron refuses another
 _SHARDED = "Read by Megatron-FSDP alone."
 _EXPERT_WIRE = "Needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs."
 _EXPERT_SOURCE = "transformer/moe/token_dispatcher.py:1591, Megatron-LM main of 2026-08-22"
-_FSDP_POLICY = "distributed/fsdp/mcore_fsdp_adapter.py:134, megatron-core 0.19.2"
+_FSDP_POLICY = "distributed/fsdp/mcore_fsdp_adapter.py:134"
 
 ROUTES: tuple[Route, ...] = (
     _model(
@@ -178,93 +178,85 @@ ROUTES: tuple[Route, ...] = (
         "fp32_residual_connection",
         "stated",
         note="From 0.17 on it makes pipeline_dtype FP32 in __post_init__.",
-        source="models/common/embeddings/language_model_embedding.py:131, megatron-core 0.16.1",
+        at="models/common/embeddings/language_model_embedding.py:131",
     ),
     _model(
         "disable_bf16_reduced_precision_matmul",
         "stated",
         note="Sets torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction when the config is made.",
-        source="transformer/transformer_config.py:921, megatron-core 0.16.1",
+        at="transformer/transformer_config.py:921",
     ),
     _model(
         "mamba_training_ssm_states_dtype",
         "stated",
         since="0.19",
         note="Needs a mamba_ssm that knows state_dtype.",
-        source="ssm/mamba_mixer.py:227, megatron-core 0.19.2",
+        at="ssm/mamba_mixer.py:227",
     ),
-    _model(
-        "attention_softmax_in_fp32", "stated", source="transformer/dot_product_attention.py:106, megatron-core 0.16.1"
-    ),
+    _model("attention_softmax_in_fp32", "stated", at="transformer/dot_product_attention.py:106"),
     _model(
         "apply_query_key_layer_scaling",
         "stated",
         note="Under Transformer Engine it must equal the variable NVTE_APPLY_QK_LAYER_SCALING.",
-        source="extensions/transformer_engine.py:1179, megatron-core 0.16.1",
+        at="extensions/transformer_engine.py:1179",
     ),
     _model(
-        "dsa_indexer_k_norm_fp32",
-        "stated",
-        since="0.19",
-        source="transformer/experimental_attention_variant/dsa.py:1297, megatron-core 0.19.2",
+        "dsa_indexer_k_norm_fp32", "stated", since="0.19", at="transformer/experimental_attention_variant/dsa.py:1297"
     ),
     _optimizer(
         "use_precision_aware_optimizer",
         "stated",
         note="Needs Transformer Engine's FusedAdam and the distributed optimizer.",
-        source="optimizer/optimizer_config.py:376, megatron-core 0.16.1",
+        at="optimizer/optimizer_config.py:376",
     ),
     _optimizer(
         "main_grads_dtype",
         "stated",
         note="No reader outside Megatron's own checks: ddp.grad_reduce_in_fp32 decides.",
-        source="optimizer/optimizer_config.py:416, megatron-core 0.16.1",
+        at="optimizer/optimizer_config.py:416",
     ),
-    _optimizer("main_params_dtype", "stated", note=_STATES, source="optimizer/__init__.py:382, megatron-core 0.16.1"),
-    _optimizer("exp_avg_dtype", "stated", note=_STATES, source="optimizer/__init__.py:368, megatron-core 0.16.1"),
-    _optimizer("exp_avg_sq_dtype", "stated", note=_STATES, source="optimizer/__init__.py:369, megatron-core 0.16.1"),
+    _optimizer("main_params_dtype", "stated", note=_STATES, at="optimizer/__init__.py:382"),
+    _optimizer("exp_avg_dtype", "stated", note=_STATES, at="optimizer/__init__.py:368"),
+    _optimizer("exp_avg_sq_dtype", "stated", note=_STATES, at="optimizer/__init__.py:369"),
     _optimizer(
         "store_param_remainders",
         "stated",
         note="Acts on FP32 masters of BF16 weights that Transformer Engine's Adam holds.",
-        source="optimizer/__init__.py:387, megatron-core 0.16.1",
+        at="optimizer/__init__.py:387",
     ),
-    _optimizer("muon_fp32_matmul_prec", "stated", source="optimizer/muon.py:265, megatron-core 0.16.1"),
+    _optimizer("muon_fp32_matmul_prec", "stated", at="optimizer/muon.py:265"),
     _ddp(
         "reduce_scatter_with_fp32_accumulation",
         "stated",
         note="Needs the distributed optimizer; not with num_distributed_optimizer_instances > 1.",
-        source="distributed/param_and_grad_buffer.py:159, megatron-core 0.16.1",
+        at="distributed/param_and_grad_buffer.py:159",
     ),
     _ddp(
         "param_name_patterns_for_fp32_local_accumulation",
         "stated",
         since="0.17",
         note="Megatron refuses it together with grad_reduce_in_fp32.",
-        source="distributed/param_and_grad_buffer.py:1365, megatron-core 0.19.2",
+        at="distributed/param_and_grad_buffer.py:1365",
     ),
-    _ddp("megatron_fsdp_main_params_dtype", "stated", since="0.17", note=_SHARDED, source=_FSDP_POLICY),
-    _ddp("megatron_fsdp_main_grads_dtype", "stated", since="0.17", note=_SHARDED, source=_FSDP_POLICY),
-    _ddp("megatron_fsdp_grad_comm_dtype", "stated", since="0.17", note=_SHARDED, source=_FSDP_POLICY),
+    _ddp("megatron_fsdp_main_params_dtype", "stated", since="0.17", note=_SHARDED, at=_FSDP_POLICY),
+    _ddp("megatron_fsdp_main_grads_dtype", "stated", since="0.17", note=_SHARDED, at=_FSDP_POLICY),
+    _ddp("megatron_fsdp_grad_comm_dtype", "stated", since="0.17", note=_SHARDED, at=_FSDP_POLICY),
     _ddp(
         "megatron_fsdp_use_decoupled_grad",
         "stated",
         since="0.18",
         note=f"{_SHARDED} The precision-aware optimizer reads what it writes.",
-        source="distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369, megatron-core 0.19.2",
+        at="distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
     ),
     _ddp(
         "keep_fp8_transpose_cache",
         "stated",
         note=_SHARDED,
-        source="distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:2233, megatron-core 0.16.1",
+        at="distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:2233",
     ),
-    _model("moe_router_dtype", "stated", source="transformer/moe/router.py:96, megatron-core 0.16.1"),
+    _model("moe_router_dtype", "stated", at="transformer/moe/router.py:96"),
     _model(
-        "moe_router_padding_for_quantization",
-        "stated",
-        neutral=False,
-        source="transformer/moe/token_dispatcher.py:617, megatron-core 0.16.1",
+        "moe_router_padding_for_quantization", "stated", neutral=False, at="transformer/moe/token_dispatcher.py:617"
     ),
     _model("moe_dispatch_fwd_dtype", "stated", since="0.20", note=_EXPERT_WIRE, source=_EXPERT_SOURCE),
     _model("moe_combine_bwd_dtype", "stated", since="0.20", note=_EXPERT_WIRE, source=_EXPERT_SOURCE),
@@ -275,31 +267,31 @@ ROUTES: tuple[Route, ...] = (
         neutral=False,
         since="0.18",
         note="GPT models only.",
-        source="transformer/transformer_config.py:1442, megatron-core 0.19.2",
+        at="transformer/transformer_config.py:1442",
     ),
     _model(
         "tp_only_amax_red",
         "stated",
         note="Reaches Transformer Engine under delayed scaling only.",
-        source="fp8_utils.py:624, megatron-core 0.16.1",
+        at="fp8_utils.py:624",
     ),
     _model(
         "fp8_quantizer_factory",
         "stated",
         note="Read under the scheme custom only, which needs it.",
-        source="fp8_utils.py:574, megatron-core 0.16.1",
+        at="fp8_utils.py:574",
     ),
     _model(
         "activation_func_fp8_input_store",
         "stated",
         note="SwiGLU only, and read by Megatron's fused activation alone.",
-        source="transformer/mlp.py:179, megatron-core 0.16.1",
+        at="transformer/mlp.py:179",
     ),
     _model(
         "fp4_quantizer_factory",
         "stated",
         note="Read under the scheme custom only, which needs it.",
-        source="fp4_utils.py:107, megatron-core 0.16.1",
+        at="fp4_utils.py:107",
     ),
 )
 
