@@ -153,12 +153,12 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
         if not hasattr(row, "keys"):
             raise RunConfigError.of(path, "must be a mapping", row, f"Write {{{_KEYS[0]}: 0.9}}.")
         known = _KEYS if number == 1 else (*_KEYS, *FIELD_DEFAULTS)
-        unknown = next((key for key in row if key not in known), None)
-        if unknown is not None:
-            hint = did_you_mean(close_matches(str(unknown), known)) or f"A phase has {' and '.join(_KEYS)}."
-            if unknown in FIELD_DEFAULTS:
-                hint = f"The first phase is the run's own precision: state mixed_precision.{unknown}."
-            raise RunConfigError.of(path, "no such key of this phase", unknown, hint)
+        unknown = [key for key in row if key not in known]
+        if unknown:
+            hint = did_you_mean(close_matches(str(unknown[0]), known)) or f"A phase has {' and '.join(_KEYS)}."
+            if unknown[0] in FIELD_DEFAULTS:
+                hint = f"The first phase is the run's own precision: state mixed_precision.{unknown[0]}."
+            raise RunConfigError.of(path, "no such key of this phase", unknown[0], hint)
         is_last = number == len(rows)
         if is_last == (row.get("until") is not None):
             rule = "the last phase lasts to the end of the run" if is_last else "needs until, the end of the phase"
@@ -258,23 +258,12 @@ def _refuse_what_is_fixed(
     phase.
     """
     differing = [place for place in values if not same(values[place], built.get(place))]
-    family = next((name for name in ("fp8", "fp4") if built.get(("model", f"{name}_param"))), None)
-    follows = {*SWITCHED, *_FIELDS_OF_STORED_WEIGHTS.get(family or "", ())}
+    stored = [family for family in ("fp8", "fp4") if built.get(("model", f"{family}_param"))]
+    follows = {*SWITCHED, *(name for family in stored for name in _FIELDS_OF_STORED_WEIGHTS[family])}
     fixed = [place for place in differing if place not in _UNREAD and place[1] not in follows]
-    findings = []
-    if family is not None and differing:
-        field = f"mixed_precision.{family}_param_gather"
-        rule = (
-            f"stores the weights in {family.upper()}, and phase {number} ({precision.label}) computes in another format"
-        )
-        findings.append(Finding(path=field, rule=rule, value=True, remedy=f"Keep BF16 weights with {field}=false"))
+    findings = [_of_stored_weights(family, precision, number) for family in stored if differing]
     if fixed:
-        needed = [
-            "other modules than phase 1"
-            if (role, name) == _MODULES
-            else f"{role}.{name}={plain(values[role, name])} ({plain(built.get((role, name)))} in phase 1)"
-            for role, name in fixed
-        ]
+        needed = [_needed(place, values[place], built.get(place)) for place in fixed]
         more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
         rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
         remedy = "State the values of phase 1"
@@ -287,3 +276,15 @@ def _refuse_what_is_fixed(
     if findings:
         found = [replace(finding, remedy=finding.remedy + at_checkpoint) for finding in findings]
         raise SyncCheckError(f"{_WHERE}: this switch is not possible within a run:", found)
+
+
+def _of_stored_weights(family: str, precision: MixedPrecisionConfig, number: int) -> Finding:
+    field = f"mixed_precision.{family}_param_gather"
+    rule = f"stores the weights in {family.upper()}, and phase {number} ({precision.label}) computes in another format"
+    return Finding(path=field, rule=rule, value=True, remedy=f"Keep BF16 weights with {field}=false")
+
+
+def _needed(place: tuple[str, str], value: object, before: object) -> str:
+    if place == _MODULES:
+        return "other modules than phase 1"
+    return f"{'.'.join(place)}={plain(value)} ({plain(before)} in phase 1)"

@@ -179,19 +179,21 @@ def _nan_check(config: PrecisionConfig, owner: Owner) -> list[SyncRow]:
     dynamic = config.fp16 and config.loss_scale is None
     if not dynamic and same(old, own):
         return []
+    row = SyncRow(
+        owner=owner.role,
+        attribute=attribute,
+        field="loss_scale",
+        old=old,
+        new=own,
+        verdict="keep",
+        by=owner.role,
+        why="its own value: the loss scale is not dynamic",
+    )
+    if not dynamic:
+        return [row]
     why = "a dynamic loss scale overflows by design, and this check would end the run"
-    return [
-        SyncRow(
-            owner=owner.role,
-            attribute=attribute,
-            field="loss_scale",
-            old=old,
-            new=False if dynamic else own,
-            verdict="agree" if dynamic and old is False else "derive" if dynamic else "keep",
-            by="mode" if dynamic else owner.role,
-            why=why if dynamic else "its own value: the loss scale is not dynamic",
-        )
-    ]
+    verdict = "agree" if old is False else "derive"
+    return [replace(row, new=False, verdict=verdict, by="mode", why=why)]
 
 
 def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncRow]:
