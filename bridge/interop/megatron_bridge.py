@@ -25,12 +25,11 @@ from bridge.interop.megatron_lm.te_precision_file import rows_of
 from bridge.interop.pytorch.amp import report_dropped_autocast
 from bridge.interop.reading.document import Document
 from bridge.interop.reading.settings import named_dtype
-from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS, PEER_FIELDS
+from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.dtypes import SPELLINGS, TORCH_NAMES
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.rules.fields import FIELDS
 from bridge.sync.routes import ROUTES
 
 TITLE = "Megatron Bridge 0.7"
@@ -38,7 +37,6 @@ TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 OWN = PEER_FIELDS
-KINDS = {row.name: row.kind for role in ("model", "optimizer", "ddp") for row in FIELDS[role].values()}
 ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS}
 """Field that the peer's class does not have -> the section of a run that holds it, under the same name."""
 SINCE_0_4 = ("fp4_param", "fp4_param_gather")
@@ -310,7 +308,7 @@ def _recipe(builder: ExportBuilder, shape: str, layout: Layout) -> dict[str, Any
 
 
 def _spelt(value: Any, field: str, shape: str) -> Any:
-    if value not in TORCH_NAMES or not (field in DTYPES or KINDS.get(field) == "dtype"):
+    if value not in TORCH_NAMES or FIELDS[field].kind != "dtype":
         return value
     name = f"torch.{TORCH_NAMES[value]}"
     return {"_target_": name, "_call_": False} if shape == "fields" else name
