@@ -1,12 +1,11 @@
 """Precision of single modules: rows and matchers that do not select what they say, and payloads without effect."""
 
-import re
 from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
 from bridge.precision.matchers import EVALUATION, TRAINING, Effect, matchers_in, payload_faults, quant_recipes
-from bridge.precision.module_schemes import stage_recipes
+from bridge.precision.module_schemes import row_matchers, stage_recipes
 from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
 from bridge.rules.context import RuleContext
@@ -16,8 +15,6 @@ from bridge.rules.versions import dotted
 
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
 PAYLOAD = "megatron-core 0.16.1 and 0.19.2 extensions/transformer_engine.py TEQuantizationRecipe"
-MADE_FOR_ROW = re.compile(r"row_(\d+)(?:_\d+)?")
-"""Name of a matcher that `bridge.precision.module_schemes` makes for a row."""
 
 
 def _acts_nowhere(run: RuleContext) -> list[Violation]:
@@ -29,18 +26,14 @@ def _acts_nowhere(run: RuleContext) -> list[Violation]:
 
 
 def _effects(run: RuleContext) -> list[tuple[str, Effect]]:
-    """Return (row or matcher, effect in training) of each matcher that is on; the chunks' recipes share payloads."""
+    """Return (row or matcher, effect in training) of each row, or of each foreign matcher that is on."""
+    rows = selected_modules.own_rows(run)
+    matchers = row_matchers(rows, 0, run=run.fp8 or run.fp4).matchers if rows else matchers_in(run.model.quant_recipe)
     found: dict[str, Effect] = {}
-    for matcher in matchers_in(run.model.quant_recipe):
+    for matcher in matchers:
         if matcher.training is not None:
-            found.setdefault(_stated_name(run, matcher.name), matcher.training)
+            found.setdefault(matcher.select if rows else matcher.name, matcher.training)
     return list(found.items())
-
-
-def _stated_name(run: RuleContext, matcher: str) -> str:
-    """Return the pattern of the row that a matcher was made for; a foreign matcher's own name."""
-    made, rows = MADE_FOR_ROW.fullmatch(matcher), selected_modules.own_rows(run)
-    return str(rows[int(made[1])]) if made is not None and int(made[1]) < len(rows) else matcher
 
 
 def _without_effect(run: RuleContext) -> list[Violation]:
