@@ -13,8 +13,18 @@ from bridge.errors import RunConfigError
 if TYPE_CHECKING:
     import argparse
 
-    from bridge.interop.contract import ExportReport, Unmapped
+    from bridge.interop.contract import ExportReport, ImportReport, Unmapped
     from bridge.interop.conversion import Run
+
+
+SILENT = ("implied default", "dead knob")
+"""Reasons of records that change nothing by themselves; -v lists them."""
+GROUPS = (
+    (("unsupported", "semantics"), "losses that change what a run computes", "losses that change what it computes in"),
+    (("approximated",), "nearest settings taken", "nearest settings taken in"),
+    (SILENT, "defaults that decide, and settings without an effect", "the same in"),
+)
+"""Reasons of records -> the words over them in a file that is read, and in one that is written for a system."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -42,6 +52,7 @@ def add_parsers(commands: Any) -> None:
     )
     strict = "exit with 1 where precision is lost, and write no payload but that of --json"
     parser.add_argument("--strict", action="store_true", help=strict)
+    parser.add_argument("-v", "--verbose", action="store_true", help="list every field, default and dead setting too")
     parser.add_argument("--out", metavar="FILE", help="write the payload to this file instead of printing it")
 
 
@@ -122,7 +133,7 @@ def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Name
         print_json(found[0] if len(found) == 1 else {**found[0], "runs": found})
         return
     for one, exported in results:
-        print(*_lines(one, exported, chosen.to), sep="\n", file=report)
+        print(*_lines(one, exported, chosen), sep="\n", file=report)
 
 
 def _converted(one: Run, to: str | None, context: dict[str, Any]) -> ExportReport | None:
@@ -176,26 +187,43 @@ def _as_dict(one: Run, exported: ExportReport | None, to: str | None) -> dict[st
     }
 
 
-def _lines(one: Run, exported: ExportReport | None, to: str | None) -> list[str]:
-    """Return the report of one run."""
+def _lines(one: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
+    """Return the report of one run: first the recipe that it amounts to, then what it loses."""
     from bridge.interop.contract import SEMANTICS
 
     source, imported = one.source, one.imported
-    lines = [f"{source['path']}: {one.system.title}; it {one.evidence}."]
+    lines = [_headline(imported), f"{source['path']}: {one.system.title}; it {one.evidence}."]
+    stated = [f"{name}={value}" for name, value in imported.config.to_dict().items()]
     if source["run"]:
         lines.append(f"run: {source['run']}")
-    if imported.decided_by is not None:
-        lines.append(f"mode: not stated; {imported.decided_by} decides")
-    lines.append(f"recipe: {imported.recipe or 'none of the registered ones'}")
-    lines += [f"  {name}={value}" for name, value in imported.config.to_dict().items()] or ["  nothing is stated"]
+    if chosen.verbose:
+        lines += [f"  {field}" for field in stated] or ["  nothing is stated"]
+    elif imported.decided_by is not None and stated:
+        lines.append(f"stated all the same: {', '.join(stated)}")
     lines.append(f"semantics: {imported.semantics}: {SEMANTICS[imported.semantics]}")
-    lines += _entries(imported.unmapped, "cannot be converted exactly")
-    if exported is not None:
-        lines += _entries(exported.unmapped, f"cannot be written exactly for {to}")
+    read = list(imported.unmapped)
+    written = list(exported.unmapped) if exported is not None else []
+    for reasons, read_so, written_so in GROUPS:
+        lines += _entries([entry for entry in read if entry.reason in reasons], read_so, chosen)
+        lines += _entries([entry for entry in written if entry.reason in reasons], f"{written_so} {chosen.to}", chosen)
+    silent = dict.fromkeys(entry.field for entry in (*read, *written) if entry.reason in SILENT)
+    if silent and not chosen.verbose:
+        lines.append(f"defaults that decide, and settings without an effect (-v explains them): {', '.join(silent)}")
     return lines
 
 
-def _entries(unmapped: tuple[Unmapped, ...], what: str) -> list[str]:
-    if not unmapped:
+def _headline(imported: ImportReport) -> str:
+    """Return the line that matters: the recipe that means the same, the nearest one, or what decides instead."""
+    from bridge.registry.nearest import nearest_label
+
+    if imported.decided_by is not None:
+        return f"mode: not stated; {imported.decided_by} decides"
+    if imported.recipe is not None:
+        return f"recipe: {imported.recipe}"
+    return f"recipe: none means the same; the nearest is {nearest_label(imported.config)}"
+
+
+def _entries(unmapped: list[Unmapped], what: str, chosen: argparse.Namespace) -> list[str]:
+    if not unmapped or (unmapped[0].reason in SILENT and not chosen.verbose):
         return []
-    return [f"{len(unmapped)} {what}:", *(f"  {entry}" for entry in unmapped)]
+    return [f"{what} ({len(unmapped)}):", *(f"  {entry}" for entry in unmapped)]

@@ -51,17 +51,27 @@ def test_the_payload_is_on_stdout_and_the_report_on_stderr(capsys) -> None:
     code, out, err = convert(capsys, SAMPLES / "conf_only.sh", "--to", "nemo1")
     assert code == 0
     assert yaml.safe_load(out)["model"]["megatron_amp_O2"] is True
-    assert err.splitlines()[:8] == [
+    assert err.splitlines() == [
+        "recipe: bf16_mixed",
         f"{SAMPLES / 'conf_only.sh'}: Megatron-LM; it has --accumulate-allreduce-grads-in-fp32, --num-layers, which "
         "Megatron-LM's parser reads.",
         "run: arguments in MODEL_ARGS",
-        "recipe: bf16_mixed",
-        "  bf16=True",
-        "  params_dtype=bf16",
-        "  pipeline_dtype=bf16",
-        "  grad_reduce_in_fp32=True",
         "semantics: megatron_o2: half-precision weights everywhere, FP32 master weights in the optimizer",
+        *err.splitlines()[4:],
     ]
+    _, _, verbose = convert(capsys, SAMPLES / "conf_only.sh", "--to", "nemo1", "-v")
+    assert "  grad_reduce_in_fp32=True" in verbose.splitlines()
+
+
+def test_the_report_begins_with_the_nearest_recipe_and_groups_what_is_lost(capsys) -> None:
+    _, out, _ = convert(capsys, SAMPLES / "axolotl" / "fp8_fsdp2.yaml")
+    lines = out.splitlines()
+    assert lines[0].startswith(
+        "recipe: none means the same; the nearest is bf16_with_fp8_current_scaling_mixed, but grad_reduce_in_fp32=False"
+    )
+    heads = [line for line in lines if line.endswith("):")]
+    assert heads == ["losses that change what a run computes (2):", "nearest settings taken (2):"]
+    assert lines[-1].startswith("defaults that decide, and settings without an effect (-v explains them): ")
 
 
 @pytest.mark.parametrize("to", [*MODULES, "recipe"])
