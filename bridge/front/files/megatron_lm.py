@@ -38,16 +38,18 @@ if TYPE_CHECKING:
     from bridge.interop.launch.launches import Launch
 
 KINDS = {
+    "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining", "freeze_ViT", "language_model_type"),
     "BERT": ("bert_no_binary_head",),
-    "T5": ("encoder_num_layers", "decoder_num_layers", "decoder_seq_length"),
-    "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining"),
+    "an encoder and a decoder": ("encoder_num_layers", "decoder_num_layers", "decoder_seq_length"),
     "RETRO": ("retro_add_retriever", "retro_project_dir"),
     "a heterogeneous model": ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
 }
 """Model that has no plan here -> options that only it has."""
+NULL_OTHERWISE = ("decoder_num_layers", "retro_project_dir", "heterogeneous_layers_config_path")
+"""Those of them that a run without such a model prints as nothing."""
 PROGRAMS = {
     "BERT": r"bert",
-    "T5": r"t5",
+    "an encoder and a decoder": r"t5",
     "a vision model": r"vlm|vision|multimodal|mimo|llava|clip",
     "RETRO": r"retro",
     "a retriever": r"ict|biencoder|realm",
@@ -67,6 +69,8 @@ class _Run:
     environment: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = False
     """Every argument stands there, with its default."""
+    is_started: bool = False
+    """The file starts a program with them."""
     is_inference: bool = False
     open_ends: tuple[str, ...] = ()
     """Words and files that may hold further arguments."""
@@ -131,8 +135,9 @@ def _runs(document: Document) -> list[_Run]:
         started = launches(document.text, document.path)
         found = [_of_launch(launch) for launch in started if is_megatron(launch)]
         if not found:
-            names = ", ".join(dict.fromkeys(launch.name or "no program" for launch in started)) or "no program"
-            raise RunConfigError.of(document.path, "must start a run of Megatron-LM", names, "Give its launch script.")
+            names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
+            remedy = "Give its launch script, or the configuration that this one starts with."
+            raise RunConfigError.of(document.path, "must start a run of Megatron-LM", names, remedy)
         return found
     return [_of_group(name, group, document) for name, group in _groups(document.mapping)]
 
@@ -150,6 +155,7 @@ def _of_launch(launch: Launch) -> _Run:
         label=launch.label,
         program=launch.name,
         environment={name: value for name, value in launch.environment.items() if name not in launch.late},
+        is_started=bool(launch.line),
         is_inference=INFERENCE.search(launch.program) is not None,
         open_ends=tuple(dict.fromkeys((*known.elsewhere, *files))),
     )
@@ -169,7 +175,8 @@ def _of_group(name: str, group: Mapping[Any, Any], document: Document) -> _Run:
 def _refuse_kind(run: _Run, path: str) -> None:
     """Refuse a run of a model that has other layers than a language model's decoder, and what is no run at all."""
     for kind, options in KINDS.items():
-        stated = [name for name in options if name in run.arguments.values] if not run.is_whole else []
+        own = [name for name in options if name in NULL_OTHERWISE or not run.is_whole]
+        stated = [name for name in own if name in run.arguments.values]
         if stated:
             raise _unplanned(path, kind, f"--{stated[0].replace('_', '-')}")
     named = [PurePosixPath(run.program).name, str(run.arguments.values.get("model_provider", ""))]
@@ -177,6 +184,9 @@ def _refuse_kind(run: _Run, path: str) -> None:
         for name in named:
             if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
                 raise _unplanned(path, kind, name)
+    if run.open_ends and not run.arguments.values:
+        rule = "takes all arguments of Megatron-LM from elsewhere"
+        raise RunConfigError.of(f"{path}: {run.label}", rule, run.open_ends[0], "Give the log of the run.")
     if not any(map(fields_of, (*run.arguments.values, *run.arguments.unread))):
         rule = "must hold arguments of Megatron-LM's training"
         given = next(iter(run.arguments.values), None)
@@ -197,7 +207,7 @@ def _unknown(run: _Run, runs: int) -> list[str]:
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
-    if not run.program and not run.is_whole:
+    if not run.is_started and not run.is_whole:
         found.append(f"The program: the file does not name it; {_program(run)} is assumed.")
     if runs > 1:
         found.append(f"The file has {runs} runs; this is the first{f', {run.label}' if run.label else ''}.")

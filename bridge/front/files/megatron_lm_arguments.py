@@ -86,6 +86,8 @@ LISTS = {
 """Argument that takes several values -> what each of them is."""
 ONE_FOR_ALL = ("cp_comm_type", "moe_router_load_balancing_type", "moe_aux_loss_coeff")
 """Those of them whose only value counts for all layers, and stands without a list."""
+MEMBERS = {"attention_backend": ("flash", "fused", "unfused", "local", "auto")}
+"""Argument whose enum a checkpoint saves as a number, from 1 -> the names of its members."""
 VARIABLE = re.compile(r"\$\{?\w")
 ENUM = re.compile(r"[A-Z]\w*\.(\w+)\Z")
 
@@ -161,9 +163,17 @@ def arguments_printed(block: Mapping[str, Any]) -> Arguments:
     made = Arguments()
     for name, value in block.items():
         if value is not None and name != "grad_reduce_in_bf16":
-            member = ENUM.match(value) if isinstance(value, str) else None
-            made.set(_name_in_code(name), member[1] if member is not None else value)
+            made.set(_name_in_code(name), _plain(name, value))
     return made
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a printed value with the name of a member in the place of an enum."""
+    members = MEMBERS.get(name, ())
+    if isinstance(value, int) and 0 < value <= len(members):
+        return members[value - 1]
+    member = ENUM.match(value) if isinstance(value, str) else None
+    return member[1] if member is not None else value
 
 
 def sections_of(arguments: Arguments) -> dict[str, dict[str, Any]]:

@@ -38,6 +38,19 @@ ATTENTION_VARIANTS = {
 """Value of `experimental_attention_variant` -> the name of its layers."""
 
 
+SHARDS = {
+    "tensor_parallel_num_weight_shards": ("tensor_model_parallel_size",),
+    "expert_tensor_parallel_num_weight_shards": ("expert_tensor_parallel_size", "tensor_model_parallel_size"),
+}
+"""Number of a weight's shards -> the fields whose first given one it equals where no weight is sharded once more."""
+
+
+def _is_split_once(model: Section, name: str) -> bool:
+    """Return whether a number of shards is that of the tensor-parallel ranks, as Megatron derives it."""
+    ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
+    return name in SHARDS and model.given(name) == (ranks or [1])[0]
+
+
 def unplanned(model: Section) -> list[Finding]:
     """Return a finding for each field that gives a model modules that the plan does not know.
 
@@ -46,7 +59,7 @@ def unplanned(model: Section) -> list[Finding]:
     rows = [
         (name, why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")), model.given(name))
         for name, why in UNPLANNED.items()
-        if _differs(model.given(name), FIELDS["model"][name].default)
+        if _differs(model.given(name), FIELDS["model"][name].default) and not _is_split_once(model, name)
     ]
     rows += [
         (name, "the field is newer than the releases that the plan knows", held) for name, held in model.newer.items()
