@@ -16,19 +16,22 @@ import yaml
 from bridge.audit.effect import effect_in
 from bridge.audit.run_folder import RunFolder
 from bridge.audit.setting import Setting
-from bridge.cli.arguments import add_command, print_json
+from bridge.cli.arguments import add_command, predicted, print_json, read_run
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.field_docs import field_docs, field_types
 from bridge.precision.groups import GROUPS, by_subject
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.rules.fields import FIELDS as VALUES
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.sync.routes import OWNERS, ROUTES, Route, routes_of
 
 if TYPE_CHECKING:
     import argparse
+
+    from bridge.front.loader import RunValues
 
 LIST = "rules"
 WIDTH = max(map(len, FIELD_DEFAULTS))
@@ -56,6 +59,8 @@ def add_parsers(commands: Any) -> None:
     )
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
     parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
+    parser.add_argument("--config", metavar="FILE", help="a file that describes a run: what the field is in it")
+    parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
     parser.add_argument("--run", dest="run_folder", metavar="RUN", help="folder of a run: what the field was in it")
 
 
@@ -76,6 +81,10 @@ def _explain(chosen: argparse.Namespace) -> None:
     elif chosen.run_folder is not None:
         found = in_run(chosen.field, Path(chosen.run_folder), chosen.name, config_dir=chosen.config_dir)
         text = _field_text(found)
+    elif chosen.config is not None:
+        run = read_run(chosen, file=chosen.config)
+        found = in_file(chosen.field, run)
+        text = _file_text(found, run)
     else:
         found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
         text = _field_text(found)
@@ -126,6 +135,36 @@ def in_run(word: str, folder: Path, recipe: str | None = None, *, config_dir: st
     found = explanation(word, recipe, config_dir=config_dir)
     found["in_run"] = _traces(run, found["field"])
     return found if setting is None else {**found, "setting": setting.to_dict()}
+
+
+def in_file(word: str, run: RunValues) -> dict[str, Any]:
+    """Return what a field of one of Megatron's configs is in a file's run, as plain data: before and after the sync.
+
+    A field of the precision by its own name is that of the config that holds it.
+    """
+    section, _, name = word.rpartition(".")
+    homes = [(route.owner, route.attribute) for route in ROUTES if name == route.field and route.attribute]
+    homes = homes or [(role, name) for role in VALUES if name in VALUES[role]]
+    homes = [(role, field) for role, field in homes if role in VALUES and section in ("", "mixed_precision", role)]
+    if not homes:
+        known = [field for fields in VALUES.values() for field in fields]
+        matches = close_matches(name, known)
+        raise UnknownFieldError(f"Unknown field {word!r}. {did_you_mean(matches) or 'Name one of Megatron.'}", matches)
+    prediction = predicted(run)
+    rows = {(row.owner, row.attribute): row for row in prediction.rows}
+    settings = []
+    for role, field in homes:
+        row = rows.get((role, field))
+        by = row.by if row is not None else run.origin_of(f"{role}.{field}")
+        is_set = row is not None or run.section(role).get(field) is not None
+        value = prediction.values[role].get(field)
+        settings.append({"key": f"{role}.{field}", "value": value, "by": by if is_set else "default"})
+    return {"field": word, "config": run.name, "settings": settings, "reading": run.reading.to_dict()}
+
+
+def _file_text(found: dict[str, Any], run: RunValues) -> str:
+    lines = [f"{one['key']} is {one['value']!r} in {found['config']}: {one['by']}." for one in found["settings"]]
+    return "\n".join([*lines, *(f"  {line}" for line in run.reading.lines)])
 
 
 def _traces(run: RunFolder, field: str) -> dict[str, Any]:

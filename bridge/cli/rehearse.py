@@ -41,7 +41,6 @@ def _rehearse(chosen: argparse.Namespace) -> int:
         processes=chosen.processes,
         max_layers=chosen.layers,
         environment=run.reading.environment,
-        unknown=run.reading.unknown,
     )
     from bridge.report.rehearsal import rehearsal_dict, rehearsal_text  # rich is heavy
     from bridge.report.table import show

@@ -123,7 +123,7 @@ def _plans(values: RunValues, twin: RunValues) -> dict[str, Any]:
 
 
 def _proof(path: Path, values: RunValues, twin: RunValues, differences: list[dict[str, Any]]) -> str:
-    same = len(_flat(values)) - len(differences)
+    same = len(_flat(values).keys() | _flat(twin).keys()) - len(differences)
     counts = _plans(values, twin)
     lines = [
         f"{path}: differs in {len(differences)} precision fields and in nothing else ({same} fields are the same).",

@@ -11,7 +11,7 @@ Megatron decides at import whether there is Transformer Engine. So the declarati
 from collections.abc import Iterable
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.target import parse_target
+from bridge.preflight.target import Target, parse_target
 from bridge.rules.versions import dotted
 
 BACKEND = "te_cpu"
@@ -29,16 +29,16 @@ def declared() -> tuple[int, int] | None:
 def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tuple[int, int]:
     """Declare that this process runs Transformer Engine on its CPU; return the compute capability of the GPU.
 
-    Without a target, the GPU whose branches Transformer Engine takes is the oldest that runs the schemes.
+    Without a GPU in the target, the GPU whose branches Transformer Engine takes is the oldest that runs the schemes.
     BackendUnavailableError where another one was declared.
     """
     capability = max((_DEFAULTS.get(str(scheme), (9, 0)) for scheme in schemes), default=(9, 0))
-    if target is not None:
-        gpu = parse_target(target).capability
-        if gpu is None:
+    place = parse_target(target) if target is not None else Target()
+    if place.gpu is not None:
+        if place.capability is None:
             remedy = "Name an NVIDIA GPU, h100 or b200 say."
             raise RunConfigError.of("target", "must name a GPU for precision_backend=te_cpu", target, remedy)
-        capability = gpu
+        capability = place.capability
     before = declared()
     if before is not None and before != capability:
         raise BackendUnavailableError(

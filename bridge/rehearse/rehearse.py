@@ -98,7 +98,6 @@ def rehearse(
     processes: int = 4,
     max_layers: int = 8,
     environment: Mapping[str, str] | None = None,
-    unknown: tuple[str, ...] = (),
 ) -> Rehearsal:
     """Shrink a run and launch it.
 
@@ -109,7 +108,6 @@ def rehearse(
         processes: The most processes of one launch.
         max_layers: As for `shrink`.
         environment: Variables of the run.
-        unknown: What the run's file does not say, as sentences.
 
     Raises:
         RunConfigError: No such model can be built, or its layers cannot be planned.
@@ -128,7 +126,7 @@ def rehearse(
         small=small,
         launches=tuple(_launched(small, launch) for launch in answer["launches"]),
         left_out=tuple(_left_out(entry) for entry in answer["left_out"]),
-        unknown=(*_unknown(target, versions), *small.dropped, *unknown, *_doubts(answer)),
+        unknown=(*_unknown(target, versions), *small.dropped, *_doubts(answer)),
     )
 
 

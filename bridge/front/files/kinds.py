@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
-ARGUMENTS = re.compile(rb"^(?:\w*ARGS\w*:|\s+[\"']?--[a-z])", re.MULTILINE)
+ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
 FILES = ("config.yaml", "run_config.yaml")
 ITERATION = "iter_*"
