@@ -177,7 +177,8 @@ def _answer(run: RunValues, small: SmallRun, backend: str, environment: Mapping[
     keys = {"mixed_precision": precision, "target": run.target, "precision_backend": backend}
     plan = {"sections": {**small.sections, **keys}, "rounds": [asdict(one) for one in small.rounds], "steps": STEPS}
     chosen = any(change.field == "model.attention_backend" for change in small.changes)
-    variables = {name: value for name, value in environment.items() if not (chosen and name in ATTENTION)}
+    own = {name: value for name, value in environment.items() if name.startswith("NVTE_")}
+    variables = {name: value for name, value in own.items() if not (chosen and name in ATTENTION)}
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan, default=str), encoding="utf-8")

@@ -50,8 +50,7 @@ def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
     assert run.reading.environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
     assert run.reading.unknown == (
         "model.rotary_base: the value $BASE is decided when the run starts; the default counts here.",
-        "model.vocab_size: the tokenizer decides it, so the embedding and the output layer are not counted. Add "
-        "model.vocab_size=VALUE.",
+        "model.vocab_size: the tokenizer decides it. Add model.vocab_size=VALUE.",
         "The number of GPUs: the file does not state it; the least that the parallel sizes need is assumed.",
     )
 

@@ -25,6 +25,7 @@ from bridge.front.files.reading import MEGATRON_LM, FileReading
 from bridge.front.files.release import Release, release_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.systems import is_megatron
+from bridge.interop.launch.variables import is_unknown
 from bridge.interop.megatron_lm.arguments import argument_groups, runs_of
 from bridge.interop.megatron_lm.effects import INFERENCE
 from bridge.interop.megatron_lm.printed import START, printed_arguments
@@ -154,7 +155,7 @@ def _of_launch(launch: Launch) -> _Run:
         arguments=arguments_of_launch(launch),
         label=launch.label,
         program=launch.name,
-        environment={name: value for name, value in launch.environment.items() if name not in launch.late},
+        environment={name: value for name, value in launch.environment.items() if not is_unknown(value)},
         is_started=bool(launch.line),
         is_inference=INFERENCE.search(launch.program) is not None,
         open_ends=tuple(dict.fromkeys((*known.elsewhere, *files))),

@@ -262,10 +262,7 @@ def rows_of(sections: Mapping[str, Any]) -> list[Row]:
 
 def left_open(own_fields: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
     """Yield what the arguments leave open, as sentences that begin with the setting."""
-    yield (
-        "model.vocab_size: the tokenizer decides it, so the embedding and the output layer are not counted. Add "
-        "model.vocab_size=VALUE."
-    )
+    yield "model.vocab_size: the tokenizer decides it. Add model.vocab_size=VALUE."
     ranks = own_fields.get(f"{ARGUMENT}.world_size")
     if gpus is None and ranks is not None:
         yield f"The number of GPUs: the run had {ranks}, and no target states it. Add --target h100x{ranks}, say."
