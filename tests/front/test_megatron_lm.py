@@ -1,8 +1,10 @@
 """Megatron-LM's files: arguments that become the fields of the configs, and what it sets at start."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bridge.errors import RunConfigError
 from bridge.front.loader import RunValues, load_run
@@ -104,6 +106,18 @@ def test_inference_has_no_optimizer_and_no_gradients(tmp_path):
     assert "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count." in (
         run.reading.unknown
     )
+
+
+def test_the_newest_iteration_of_a_checkpoint_is_read(tmp_path):
+    for iteration, layers in ((10, 2), (20, 4)):
+        folder = tmp_path / f"iter_{iteration:07d}"
+        folder.mkdir()
+        arguments = Namespace(
+            num_layers=layers, hidden_size=64, num_attention_heads=4, bf16=True, padded_vocab_size=512
+        )
+        torch.save({"args": arguments, "iteration": iteration}, folder / "common.pt")
+    run = load_run((), config_file=tmp_path)
+    assert (run.model["num_layers"], run.model["vocab_size"], run.model["bf16"]) == (4, 512, True)
 
 
 def test_the_newest_release_is_assumed_where_the_file_names_none(tmp_path):

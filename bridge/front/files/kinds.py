@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
+SAVED = ".pt"
+MOST_SAVED_BYTES = 64 * 2**20
+"""Of the part of a checkpoint that has the arguments of its run."""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
-FILES = ("config.yaml", "run_config.yaml")
+FILES = ("config.yaml", "run_config.yaml", "common.pt")
 ITERATION = "iter_*"
 """Folder of one iteration in a folder of checkpoints."""
 
@@ -32,7 +35,8 @@ def read_file(path: Path) -> FileReading:
     Raises:
         RunConfigError: It cannot be read, or describes no run.
     """
-    data = strict_yaml.read_bytes(path, error=RunConfigError)
+    limit = MOST_SAVED_BYTES if path.suffix == SAVED else strict_yaml.MAX_BYTES
+    data = strict_yaml.read_bytes(path, error=RunConfigError, limit=limit)
     if path.suffix not in OURS or ARGUMENTS.search(data):
         from bridge.front.files import megatron_lm  # reads shell scripts, which few files are
 
@@ -48,8 +52,8 @@ def read_file(path: Path) -> FileReading:
 def file_in(folder: Path) -> Path:
     """Return the file of a folder that describes its run; the folder itself where there is none.
 
-    That is the ``config.yaml`` of a run of ours, or the ``run_config.yaml`` of a checkpoint of Megatron Bridge, in its
-    newest iteration where the folder holds several.
+    That is the ``config.yaml`` of a run of ours, the ``run_config.yaml`` of a checkpoint of Megatron Bridge, or the
+    ``common.pt`` of one of Megatron-LM, in its newest iteration where the folder holds several.
     """
     newest = sorted(folder.glob(ITERATION))
     for place in (folder, *reversed(newest)):
