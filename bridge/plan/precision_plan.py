@@ -34,7 +34,8 @@ from bridge.plan.rows import PlanRow, module_rows
 from bridge.plan.selection import ModuleSelection, module_selection
 from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.matchers import Effect, Matchers, recipe_of
+from bridge.precision.effect import Effect
+from bridge.precision.matchers import Matchers, recipe_of
 from bridge.precision.modules import ModuleRow
 from bridge.precision.modules import module_rows as parsed_rows
 from bridge.registry.nearest import nearest_label

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.dtypes import LAZY_TORCH, torch_dtype
+from bridge.precision.effect import HIGH
 from bridge.precision.fields import KEY, LAYER_COUNTS, StatedField, stated
-from bridge.precision.matchers import HIGH
 from bridge.precision.modules import module_rows
 from bridge.precision.schemes import Scheme
 from bridge.precision.statements import ORIGIN, Statements

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
-from bridge.precision.matchers import HIGH, Effect
+from bridge.precision.effect import HIGH, Effect
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 
 SCHEMES = {"fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"), "fp4": tuple(FP4_SCHEMES)}

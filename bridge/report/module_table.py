@@ -9,7 +9,8 @@ from rich.text import Text
 
 from bridge.plan.precision_plan import compact
 from bridge.plan.selection import ModuleSelection, Selected, Taken
-from bridge.precision.matchers import HIGH, Matcher
+from bridge.precision.effect import HIGH
+from bridge.precision.matchers import Matcher
 from bridge.report.table import Column, table
 from bridge.rules.rule import RuleFinding
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import close_matches, listed
-from bridge.precision.matchers import HIGH
+from bridge.precision.effect import HIGH
 from bridge.precision.module_names import LINEAR_NAMES, takes_a_linear_layer
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.rules.context import RuleContext

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from bridge.precision.matchers import EVALUATION, TRAINING, Effect, matchers_in, payload_faults, quant_recipes
+from bridge.precision.effect import EVALUATION, TRAINING, Effect, payload_faults
+from bridge.precision.matchers import matchers_in, quant_recipes
 from bridge.precision.module_schemes import row_matchers, stage_recipes
 from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
