@@ -201,14 +201,11 @@ def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list
     unknown: dict[str, Any] = {}
     for key, value in given.items():
         name = str(key)
-        if name.startswith("_"):  # Megatron Bridge's _target_ and _call_
-            continue
         if name not in _PRECISION:
             unknown[name] = value
             continue
-        dtype = isinstance(value, Mapping) and "_target_" in value  # by its import path
         try:
-            stated |= MixedPrecisionConfig.from_dict({name: value["_target_"] if dtype else value}).to_dict()
+            stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
         except PrecisionTypeError as error:
             malformed.append(Malformed(path=error.path, value=value, why=error.rule))
     return MixedPrecisionConfig.from_dict(stated), malformed, unknown

@@ -116,14 +116,17 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
         values = {**held, **(sizes if name == "model" else {})}
         known = {field.name for field in dataclasses.fields(owner)}
         backend = sections["precision_backend"]
-        faults = unhonoured(name, values, class_defaults(owner), backend=backend)
+        defaults = class_defaults(owner)
+        for key in [key for key in held if held[key] is None and defaults.get(key) is not None]:
+            del held[key]  # a file of a later release has null where this class takes none
+        faults = unhonoured(name, values, defaults, backend=backend)
         refused = {fault.path: fault.rule for fault in faults}
         absent = "the configs of this Megatron Core have no such field"
         refused |= {f"{name}.{key}": absent for key in held if key not in known}
         for path, reason in refused.items():
             key = path.partition(".")[2]
             held.pop(key, None)
-            if values.get(key) not in (None, False, DEFAULTS[name].get(key)):
+            if values.get(key) not in (None, False, [], DEFAULTS[name].get(key)):
                 found.append({"field": path, "value": values.get(key), "reason": reason})
     return found
 

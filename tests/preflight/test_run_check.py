@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from bridge.cli.arguments import report_of
 from bridge.errors import RunConfigError
+from bridge.front.loader import load_run
 from bridge.preflight.check import check_run
 from bridge.training.config import ConfigContainer
 from tests.contention import allowed
@@ -51,9 +53,10 @@ def test_a_showcase_run_has_no_error_and_no_warning_and_takes_milliseconds(path:
     assert report.setup.target.count in (64, 512, 2048)
 
 
-def test_megatron_bridges_yaml_is_read_as_it_is_written() -> None:
+def test_megatron_bridges_yaml_is_read_as_it_is_written(tmp_path: Path) -> None:
     dtype = {"_target_": "torch.bfloat16", "_call_": False}
-    run = {
+    run: dict[str, Any] = {
+        "_target_": "megatron.bridge.training.config.ConfigContainer",
         "mixed_precision": {
             "_target_": "megatron.bridge.training.mixed_precision.MixedPrecisionConfig",
             "bf16": True,
@@ -69,11 +72,17 @@ def test_megatron_bridges_yaml_is_read_as_it_is_written() -> None:
         "optimizer": dict(OVERLAP, bf16=True, fp8_recipe="tensorwise"),
         "ddp": OVERLAP,
     }
-    report = check_run(run, target=B200)
+
+    def checked() -> Any:
+        path = tmp_path / "run_config.yaml"
+        path.write_text(yaml.safe_dump(run), encoding="utf-8")
+        return report_of(load_run([f"target='{B200}'"], config_file=path, strict=False))
+
+    report = checked()
     assert ids(report) == set()
     assert report.setup.model.params_dtype == "bf16"
     run["mixed_precision"]["fp8"] = "hybrid"
-    assert ids(check_run(run, target=B200)) == {"PB123", "PB306"}, "the peer's 0 and 0 win over the provider's layers"
+    assert ids(checked()) == {"PB123", "PB306"}, "the peer's 0 and 0 win over the provider's layers"
 
 
 def test_what_is_misspelt_or_mistyped_in_a_mapping_is_found_beside_everything_else() -> None:
