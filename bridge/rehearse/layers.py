@@ -8,7 +8,7 @@ from typing import Any
 from bridge.rehearse.sections import Sections
 from bridge.rehearse.split import FIELDS, Split
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.hybrid import letters_of
 from bridge.rules.shape.model import MOE
 
 
@@ -67,12 +67,13 @@ def shrink_layers(run: Sections, limit: int) -> tuple[tuple[str, ...], dict[str,
 def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
     """State the kinds of the kept layers: the pattern of a hybrid model, or which of them have experts."""
     shape, model = run.shape, run.model
-    pattern = HybridPattern.of(model)
     why = "the kinds of the kept layers"
-    if pattern is not None:
-        letters = "".join(pattern.layers[layer] for layer in layers)
+    if shape.is_hybrid:
+        letters = letters_of([shape.kinds[layer] for layer in layers])
         name = "hybrid_layer_pattern" if "hybrid_layer_pattern" in model else "hybrid_override_pattern"
-        run.set(f"model.{name}", "/".join([letters, *[pattern.mtp] * pattern.depths]), why)
+        run.set(
+            f"model.{name}", "/".join([letters, *[letters_of(shape.mtp_kinds)] * min(2, shape.mtp_num_layers)]), why
+        )
     elif MOE in shape.kinds:
         frequency = [int(shape.kinds[layer] == MOE) for layer in layers]
         if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:

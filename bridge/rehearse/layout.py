@@ -1,4 +1,4 @@
-"""The kinds of parallelism of a run at size 2, dealt out to launches of a few processes each."""
+"""The kinds of parallelism of a run at size 2, and the launches of a few processes that they are dealt out to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TWO = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """One launch: the kinds of parallelism that it has, each at size 2."""
+    """One launch, or a whole run: the kinds of parallelism that it has, each at size 2."""
 
     kinds: tuple[str, ...] = ()
     """Of tensor, pipeline, data, expert and context."""
@@ -24,6 +24,23 @@ class Round:
     expert_tensor: int = 1
     split: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the model that split the layers over the stages otherwise than evenly."""
+
+    @classmethod
+    def of(cls, parallel: Parallel, *, is_sharded: bool) -> Round:
+        """Return all kinds of a run's layout."""
+        sizes = {
+            "tensor": parallel.tensor,
+            "pipeline": parallel.pipeline,
+            "data": max(parallel.data, TWO if is_sharded else 1),
+            "expert": parallel.expert,
+            "context": parallel.context,
+        }
+        return cls(
+            kinds=tuple(kind for kind, size in sizes.items() if size > 1),
+            sequence_parallel=parallel.sequence_parallel,
+            virtual=min(parallel.virtual, TWO),
+            expert_tensor=min(parallel.expert_tensor, TWO),
+        )
 
     def size(self, kind: str) -> int:
         """Return the ranks of a kind."""
@@ -72,59 +89,26 @@ class Round:
             left = tuple(known for known in left if known != "expert")
         return replace(self, kinds=left)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """The kinds of parallelism that a run has."""
-
-    kinds: tuple[str, ...]
-    sequence_parallel: bool = False
-    virtual: int = 1
-    expert_tensor: int = 1
-
-    @classmethod
-    def of(cls, parallel: Parallel, *, is_sharded: bool) -> Layout:
-        """Return the kinds of a run's layout."""
-        sizes = {
-            "tensor": parallel.tensor,
-            "pipeline": parallel.pipeline,
-            "data": max(parallel.data, TWO if is_sharded else 1),
-            "expert": parallel.expert,
-            "context": parallel.context,
-        }
-        return cls(
-            kinds=tuple(kind for kind, size in sizes.items() if size > 1),
-            sequence_parallel=parallel.sequence_parallel,
-            virtual=min(parallel.virtual, TWO),
-            expert_tensor=min(parallel.expert_tensor, TWO),
-        )
-
-    def size(self, kind: str) -> int:
-        """Return the ranks of a kind in the rehearsal."""
-        return TWO if kind in self.kinds else 1
-
     def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[Round, ...]:
         """Return launches of at most so many processes that together have every kind: one where there is none.
 
-        `split` is that of a `Round`. Experts are spread over the data-parallel ranks, or else over those of a kind
-        that the run has.
+        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has.
+
+        Args:
+            processes: The most processes of a launch.
+            split: Fields of the model that split the layers over the stages otherwise than evenly.
         """
         at_once = max(0, processes.bit_length() - 1)
         free = [kind for kind in self.kinds if kind != "expert"] if at_once else []
         parts = [free[start : start + at_once] for start in range(0, len(free), at_once or 1)] or [[]]
         if "expert" in self.kinds and at_once:
-            host = next((part for kind in ("data", "tensor", "context") for part in parts if kind in part), None)
-            if host is None:
-                parts.append(["data", "expert"])
+            hosts = [part for kind in ("data", "tensor", "context") for part in parts if kind in part]
+            if hosts:
+                hosts[0].append("expert")
             else:
-                host.append("expert")
-        return tuple(
-            Round(
-                kinds=tuple(part),
-                sequence_parallel=self.sequence_parallel,
-                virtual=self.virtual,
-                expert_tensor=self.expert_tensor if "expert" not in part or "data" in part else 1,
-                split=split,
-            )
-            for part in parts
-        )
+                parts.append(["data", "expert"])
+        return tuple(self._part(tuple(part), split) for part in parts)
+
+    def _part(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> Round:
+        is_whole = "expert" not in kinds or "data" in kinds
+        return replace(self, kinds=kinds, split=split, expert_tensor=self.expert_tensor if is_whole else 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
-from bridge.rehearse.layout import Layout
+from bridge.rehearse.layout import Round
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
 
@@ -38,7 +38,8 @@ class Sections:
     plan: PrecisionPlan
     """Of the run as it is."""
     parallel: Parallel
-    layout: Layout
+    layout: Round
+    """Every kind of parallelism of the run at once."""
     changes: list[Change] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     """Choices per module that the kept layers cannot show, as sentences."""

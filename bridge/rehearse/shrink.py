@@ -14,15 +14,16 @@ from math import gcd
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.precision_plan import precision_plan
+from bridge.plan.precision_plan import plan_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rehearse.layers import shrink_layers
-from bridge.rehearse.layout import Layout, Round
+from bridge.rehearse.layout import Round
 from bridge.rehearse.sections import Change, Sections
 from bridge.rehearse.widths import shrink_widths
 from bridge.rules.fields import read_field, whole_number
-from bridge.rules.shape.hybrid import HybridPattern
-from bridge.rules.shape.parallel import Parallel
+from bridge.rules.shape.hybrid import letters_of
+from bridge.rules.target import Target
+from bridge.sync.prediction import Prediction, predict
 
 TOKENS = 64
 """Tokens of a sequence on each context-parallel rank, at least."""
@@ -78,12 +79,12 @@ def shrink(
         RunConfigError: No such model can be built, its layers cannot be planned, or some of them do not run on a CPU.
     """
     given = {name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")}
-    _refuse_mamba(given["model"])
-    plan = precision_plan(precision, given["model"], optimizer=given["optimizer"], ddp=given["ddp"])
-    parallel = Parallel.of(given["model"], world_size=gpus)
-    layout = Layout.of(parallel, is_sharded=plan.settings.distributed)
+    whole = predict(precision, given, target=Target(count=gpus))
+    _refuse_mamba(whole)
+    plan = plan_of(whole)
+    layout = Round.of(whole.parallel, is_sharded=plan.settings.distributed)
     stated = precision.to_dict() if precision is not None else None
-    run = Sections(held=given, precision=stated, plan=plan, parallel=parallel, layout=layout)
+    run = Sections(held=given, precision=stated, plan=plan, parallel=whole.parallel, layout=layout)
     layers, split = shrink_layers(run, max_layers)
     shrink_widths(run)
     _shrink_tokens(run)
@@ -100,11 +101,12 @@ def shrink(
     )
 
 
-def _refuse_mamba(model: Mapping[str, Any]) -> None:
-    pattern = HybridPattern.of(model)
-    if pattern is not None and "mamba" in pattern.kinds:
+def _refuse_mamba(run: Prediction) -> None:
+    if "mamba" in run.shape.kinds:
         rule = "cannot be rehearsed: Mamba layers need the kernels of mamba_ssm, which run on a GPU alone"
-        raise RunConfigError.of("model", rule, pattern.layers, "Use `precision-bridge check` for this run.")
+        raise RunConfigError.of(
+            "model", rule, letters_of(run.shape.kinds), "Use `precision-bridge check` for this run."
+        )
 
 
 def _replace_kernels(run: Sections) -> None:

@@ -12,6 +12,7 @@ the same one. Source: Megatron-LM models/hybrid/hybrid_layer_allocation.py and h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,12 @@ class HybridPattern:
     def mtp_kinds(self) -> tuple[str, ...]:
         """Kind of each layer inside a multi-token-prediction layer."""
         return tuple(LETTERS.get(letter, "mlp") for letter in self.mtp)
+
+
+def letters_of(kinds: Sequence[str]) -> str:
+    """Return the pattern of layers of these kinds."""
+    letters = {kind: letter for letter, kind in LETTERS.items()}
+    return "".join(letters[kind] for kind in kinds)
 
 
 def _without_pattern(model: Section) -> HybridPattern | None:
