@@ -20,6 +20,7 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import RuleContext, View
 from bridge.rules.rule import Violation
 from bridge.rules.section import Malformed
+from bridge.rules.shape.unplanned import unplanned
 from bridge.rules.target import Target
 from bridge.rules.versions import at_least
 from bridge.sync.prediction import Origins, Prediction, predict
@@ -102,8 +103,9 @@ class Setup(RuleContext):
         """Set the layout and what kind of run it is."""
         model = self.model
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
-        self.parallel, _ = self.prediction.layout_and_faults
         self.shape, _ = self.prediction.shape_and_faults
+        self.parallel, _ = self.prediction.layout_and_faults
+        self.unplanned = unplanned(self.prediction.model)
         self.rank: int | None = self.peft.rank or self.peft.dim
         routes = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend)
         self.has_ncclep = routes == ("flex", "ncclep")

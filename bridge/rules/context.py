@@ -19,6 +19,7 @@ from bridge.rules.target import Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from bridge.errors import Finding
     from bridge.precision.config import PrecisionConfig
     from bridge.rules.rule import Violation
     from bridge.rules.shape.model import ModelShape
@@ -89,6 +90,8 @@ class RuleContext:
     """The layout; what cannot be read of it is left out."""
     shape: ModelShape
     """The model; a size that is impossible is replaced."""
+    unplanned: Sequence[Finding]
+    """The fields that give the model modules which the plan does not know."""
     has_ncclep: bool
     has_peft: bool
     is_resumed: bool

@@ -319,7 +319,7 @@ def test_a_hybrid_ignores_fp4_before_megatron_core_0_17():
     [
         (
             {"hybrid_layer_pattern": "MGM*"},
-            "model.hybrid_layer_pattern: cannot plan: G (Gated DeltaNet), got 'G'. Plan a model without these layers.",
+            "model.hybrid_layer_pattern: cannot plan: layers of gated delta net, got 'G'. Plan a model without it.",
         ),
         (
             {"hybrid_layer_pattern": "M?*"},

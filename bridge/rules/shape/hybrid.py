@@ -21,7 +21,7 @@ from bridge.rules.section import Section, read_section
 
 LETTERS = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", "E": "moe"}
 """Letter of a pattern -> kind of that layer."""
-UNPLANNED = {"G": "Gated DeltaNet", "D": "DeepSeek sparse attention"}
+UNPLANNED = {"G": "gated delta net", "D": "DeepSeek sparse attention"}
 """Letters that Megatron knows and the plan does not -> their layer."""
 CHUNK, DEPTH = "|", "/"
 RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
@@ -32,6 +32,8 @@ RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
 class HybridPattern:
     """A pattern after it was read."""
 
+    field: str = "hybrid_layer_pattern"
+    """The field that has it."""
     layers: str
     """A letter for each layer of the decoder, in order."""
     chunks: tuple[int, ...] = ()
@@ -65,12 +67,18 @@ class HybridPattern:
             faults.append(_fault(field, rule, DEPTH.join(depths), "Correct it."))
         faults += _count_faults(section, field, len(letters), len(depths), has_experts="E" in letters + inner)
         return cls(
+            field=field,
             layers=letters,
             chunks=tuple(map(len, main.split(CHUNK))) if CHUNK in main else (),
             mtp=depths[0] if depths else "",
             depths=len(depths),
             faults=tuple(faults),
         )
+
+    @property
+    def unplanned(self) -> dict[str, str]:
+        """Letters of layers that the plan does not know -> the name of their kind."""
+        return {letter: name for letter, name in UNPLANNED.items() if letter in self.layers + self.mtp}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -106,11 +114,7 @@ def _legacy_depths(model: Section) -> list[str]:
 
 
 def _letter_faults(field: str, letters: str) -> list[Finding]:
-    unknown = sorted(set(letters) - set(LETTERS))
-    unplanned = [letter for letter in unknown if letter in UNPLANNED]
-    if unplanned:
-        names = " and ".join(f"{letter} ({UNPLANNED[letter]})" for letter in unplanned)
-        return [_fault(field, f"cannot plan: {names}", "".join(unplanned), "Plan a model without these layers.")]
+    unknown = sorted(set(letters) - {*LETTERS, *UNPLANNED})
     if unknown:
         return [_fault(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown), "Correct it.")]
     if {"*", "+"} <= set(letters):

@@ -10,6 +10,7 @@ from typing import Any
 from bridge.errors import Finding
 from bridge.rules.fields import FIELDS
 from bridge.rules.section import Section
+from bridge.rules.shape.hybrid import HybridPattern
 
 UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",
@@ -64,6 +65,10 @@ def unplanned(model: Section) -> list[Finding]:
     rows += [
         (name, "the field is newer than the releases that the plan knows", held) for name, held in model.newer.items()
     ]
+    pattern = HybridPattern.of(model)
+    letters = pattern.unplanned if pattern is not None else {}
+    if pattern is not None and letters:
+        rows.append((pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters)))
     return [
         Finding(path=f"model.{name}", rule=f"cannot plan: {why}", value=value, remedy="Plan a model without it.")
         for name, why, value in rows

@@ -68,6 +68,13 @@ def _not_emulated(run: RuleContext) -> list[Violation]:
     )
 
 
+def _unplanned(run: RuleContext) -> list[Violation]:
+    return [
+        Violation(fault.path, value=fault.value, words={"why": fault.rule, "remedy": fault.remedy.removesuffix(".")})
+        for fault in run.unplanned
+    ]
+
+
 RULES = (
     Rule(
         id="PB601",
@@ -272,5 +279,15 @@ RULES = (
         message="{needed} of {memory} on stage {stage}: does not fit{but}",
         remedies=("choose among the changes of `precision-bridge memory --fit`", "use more or larger GPUs"),
         source="this project: bridge.plan.memory, 2026-08, which leaves out the CUDA context, messages, workspaces",
+    ),
+    Rule(
+        id="PB619",
+        title="model that cannot be planned",
+        setting="model",
+        severity="info",
+        when=_unplanned,
+        message="{why}; its memory and its rows of modules are not judged",
+        remedies=("{remedy}",),
+        source="this project: bridge.rules.shape",
     ),
 )

@@ -23,7 +23,11 @@ CASES = {
     "PB404": (full(dict(NVFP4, fp4_param_gather=False), B200, WEIGHT_SHARDS), full(NVFP4, B200, WEIGHT_SHARDS)),
     "PB405": (
         full(dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False), B200, WEIGHT_SHARDS),
-        full(dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False), B200),
+        full(
+            dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False),
+            B200,
+            dict(DENSE, qk_l2_norm=True),
+        ),
     ),
     "PB406": (
         run("bf16_mixed", "h100x12", model=dict(DENSE, tensor_model_parallel_size=8)),

@@ -40,7 +40,7 @@ CASES = {
                 PADDED_MOE,
                 recompute_granularity="selective",
                 recompute_modules=["shared_experts"],
-                cuda_graph_impl="local",
+                gtp_weight_remat_size=2,
             ),
         ),
     ),
