@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 HERE = Path(__file__).resolve().parent
 COMMAND = Path(sys.executable).parent / "precision-bridge"
@@ -35,43 +36,45 @@ def record(name: str, value: float, unit: str, *, goal: str, met: bool, how: str
     return {"name": name, "value": round(value, 4), "unit": unit, "goal": goal, "met": met, "how": how}
 
 
-def startup(repeats: int = 9) -> list[dict[str, Any]]:
-    """Measure the cost of importing the compatible module against that of torch, and of `precision-bridge recipes`."""
-    torch_us, bridge_us = [], []
+def startup(repeats: int = 11) -> list[dict[str, Any]]:
+    """Measure what an import and three commands cost against the libraries that they stand on, all in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in STARTS}
     for _ in range(repeats):
-        torch_us.append(_import_microseconds("torch", "torch"))
-        bridge_us.append(_import_microseconds("torch, bridge.training.mixed_precision", "bridge"))
-    share = statistics.median(ours / theirs for ours, theirs in zip(bridge_us, torch_us, strict=True))
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        subprocess.run([COMMAND, "recipes"], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - began)
-    wall = statistics.median(seconds)
-    how, processes = f"python -X importtime, median of {repeats} pairs", f"median of {repeats} processes"
+        for name, words in STARTS.items():
+            seconds[name].append(_cpu_seconds(words))
+    how = f"CPU time of fresh processes in turn, median of {repeats}"
     return [
-        record(
-            "import bridge.training.mixed_precision / import torch",
-            share,
-            "ratio",
-            goal="< 0.15",
-            met=share < 0.15,
-            how=how,
-        ),
-        record("precision-bridge recipes", wall, "s wall", goal="< 0.4", met=wall < 0.4, how=processes),
+        record(title, ratio, "ratio", goal=f"<= {goal}", met=ratio <= goal, how=how)
+        for title, name, reference, share, goal in START_GOALS
+        for ratio in [_ratio(seconds[name], seconds[reference]) - share]
     ]
 
 
-def _import_microseconds(modules: str, counted: str) -> int:
-    """Return the microseconds of importing `counted` after the modules before it, all it imports included."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", f"import {modules}"], check=True, capture_output=True, text=True
-    )
-    rows = (re.match(r"import time:\s+\d+ \|\s+(\d+) \| (\S+)", line) for line in done.stderr.splitlines())
-    microseconds = sum(int(row[1]) for row in rows if row and row[2].partition(".")[0] == counted)
-    if not microseconds:
-        raise RuntimeError(f"-X importtime has no line on {counted}")
-    return microseconds
+LIBRARIES = "import hydra, omegaconf, yaml"
+STARTS: dict[str, list[str | Path]] = {
+    "torch": [sys.executable, "-c", "import torch"],
+    "face": [sys.executable, "-c", "import torch, bridge.training.mixed_precision"],
+    "libraries": [sys.executable, "-c", LIBRARIES],
+    "recipes": [COMMAND, "recipes"],
+    "check": [COMMAND, "check"],
+    "check of a file": [COMMAND, "check", "--config", HERE.parent / "docs/showcase/llama3_70b.yaml"],
+}
+"""Name -> the words of a process whose start is measured."""
+START_GOALS = (
+    ("import bridge.training.mixed_precision on top of import torch", "face", "torch", 1, 0.08),
+    (f"precision-bridge recipes / {LIBRARIES}", "recipes", "libraries", 0, 1.4),
+    (f"precision-bridge check / {LIBRARIES}", "check", "libraries", 0, 3.0),
+    (f"precision-bridge check --config llama3_70b.yaml / {LIBRARIES}", "check of a file", "libraries", 0, 2.5),
+)
+"""Title, the process, its reference, what the reference itself counts for, and the goal."""
+
+
+def _cpu_seconds(words: Sequence[str | Path]) -> float:
+    """Return the CPU seconds of a process, which other processes of the machine change little."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(words, check=True, capture_output=True, cwd=HERE.parent)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def sync(repeats: int = 300) -> list[dict[str, Any]]:
