@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.plan.alignment_fields import FIELDS
+from bridge.plan.alignment_fields import FIELDS, Field
 from bridge.plan.memory_activations import Workload
 from bridge.plan.modules import Module, modules_of
 from bridge.plan.precision_plan import PlanLayer, PrecisionPlan, compact
@@ -138,7 +138,9 @@ def pad_multiple(
         RunConfigError: No such scheme.
     """
     row = _scheme(scheme, family)
-    tokens = row.alignment[0] if row is not None and row.alignment else EXPERT_TOKENS["custom"] if row else 1
+    tokens = EXPERT_TOKENS["custom"] if row is not None else 1
+    if row is not None and row.alignment:
+        tokens = row.alignment[0]
     over_ranks = tp if sp else 1
     per_sequence = (2 * cp if cp > 1 else 1) * over_ranks
     per_slab = math.lcm(per_sequence, tokens * cp * over_ranks)
@@ -205,12 +207,12 @@ def _scheme(name: str | None, family: str | None) -> Scheme | None:
     if name is None:
         return None
     tables = {"fp8": [FP8_SCHEMES], "fp4": [FP4_SCHEMES]}.get(family or "", [FP8_SCHEMES, FP4_SCHEMES])
-    row = next((table[name] for table in tables if name in table), None)
-    if row is None:
+    rows = [table[name] for table in tables if name in table]
+    if not rows:
         known = sorted({*FP8_SCHEMES, *FP4_SCHEMES})
         hint = did_you_mean(close_matches(name, known)) or f"There are {', '.join(known)}."
         raise RunConfigError(f"scheme: no such scaling scheme, got {name!r}. {hint}", close_matches(name, known))
-    return row
+    return rows[0]
 
 
 def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None) -> GemmShape:
@@ -259,23 +261,20 @@ def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) 
             continue
         name = module.name.rpartition(".")[2] if not module.name.startswith("shared") else module.name
         key = f"experts.{name}" if module.is_expert else name
-        field, value, factor = FIELDS.get((key, dimension), _unnamed)(plan.shape, whole)
-        below, above = _nearest(value, need // math.gcd(need, factor))
+        named = FIELDS.get((key, dimension))
+        field = named(plan.shape, whole) if named is not None else Field("the model's dimensions", whole)
+        below, above = _nearest(field.value, need // math.gcd(need, field.factor))
         yield Misfit(
             layers=gemm.layers,
             module=module.name,
             dimension=dimension,
             size=whole / (ranks if is_split else 1),
             multiple=multiple,
-            field=field,
-            value=value,
+            field=field.name,
+            value=field.value,
             below=below,
             above=above,
         )
-
-
-def _unnamed(_: object, whole: int) -> tuple[str, int, int]:
-    return "the model's dimensions", whole, 1
 
 
 def _nearest(value: int, step: int) -> tuple[int | None, int]:

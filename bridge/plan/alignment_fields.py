@@ -1,18 +1,29 @@
 """Config fields behind a GEMM's dimensions, and how many times the field a dimension is."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from bridge.rules.shape.model import ModelShape
 
-Origin = Callable[["ModelShape", int], tuple[str, int, int]]
-"""Shape and the whole dimension -> field, its value, how many times the value the dimension is."""
+
+class Field(NamedTuple):
+    """The field behind a dimension."""
+
+    name: str
+    value: int
+    factor: int = 1
+    """How many times the value the dimension is."""
+
+
+Origin = Callable[["ModelShape", int], Field]
+"""Shape and the whole dimension -> the field behind it."""
 
 
 def _field(name: str, value: Callable[[ModelShape], int]) -> Origin:
-    def origin(shape: ModelShape, whole: int) -> tuple[str, int, int]:
+    def origin(shape: ModelShape, whole: int) -> Field:
         own = value(shape)
         exact = own > 0 and whole % own == 0
-        return (f"model.{name}", own, whole // own) if exact else (f"model.{name} and others", whole, 1)
+        return Field(f"model.{name}", own, whole // own) if exact else Field(f"model.{name} and others", whole)
 
     return origin
 
@@ -31,11 +42,11 @@ _HEADS = _field("num_attention_heads", lambda shape: shape.num_attention_heads)
 _MAMBA = _field("mamba_num_heads", lambda shape: shape.state_space.num_heads if shape.state_space else 0)
 
 
-def _projection(shape: ModelShape, whole: int) -> tuple[str, int, int]:
+def _projection(shape: ModelShape, whole: int) -> Field:
     return (_CHANNELS if shape.latent is None else _HEADS)(shape, whole)
 
 
-def _token(shape: ModelShape, whole: int) -> tuple[str, int, int]:
+def _token(shape: ModelShape, whole: int) -> Field:
     """Return the field behind the width at which experts take tokens."""
     return (_LATENT if shape.experts and shape.experts.latent_size else _HIDDEN)(shape, whole)
 

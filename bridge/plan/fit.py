@@ -227,7 +227,9 @@ def _options(
     asked = run.workload.micro_batch_size
     if max(rank.total - rank.bytes_of["activations"] for rank in run.memory.ranks) > usable:
         return
-    for extra, recompute in RECOMPUTE if run.workload.seq_length else RECOMPUTE[:1]:
+    for extra, recompute in RECOMPUTE:
+        if recompute and not run.workload.seq_length:
+            return
         if recompute and run.workload.recompute in ("full", recompute["model.recompute_granularity"]):
             continue
         candidate = run.changed(recompute)

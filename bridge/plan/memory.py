@@ -208,7 +208,9 @@ def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
 
 def _per_element(settings: Settings) -> tuple[int, int]:
     """Return the bytes per element of the optimizer's own copy of the weights, and of its state."""
-    master = 0 if settings.master is None else 2 if settings.remainders else round(element_bytes(settings.master))
+    master = round(element_bytes(settings.master)) if settings.master is not None else 0
+    if settings.remainders:
+        master = 2
     first = round(element_bytes(settings.exp_avg))
     has_second = settings.optimizer not in ("sgd", "muon")
     return master, first + (round(element_bytes(settings.exp_avg_sq)) if has_second else 0)

@@ -64,7 +64,7 @@ class PlanModule:
 
     def row(self, item: str) -> PlanRow | None:
         """Return the row of a GEMM or tensor, or None."""
-        return next((row for row in self.rows if row.item == item), None)
+        return {row.item: row for row in self.rows}.get(item)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,12 +164,12 @@ class PrecisionPlan:
         if held is None:
             raise _unknown("layer", str(layer), list(self._by_label))
         names = {known.name: known for known in held.modules}
-        wanted = next((name for name in _suffixes(module) if name in names), None)
-        if wanted is None:
+        found = [names[name] for name in _suffixes(module) if name in names]
+        if not found:
             raise _unknown(f"module of layer {layer}", module, list(names))
-        row = names[wanted].row(item)
+        row = found[0].row(item)
         if row is None:
-            raise _unknown(f"GEMM or tensor of {wanted}", item, [row.item for row in names[wanted].rows])
+            raise _unknown(f"GEMM or tensor of {found[0].name}", item, [row.item for row in found[0].rows])
         return row
 
     def folded(self) -> list[tuple[tuple[PlanLayer, ...], tuple[PlanModule, ...]]]:
@@ -230,9 +230,11 @@ class PrecisionPlan:
 
     def _cells(self, label: str) -> dict[tuple[str, str, str], str]:
         layer = self._by_label.get(label)
+        if layer is None:
+            return {}
         return {
             (module.name, row.item, column): getattr(row, column)
-            for module in (layer.modules if layer is not None else ())
+            for module in layer.modules
             for row in module.rows
             for column in COLUMNS[1:]
         }
@@ -289,8 +291,8 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
 def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: ModulePaths) -> Iterator[PlanLayer]:
     """Yield the embedding, the layers in order, the MTP layers and the output."""
     places = parallel.places(shape.num_layers)
-    first = next((place for place in places if place.embedding), places[0])
-    last = next((place for place in places if place.output), places[-1])
+    first = [*(place for place in places if place.embedding), places[0]][0]
+    last = [*(place for place in places if place.output), places[-1]][0]
     on = settings.family is not None and settings.reaches_layers
     numbers = {(place.stage, place.chunk): number for number, place in enumerate(places)}
 
@@ -313,7 +315,7 @@ def _layers(shape: ModelShape, parallel: Parallel, settings: Settings, paths: Mo
     for place in places:
         for index in place.layers:
             yield made(str(index + 1), place, shape.kinds[index], low=enters(index), number=index + 1)
-    mtp = next((place for place in places if place.mtp), last)
+    mtp = [*(place for place in places if place.mtp), last][0]
     is_fp8 = settings.family == "fp8"
     for number in range(1, shape.mtp_layers + 1):
         yield made(f"mtp {number}", mtp, "mtp", low=is_fp8)

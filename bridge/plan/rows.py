@@ -64,7 +64,7 @@ def _linear(settings: Settings, *, low: bool, bias: bool, stored: bool | None = 
     of = {"input": forward, "weight": forward, "grad_output": backward}
     scheme = settings.row
     split = (scheme.split_accumulator if scheme is not None else None) or (True, True, True)
-    tiles = {operand.name: _tile(operand) for operand in (scheme.operands if scheme is not None else ())}
+    tiles = {operand.name: _tile(operand) for operand in scheme.operands} if scheme is not None else {}
     gemms = tuple(
         PlanRow(
             item=gemm.name,

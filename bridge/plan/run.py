@@ -83,7 +83,8 @@ class PlannedRun:
     @property
     def sharded_by(self) -> str | None:
         """The setting under which weights are sharded too, as section.field; None: there is none."""
-        return next((f"ddp.{name}" for name in SHARDED if self.section("ddp").get(name)), None)
+        found = [f"ddp.{name}" for name in SHARDED if self.section("ddp").get(name)]
+        return found[0] if found else None
 
     @property
     def uncounted(self) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ class Settings:
     def of(cls, run: Prediction) -> Settings:
         """Return the settings of a run after the sync, as its version of Megatron Core reads them."""
         model, optimizer, ddp, mcore = run.read("model"), run.read("optimizer"), run.read("ddp"), run.target.mcore
-        mode = next((name for name in ("bf16", "fp16") if model[name]), "fp32")
-        family = next((name for name in ("fp8", "fp4") if model[name]), None)
+        mode = [*(name for name in ("bf16", "fp16") if model[name]), "fp32"][0]
+        family = [*(name for name in ("fp8", "fp4") if model[name]), None][0]
         scheme = str(model[f"{family}_recipe"]) if family is not None else None
         row = (FP8_SCHEMES if family == "fp8" else FP4_SCHEMES).get(scheme or "")
         late = LATE_ATTENTION.get(scheme or "")

@@ -211,7 +211,9 @@ def _first(candidates: tuple[str, ...], target: Target) -> tuple[str | None, lis
 
 def _too_early(name: str, target: Target) -> str | None:
     """Return why a recipe that would run is not trained with yet, or None."""
-    for product, least in (("te", "2.14"), ("mcore", "0.18")) if name == _NVFP4 else ():
+    if name != _NVFP4:
+        return None
+    for product, least in (("te", "2.14"), ("mcore", "0.18")):
         has = getattr(target, product)
         if at_least(has, least) is not True:
             known = f"this is {has}" if has else "the target does not say"
@@ -260,7 +262,8 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
 def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
     setup = Setup(config, target=target)
     found = ask(_RULES, setup)
-    verdict = next((verdict for name, verdict in _VERDICT_OF.items() if name in {one.id for one in found}), "native")
+    ids = {one.id for one in found}
+    verdict = [*(verdict for name, verdict in _VERDICT_OF.items() if name in ids), "native"][0]
     reasons = [
         f"{one.rule}, this is {one.value}"
         if one.path in ("target.te", "target.cuda") and one.id != "PB608"

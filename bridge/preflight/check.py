@@ -143,12 +143,13 @@ def check_run(
         UnknownRecipeError: No such recipe.
     """
     sections = {name: section_of(run, name) for name in (*ROLES, *_OTHER)}
-    made = None
     if prediction is None:
         place = target_of(target if target is not None else sections["target"])
         precision, made = resolve_precision(sections["mixed_precision"], sections["model"], place)
+        choice = choice or made
+        given: dict[str, Any] = {"precision": precision, "target": place, **{role: sections[role] for role in ROLES}}
     else:
-        place, precision = prediction.target, prediction
+        given, place = {"precision": prediction}, prediction.target
     stated = sections["precision_backend"]
     known: dict[str, Any] = {
         "environment": {**(environment or {}), **os.environ} if place.is_detected else environment or None,
@@ -156,8 +157,7 @@ def check_run(
         "is_own": stated is not None and section_of(sections["model"], "seq_length") is not None,
         "origins": origins,
     }
-    owners = {role: sections[role] for role in ROLES}
-    setup = Setup(precision, **owners, target=place, **known, choice=choice or made)
+    setup = Setup(**given, **known, choice=choice)
     reasons = {**_reasons(sections["silence"]), **(silenced or {})}
     report = check(setup, reasons)
     for phase in phases_of(sections, setup.prediction)[1:]:

@@ -9,7 +9,8 @@ imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,6 @@ class Setup(RuleContext):
     Args:
         precision: A recipe's name, a config, a mapping of stated fields, or None: the owners keep their own settings.
             Or the prediction of the run, which then says all that it holds.
-        model: A TransformerConfig, a mapping of its fields, or None.
-        optimizer: An OptimizerConfig, likewise.
-        ddp: A DistributedDataParallelConfig, likewise.
-        train: Batch sizes and the loss check.
-        data: Sequence length and packing.
-        peft: An adapter's settings, None for full training.
         checkpoint: The precision fingerprint of the checkpoint that the run resumes from.
         target: Where it is going to run; None: nothing is known but what is installed.
         environment: Environment variables of the run; None: not known.
@@ -50,18 +45,13 @@ class Setup(RuleContext):
         is_own: The run is one of scripts/train.py, whose build does not honour every field.
         origins: Path of a setting -> its source.
         choice: What `auto` was resolved to, for reports.
+        sections: model, optimizer, ddp, train, data and peft: Megatron's object, a mapping of its fields, or None.
     """
 
     def __init__(
         self,
         precision: str | MixedPrecisionConfig | Mapping[str, Any] | Prediction | None = None,
         *,
-        model: Any = None,
-        optimizer: Any = None,
-        ddp: Any = None,
-        train: Any = None,
-        data: Any = None,
-        peft: Any = None,
         checkpoint: Mapping[str, Any] | None = None,
         target: Target | None = None,
         environment: Mapping[str, str] | None = None,
@@ -69,18 +59,12 @@ class Setup(RuleContext):
         is_own: bool = False,
         origins: Origins | None = None,
         choice: Choice | None = None,
+        **sections: Any,
     ) -> None:
-        misread: list[Malformed] = []
-        self.unknown: Mapping[str, Any] = {}
-        if isinstance(precision, Prediction):
-            run = precision
-        else:
-            config, misread, self.unknown = _precision(precision)
-            given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train, "data": data, "peft": peft}
-            run = predict(config, given, target=target)
-        self.prediction = run
-        self.sections = run.sections
-        self.malformed = [*misread, *(one for section in run.sections.values() for one in section.malformed)]
+        stated = StatedPrecision.of(precision)
+        run = precision if isinstance(precision, Prediction) else predict(stated.config, sections, target=target)
+        self.prediction, self.sections, self.unknown = run, run.sections, stated.unknown
+        self.malformed = [*stated.malformed, *(one for section in run.sections.values() for one in section.malformed)]
         super().__init__(
             run.precision,
             rows=run.rows,
@@ -184,30 +168,34 @@ class Setup(RuleContext):
         return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
 
 
-def _precision(given: Any) -> tuple[MixedPrecisionConfig | None, list[Malformed], dict[str, Any]]:
-    """Return the config, what is of a wrong type in it, and keys that are no field."""
-    if given is None or isinstance(given, MixedPrecisionConfig):
-        return given, [], {}
-    if isinstance(given, Mapping):
-        return read_precision(given)
-    return get_mixed_precision_config(given), [], {}
+_FIELDS = frozenset(MixedPrecisionConfig.field_names())
 
 
-_PRECISION = frozenset(MixedPrecisionConfig.field_names())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatedPrecision:
+    """A precision as a run gives it."""
 
+    config: MixedPrecisionConfig | None = None
+    malformed: Sequence[Malformed] = ()
+    """Values that are of a wrong type."""
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are no field -> their values."""
 
-def read_precision(given: Mapping[str, Any]) -> tuple[MixedPrecisionConfig, list[Malformed], dict[str, Any]]:
-    """Return the config of a mapping of stated fields, what is of a wrong type in it, and what is no field."""
-    stated: dict[str, Any] = {}
-    malformed: list[Malformed] = []
-    unknown: dict[str, Any] = {}
-    for key, value in given.items():
-        name = str(key)
-        if name not in _PRECISION:
-            unknown[name] = value
-            continue
-        try:
-            stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
-        except PrecisionTypeError as error:
-            malformed.append(Malformed(path=error.path, value=value, why=error.rule))
-    return MixedPrecisionConfig.from_dict(stated), malformed, unknown
+    @classmethod
+    def of(cls, given: Any) -> StatedPrecision:
+        """Return what a name, a config, a mapping of stated fields, or nothing, states."""
+        if given is None or isinstance(given, Prediction):
+            return cls()
+        if not isinstance(given, Mapping):
+            return cls(config=get_mixed_precision_config(given))
+        stated: dict[str, Any] = {}
+        malformed: list[Malformed] = []
+        for name, value in given.items():
+            if name not in _FIELDS:
+                continue
+            try:
+                stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
+            except PrecisionTypeError as error:
+                malformed.append(Malformed(path=error.path, value=value, why=error.rule))
+        unknown = {str(name): value for name, value in given.items() if name not in _FIELDS}
+        return cls(config=MixedPrecisionConfig.from_dict(stated), malformed=malformed, unknown=unknown)

@@ -142,7 +142,8 @@ def kept_layers(
     few_start, few_end = (min(start, most), min(end, most)) if start + end <= most else _shared(start, end, most)
     chosen = {*range(few_start), *range(count - few_end, count), *firsts.values()}
     chosen |= set([layer for layer in wanted if layer not in chosen][: max(0, limit - len(chosen))])
-    size = next((size for size in range(max(least, len(chosen)), count + 1) if (size + extra) % chunks == 0), count)
+    sizes = [size for size in range(max(least, len(chosen)), count + 1) if (size + extra) % chunks == 0]
+    size = sizes[0] if sizes else count
     spare = [layer for layer in _spread(middle, size) if layer not in chosen]
     spare += [layer for layer in middle if layer not in chosen and layer not in spare]
     chosen |= set(spare[: size - len(chosen)])

@@ -25,7 +25,9 @@ class Split:
     @property
     def chunks(self) -> int:
         """Parts that the layers are split into, which a layout of the run's own gives as many as it likes."""
-        return 1 if self.parallel.layout is not None else self.virtual * (1 if self._ends else 2)
+        if self.parallel.layout is not None:
+            return 1
+        return self.virtual * (1 if self._ends else 2)
 
     @property
     def extra(self) -> int:
@@ -49,7 +51,9 @@ class Split:
         held = [0] * self.parallel.pipeline
         for place in self.parallel.places(self.num_layers):
             held[place.stage] += len(place.layers)
-        return (held[0], held[-1] if last is not None else held[1]) if first is not None else (held[-2], held[-1])
+        if first is None:
+            return held[-2], held[-1]
+        return held[0], held[-1] if last is not None else held[1]
 
     def fields(self, size: int) -> dict[str, Any]:
         """Return the model fields that split so many layers over two stages; none for equal stages."""
@@ -63,7 +67,9 @@ class Split:
             return {name: True for name, is_on in counted.items() if is_on}
         before, after = self._ends
         few = self.virtual
-        first = size // few // 2 * few if before == after else few if before < after else size - few
+        first = few if before < after else size - few
+        if before == after:
+            first = size // few // 2 * few
         stated = {FIRST: (parallel.first_stage_layers, first), LAST: (parallel.last_stage_layers, size - first)}
         return {name: here for name, (there, here) in stated.items() if there is not None}
 

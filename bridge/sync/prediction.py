@@ -131,6 +131,9 @@ def predict(
         target: The GPUs and versions of the run; without a version of megatron-core every field is there.
         origins: Path of a setting -> its source.
     """
+    unknown = given.keys() - {*ROLES}
+    if unknown:
+        raise TypeError(f"a run has the sections {', '.join(ROLES)}, and not {', '.join(sorted(unknown))}")
     sections = {role: _section(role, given.get(role), is_synced=precision is not None) for role in ROLES}
     return _predicted(precision, sections, target or Target(), origins)
 
