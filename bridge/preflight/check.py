@@ -134,8 +134,7 @@ def check_run(
         backend: te, emulated or te_cpu: what will run low-precision GEMMs.
         origins: Path of a setting -> its source.
         choice: The choice that `auto` was resolved to, where the caller resolved it.
-        environment: Environment variables that the run sets itself; those of this machine override them where it is the
-            target.
+        environment: Variables that the run sets itself; those of this machine count first where it is the target.
         prediction: The run after the sync, where the caller has made it: its target and its precision count.
 
     Raises:
@@ -152,7 +151,7 @@ def check_run(
         given, place = {"precision": prediction}, prediction.target
     stated = sections["precision_backend"]
     known: dict[str, Any] = {
-        "environment": {**(environment or {}), **os.environ} if place.is_detected else environment or None,
+        "environment": {**(environment or {}), **(os.environ if place.is_detected else {})} or None,
         "backend": backend or (stated if stated in LOW_PRECISION_BACKENDS else None),  # "auto": where it runs
         "is_own": stated is not None and section_of(sections["model"], "seq_length") is not None,
         "origins": origins,
