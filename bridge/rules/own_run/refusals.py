@@ -30,6 +30,7 @@ from bridge.rules.own_run.fields import (
     by_field,
 )
 from bridge.rules.rule import remedy_of
+from bridge.rules.section import read_section
 from bridge.rules.shape.parallel import Parallel, sent_between_stages
 from bridge.rules.topics.mode import RECEIVED
 from bridge.rules.topics.parallel import TWO_STAGES
@@ -202,7 +203,9 @@ def _wrong_pipeline(model: Values, backend: str | None) -> Iterator[Finding]:
         yield _fault(TWO_STAGES.id, "model.overlap_p2p_comm", rule, model["overlap_p2p_comm"], remedy)
     received = model["pipeline_dtype"]
     if model["enable_autocast"] and stages > 1 and received is not None:
-        sent = sent_between_stages(model, installed("mcore"), is_local=backend not in WITH_TE)
+        sent = sent_between_stages(
+            read_section("model", model).values, installed("mcore"), is_local=backend not in WITH_TE
+        )
         if dtype_token(received) != sent:
             rule, remedy = (text.format(sent=sent) for text in (RECEIVED.message, remedy_of(RECEIVED.remedies)))
             yield _fault(RECEIVED.id, "model.pipeline_dtype", rule, dtype_token(received), remedy)
