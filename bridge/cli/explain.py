@@ -261,7 +261,7 @@ def _capital(text: str) -> str:
 def _rule(word: str) -> Rule:
     rule = BY_ID.get(word.upper())
     if rule is None:
-        matches = [name for name in BY_ID if name.startswith(word.upper())][:3] or close_matches(word, BY_ID)
+        matches = [name for name in BY_ID if name.startswith(word.upper())][:3]  # a number is near to no other
         hint = did_you_mean(matches) or f"`precision-bridge explain {LIST}` lists them."
         raise UnknownFieldError(f"Unknown rule {word!r}. {hint}", matches)
     return rule

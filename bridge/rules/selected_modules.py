@@ -147,6 +147,15 @@ def elsewhere(run: RuleContext) -> list[Violation]:
     ]
 
 
+def all_high(run: RuleContext) -> list[Violation]:
+    """Return the rows of a run in FP8 or FP4 that together leave no linear layer in it."""
+    if run.selection is None or not run.is_low:
+        return []
+    modules = [*run.selection.left, *(module for row in run.selection.rows for module in row.taken)]
+    names = [row.matcher.select for row in run.selection.rows]
+    return [about(run, names)] if names and all(module.scheme is None for module in modules) else []
+
+
 def in_another_scheme(run: RuleContext) -> list[Violation]:
     """Return the rows that multiply weights stored in the run's format in another scheme.
 

@@ -101,3 +101,13 @@ def test_more_layers_in_bf16_than_the_model_has_is_megatrons_own_error_in_one_se
         synchronize(config, **megatron_owners())
     assert "num_layers_at_end_in_bf16" in str(caught.value)
     assert str(caught.value).count("\n") == 1
+
+
+def test_a_model_whose_layers_all_stay_in_bf16_is_a_finding_of_the_sync(megatron_owners) -> None:
+    owners = megatron_owners()
+    layers = owners["model"].num_layers
+    config = get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed").state(
+        first_last_layers_bf16=True, num_layers_at_start_in_bf16=layers, num_layers_at_end_in_bf16=0
+    )
+    found = [one for one in synchronize(config, **owners).findings if one.id == "PB266"]
+    assert [one.severity for one in found] == ["error"]

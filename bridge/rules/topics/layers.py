@@ -113,6 +113,8 @@ RULES = (
         title="no layer left in low precision",
         setting="first_last_layers_bf16",
         severity="error",
+        needs="owners",
+        sync="reported",
         when=violated_if(
             lambda run: (
                 run.is_low

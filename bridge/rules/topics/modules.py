@@ -342,4 +342,14 @@ RULES = (
         remedies=("store the weights in {run.mode} (fp8_param_gather=False, fp4_param_gather=False)", "choose bf16"),
         source="Transformer Engine 2.20 pytorch/module/base.py _check_weight_tensor_recipe_correspondence",
     ),
+    Rule(
+        id="PB297",
+        title="no module left in low precision",
+        setting="modules",
+        severity="error",
+        when=selected_modules.all_high,
+        message="no linear layer is left in {run.scheme}: the {noun}s keep all of them in {run.mode}",
+        remedies=("leave some in {run.scheme}", "choose a recipe without FP8 and FP4"),
+        source="this project: bridge.plan.precision_plan, 2026-11",
+    ),
 )

@@ -99,6 +99,10 @@ CASES = {
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.factories.why_not")), H100),
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.factories.why_not_found")), H100),
     ),
+    "PB297": (
+        full(with_row(CURRENT, select="*", precision="bf16"), H100),
+        full(with_row(CURRENT, select="*.linear_qkv", precision="bf16"), H100),
+    ),
     "PB296": (
         full(with_row(CURRENT, select="*.linear_qkv", precision="blockwise"), H100),
         full(with_row(CURRENT, select="*.linear_qkv", precision="bf16", evaluation="tensorwise"), H100),
