@@ -126,6 +126,31 @@ def test_the_newest_release_is_assumed_where_the_file_names_none(tmp_path):
     assert reading.release_reason == "the file names no release, and this is the newest known one"
 
 
+DEEPSPEED = """
+cat > ds.json <<EOF
+{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}
+EOF
+deepspeed pretrain_gpt.py --deepspeed --deepspeed_config ds.json --num-layers 4 --hidden-size 64 \\
+    --num-attention-heads 4 --micro-batch-size 1 --bf16
+"""
+
+
+def test_under_deepspeed_its_engine_decides_about_the_precision(tmp_path):
+    assert read(tmp_path, DEEPSPEED, "train.sh").precision.mode == "bf16"
+
+
+def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):
+    start = (
+        "export NVTE_FUSED_ATTN=0\n{}python train.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --bf16\n"
+    )
+    assert read(tmp_path, start.format(""), "train.sh").reading.environment == {"NVTE_FUSED_ATTN": "0"}
+    reading = read(tmp_path, start.format("ray job submit -- "), "train.sh").reading
+    assert reading.environment == {}
+    assert reading.unknown[0] == (
+        "train.py: a program whose own defaults are not known; those of Megatron-LM count here."
+    )
+
+
 def test_a_run_without_bf16_is_one_in_fp32(tmp_path):
     run = of_arguments(tmp_path)
     assert not {"bf16", "fp16", "params_dtype"} & run.model.keys()

@@ -1,7 +1,8 @@
 """Megatron-LM's files of a run: argument files, launch scripts, and the arguments that a run printed or saved.
 
 A run of Megatron-LM has no recipe: its flags of a precision are read as the values of the configs that hold them, as
-its own code does. So there is no precision to write, and no sync to foresee.
+its own code does. So there is no precision to write, and no sync to foresee. Under DeepSpeed its engine decides, and
+what `convert` reads of it is the precision.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ from bridge.front.files.release import Release, release_of
 from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.systems import is_megatron
 from bridge.interop.launch.variables import is_unknown
+from bridge.interop.megatron_deepspeed import is_engine
+from bridge.interop.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.interop.megatron_lm.arguments import argument_groups, runs_of
 from bridge.interop.megatron_lm.effects import INFERENCE
+from bridge.interop.megatron_lm.importer import import_
 from bridge.interop.megatron_lm.printed import START, printed_arguments
 from bridge.interop.reading.document import Document
 from bridge.rules.fields import known_releases
@@ -56,6 +60,8 @@ PROGRAMS = {
     "a retriever": r"ict|biencoder|realm",
 }
 """The same -> the names of the programs that train it."""
+RAY = re.compile(r"\bray\s+job\s+submit\b")
+"""A job has the environment of its cluster, and not that of the script which submits it."""
 GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 
@@ -70,6 +76,8 @@ class _Run:
     environment: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = False
     """Every argument stands there, with its default."""
+    precision: Mapping[str, Any] | None = None
+    """What DeepSpeed's engine trains in, which decides in the place of Megatron-LM's configs; None: they decide."""
     is_started: bool = False
     """The file starts a program with them."""
     is_inference: bool = False
@@ -108,6 +116,8 @@ def read(document: Document) -> FileReading:
     others = {f"{ARGUMENT}.{name}": value for name, value in run.arguments.values.items() if not fields_of(name)}
     if run.is_inference:
         sections = {"model": sections["model"]}
+    if run.precision is not None:
+        sections["mixed_precision"] = dict(run.precision)
     release = _release(run, sections)
     return FileReading(
         framework=MEGATRON_LM,
@@ -134,7 +144,7 @@ def _runs(document: Document) -> list[_Run]:
         return [_Run(arguments=arguments_printed(block), is_whole=has_end) for block, has_end in blocks]
     if document.kind == "shell":
         started = launches(document.text, document.path)
-        found = [_of_launch(launch) for launch in started if is_megatron(launch)]
+        found = [_of_launch(launch, document.text) for launch in started if is_megatron(launch)]
         if not found:
             names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
             remedy = "Give its launch script, or the configuration that this one starts with."
@@ -148,14 +158,16 @@ def _groups(whole: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
     return argument_groups(whole) or [(GROUP, {})]
 
 
-def _of_launch(launch: Launch) -> _Run:
+def _of_launch(launch: Launch, text: str) -> _Run:
     (known,) = runs_of(launch)
+    variables = {name: value for name, value in launch.environment.items() if not is_unknown(value)}
     files = tuple(note for note in launch.notes if note.startswith("source "))
     return _Run(
         arguments=arguments_of_launch(launch),
+        precision=import_(launch).assume_default().config.to_dict() if is_engine(known) else None,
         label=launch.label,
         program=launch.name,
-        environment={name: value for name, value in launch.environment.items() if not is_unknown(value)},
+        environment={} if RAY.search(text) else variables,
         is_started=bool(launch.line),
         is_inference=INFERENCE.search(launch.program) is not None,
         open_ends=tuple(dict.fromkeys((*known.elsewhere, *files))),
@@ -206,6 +218,10 @@ def _unknown(run: _Run, runs: int) -> list[str]:
     for name, text in unread.items():
         found.append(f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here.")
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
+    if run.is_started and not PROGRAMS_OF_MEGATRON.search(run.program):
+        found.append(f"{run.program}: a program whose own defaults are not known; those of Megatron-LM count here.")
+    if "pp_partition_method" in run.arguments.values:
+        found.append("--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here.")
     if run.is_inference:
         found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
     if not run.is_started and not run.is_whole:

@@ -213,7 +213,9 @@ ROWS: tuple[Row, ...] = (
     _set(
         "model.ffn_hidden_size",
         lambda start: (whole_number(start.value("model.hidden_size")) or 0) * 8 // 3 // 64 * 64,
-        when=lambda start: _is_swiglu(start) and not start.states("model.ffn_hidden_size"),
+        when=lambda start: (
+            _is_swiglu(start) and start.states("model.hidden_size") and not start.states("model.ffn_hidden_size")
+        ),
         because="swiglu",
     ),
     _set(
