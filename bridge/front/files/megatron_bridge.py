@@ -13,7 +13,7 @@ from bridge.errors import RunConfigError
 from bridge.front.files.own_fields import has_text, newer_fields, own_fields
 from bridge.front.files.reading import MEGATRON_BRIDGE, FileReading
 from bridge.front.files.release import release_of
-from bridge.front.problems import OWNERS
+from bridge.front.problems import OWNERS, SECTIONS
 from bridge.rules.fields import DEFAULTS, FIELDS
 
 TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_", "_partial_"
@@ -74,7 +74,7 @@ class _Container:
         for (section, field), (ours, name) in ELSEWHERE.items():
             held = self.sections.get(section)
             if isinstance(held, dict) and field in held:
-                self.sections.setdefault(ours, {})[name] = held[field]
+                self.sections[ours] = {**(self.sections.get(ours) or {}), name: held[field]}
                 self.names[f"{section}.{field}"] = f"{ours}.{name}"
 
     @property
@@ -92,7 +92,9 @@ class _Container:
         if isinstance(value, Mapping) and isinstance(value.get(NESTED), Mapping):
             parts = [{name: one for name, one in value.items() if name != NESTED}, value[NESTED]]
             self.names[f"{ours}.{NESTED}"] = ours
-        if not isinstance(value, Mapping) or value.get(CALL) is False:
+        if not isinstance(value, Mapping):
+            if value is not None and ours in (*OWNERS, *SECTIONS, ENVIRONMENT):
+                raise RunConfigError.of(key, "must be a mapping of fields", value, f"Write {ours}.FIELD=VALUE.")
             self.sections[ours] = self._plain(value, ours)
             return
         self.classes[ours] = tuple(str(part[TARGET]) for part in parts if TARGET in part)
@@ -111,7 +113,7 @@ class _Container:
             return {str(key): self._plain(item, f"{path}.{key}") for key, item in value.items()}
         if value.get(CALL) is False or value.get(PARTIAL):
             return value[TARGET]
-        if value.get(ARGUMENTS):
+        if isinstance(value.get(ARGUMENTS), list) and value[ARGUMENTS]:
             member = value[ARGUMENTS][-1]  # an enum's value; the attribute that getattr reads
             return member if isinstance(member, str) else value.get(NAME, member)
         if value.get(CALL) and not dict(_fields(value)):
