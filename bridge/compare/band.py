@@ -88,14 +88,10 @@ def rounding(formats: Iterable[str]) -> float:
 def band(
     errors: Mapping[Place, float], control: Mapping[Place, float], *, num_layers: int, forward: float, backward: float
 ) -> Band:
-    """Return the errors with their bounds.
+    """Return the relative error of each GEMM's result, in the order of execution, with its bound.
 
-    Args:
-        errors: Relative error of each GEMM's result, in the order of execution.
-        control: The same between two different batches.
-        num_layers: Layers of the whole model, L.
-        forward: Rounding of the two precisions together in the forward pass.
-        backward: The same in the backward pass, at least as much.
+    `control` is the error between two different batches; `forward` and `backward` are the roundings of the two
+    precisions together in each pass.
     """
     rows = []
     for place, error in errors.items():

@@ -99,15 +99,7 @@ _WITHOUT_EXTENSIONS = (
 def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
     """Return a copy of a model config that runs on this machine, and a sentence that names the fields it changed.
 
-    No precision field is touched.
-
-    Args:
-        config: A `GPTConfig`; left as it is.
-        vocab_size: Tokens in the data's vocabulary.
-        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
-
-    Raises:
-        RunConfigError: The data's vocabulary is larger than the config's.
+    No precision field is touched. RunConfigError where the data's vocabulary, `vocab_size`, is larger than its own.
     """
     config = copy.copy(config)
     if config.vocab_size is None:
@@ -140,19 +132,15 @@ def padded_vocab_size(config: Any) -> int:
 def build_gpt(
     config: Any, ddp: Any, where: torch.device, *, seed: int, backend: str = "local", phases: Sequence[Any] = ()
 ) -> list[Any]:
-    """Build this rank's part of the model.
+    """Build this rank's part of the model: a `DistributedDataParallel` per chunk, as Megatron's schedules take them.
 
     Args:
         config: The result of `run_config`. Weights are cast by Megatron's `Float16Module` if `fp16` or `bf16` is set.
         ddp: A `DistributedDataParallelConfig`.
         where: Device of the parameters.
         seed: Seed of the initial weights, which are the same in every parallel layout.
-        backend: te, te_cpu, emulated or local: the implementation of the linear layers.
+        backend: Name of a `Backend`.
         phases: The model configs of a precision schedule, one a phase; none without a schedule.
-
-    Returns:
-        One `DistributedDataParallel` module per model chunk, as Megatron's schedules take them: several under
-        interleaved pipeline parallelism, else one.
     """
     if backend in ("te", "te_cpu"):
         _require_te_storage(config, ddp)

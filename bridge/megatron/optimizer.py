@@ -102,16 +102,8 @@ def build_scheduler(
 ) -> Any:
     """Build Megatron's schedule of learning rate and weight decay; it counts samples, so that resuming can.
 
-    Args:
-        config: The `OptimizerConfig` with lr, min_lr and weight_decay.
-        optimizer: The result of `build_optimizer`.
-        warmup_iters: Steps of linear warm-up from zero; more than the run has are taken as they are.
-        decay_iters: Steps after which the rate is min_lr.
-        decay_style: Megatron's name of the schedule.
-        global_batch_size: Samples per step.
-
-    Raises:
-        RunConfigError: The style is unknown, the learning rate is missing, or the warm-up is negative.
+    A warm-up longer than the run is taken as it is. RunConfigError where the style is unknown, the learning rate is
+    missing, or the warm-up is negative.
     """
     if decay_style not in DECAY_STYLES:
         rule = f"must be one of {', '.join(DECAY_STYLES)}"

@@ -120,17 +120,15 @@ def kept_layers(
     least: int = 1,
     wanted: Sequence[int] = (),
 ) -> KeptLayers:
-    """Return the layers to keep.
-
-    Their number is one that the parts of a pipeline can share.
+    """Return the layers to keep; their number, with the `extra` places of a split, is one that its `chunks` can share.
 
     Args:
         kinds: Kind of each layer of the run.
         start: Layers at its start that stay in BF16.
         end: Layers at its end that do.
         limit: The most layers, where those at both ends and a kind of each between them do not need more.
-        chunks: Parts that the layers are split into.
-        extra: Places of the split that embedding and output layer take.
+        chunks: As `Split` has them.
+        extra: The same.
         least: The fewest layers.
         wanted: Further layers to keep, where the limit allows them.
     """

@@ -89,10 +89,7 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
 def _one_writer(key: str, folder: Path | str | None, *, locked: str | None = None) -> Iterator[str | None]:
     """Hold the lock of a folder that the first rank writes into; yield a sentence where a lock was taken over.
 
-    Args:
-        key: The setting that names the folder.
-        folder: None: there is none.
-        locked: A folder whose lock this run holds already.
+    `key` is the setting that names the folder, and `locked` a folder whose lock this run holds already.
     """
     with ExitStack() as stack:
 

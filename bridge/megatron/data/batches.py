@@ -53,18 +53,10 @@ class Splits:
 def build_splits(
     corpus: Corpus, *, seq_length: int, split: str, seed: int, train_samples: int, validation_samples: int
 ) -> Splits:
-    """Build (or read back from the cache) the sample indices; a collective call.
+    """Build (or read back from the cache) the indices of the samples that the run will read; a collective call.
 
-    Args:
-        corpus: The result of `open_corpus`.
-        seq_length: Tokens per sample.
-        split: Parts of the documents for training, validation and test, "90,5,5".
-        seed: Seed of the sample order.
-        train_samples: Samples the run will read; the documents repeat as often as it takes.
-        validation_samples: Samples of one validation; 0: none.
-
-    Raises:
-        DataError: The split is malformed, or leaves a part with less than one sample.
+    The documents repeat as often as it takes. DataError where the split is malformed or leaves a part with less than
+    one sample.
     """
     _require_parts(split)
     config = GPTDatasetConfig(
@@ -140,18 +132,9 @@ def batches(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield this rank's micro-batches, for ever.
 
-    Sample k of the run is the same whatever the layout: the ranks take turns of `micro_batch_size` samples.
-    Context-parallel ranks share each sample.
-
-    Args:
-        dataset: A `GPTDataset`.
-        micro_batch_size: Samples per micro-batch.
-        data_parallel_rank: This rank's turn.
-        data_parallel_size: Number of turns.
-        where: Device of the tensors.
-        context: This context-parallel rank, and their number.
-        num_workers: DataLoader processes.
-        start: Samples of the run that were consumed already, over all ranks.
+    Sample k of the run is the same whatever the layout: the ranks take turns of `micro_batch_size` samples, from
+    `start` on, which were consumed already over all ranks. Context-parallel ranks share each sample; `context` is this
+    one, and their number.
     """
     indices = _turns(len(dataset), micro_batch_size, data_parallel_rank, data_parallel_size, start)
     loader = torch.utils.data.DataLoader(

@@ -51,15 +51,8 @@ class Corpus:
 def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | None) -> Corpus:
     """Return the corpus that the data section names, tokenising text on rank 0 while the other ranks wait.
 
-    Args:
-        path: A text file, the prefix of a ``.bin``/``.idx`` pair (or one of its two files), or None: the text of
-            CPython's own reference documentation.
-        vocab_size: Vocabulary of an existing pair.
-        cache_dir: Where tokenised text and indices are kept; None: ``precision-bridge`` in the user's cache folder
-            (``$XDG_CACHE_HOME``, or ``~/.cache``).
-
-    Raises:
-        DataError: The file is missing, empty or half there, or `vocab_size` is missing, superfluous or too small.
+    The arguments are the fields of `DataConfig`. DataError where the file is missing, empty or half there, or
+    `vocab_size` is missing, superfluous or too small.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(cache_dir).expanduser() if cache_dir else home / "precision-bridge"

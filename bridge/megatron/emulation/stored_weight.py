@@ -180,14 +180,10 @@ def store_weight(
     as_is: bool = False,
     gathered_dtype: torch.dtype | None = None,
 ) -> None:
-    """Replace a module's weight by codes and scales, with the attributes Megatron has put on it.
+    """Replace a module's weight, (N, K), by codes and scales, with the attributes Megatron has put on it.
 
-    Args:
-        module: Has a parameter `weight`, (N, K).
-        spec: The format and scaling of the codes.
-        state: Scales and histories, under delayed scaling.
-        as_is: Make it a `GatheredAsIs`.
-        gathered_dtype: The dtype that masters are rounded to before they are quantised; None: the weight's dtype.
+    With `as_is` it is a `GatheredAsIs`. Masters are rounded to `gathered_dtype`, None: the weight's, before they are
+    quantised.
     """
     weight = module.weight
     x_NK = weight.detach()

@@ -40,12 +40,9 @@ def read_machine() -> Machine:
 
 
 def missing_for_te(scheme: str | None = None, machine: Machine | None = None) -> list[str]:
-    """Return the requirements of Transformer Engine that are missing, as nouns to be listed; empty where none is.
+    """Return the requirements of Transformer Engine that a machine, by default this one, lacks, as nouns to be listed.
 
-    Args:
-        scheme: Megatron's name of a scheme (delayed, tensorwise, blockwise, mxfp8, nvfp4, custom), whose own floors
-            are then checked too; None asks for Transformer Engine alone.
-        machine: the machine; None reads this one.
+    With Megatron's name of a scheme those of the scheme are among them.
     """
     machine = read_machine() if machine is None else machine
     missing = []
