@@ -54,6 +54,11 @@ def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
     return [row for row in rows if row.step == last]
 
 
+def finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with numbers that JSON has: None for infinity and NaN."""
+    return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
+
+
 def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = False) -> None:
     """Write rows as CSV, or add them to a file of rows."""
     with path.open("a" if append else "w", newline="", encoding="utf-8") as file:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.audit.quantisation import FILE, write_rows
+from bridge.audit.quantisation import FILE, finite, write_rows
 from bridge.cli.arguments import add_run_command, print_json, read_run, write_file
 from bridge.precision.config import FIELDS
 from bridge.precision.schemes import FP8_SCHEMES
@@ -49,7 +49,6 @@ def _quantisation_error(chosen: argparse.Namespace) -> None:
     from bridge.front.decode import container
     from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.report.table import show  # rich is heavy
-    from bridge.training.metrics import finite
     from bridge.training.quantisation import measure_quantisation
 
     logging.getLogger("megatron").setLevel(logging.ERROR)

@@ -1,11 +1,11 @@
 """The one-batch check as a table, a sentence and plain data."""
 
 import dataclasses
-import math
 from typing import Any
 
 from rich.console import RenderableType
 
+from bridge.audit.quantisation import finite
 from bridge.compare.band import Band, BandRow
 from bridge.report.table import Column, table
 
@@ -53,6 +53,5 @@ def band_dict(band: Band) -> dict[str, Any]:
 
 
 def _numbers(row: BandRow) -> dict[str, Any]:
-    """Return the numbers of a row; JSON has no infinity and no NaN."""
-    values = {"error": row.error, "bound": row.bound, "control": row.control}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()} | {"inside": row.is_inside}
+    numbers = {"error": row.error, "bound": row.bound, "control": row.control}
+    return finite({**numbers, "inside": row.is_inside})

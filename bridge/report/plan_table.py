@@ -101,11 +101,12 @@ def _folded(modules: Sequence[PlanModule]) -> list[tuple[list[str], Line]]:
     """Return the modules' lines, modules with the same line together."""
     found: dict[Line, list[str]] = {}
     for module in modules:
-        found.setdefault(_line(module), []).append(module.name)
+        found.setdefault(line_of(module), []).append(module.name)
     return [(names, line) for line, names in found.items()]
 
 
-def _line(module: PlanModule) -> Line:
+def line_of(module: PlanModule) -> Line:
+    """Return a module's formats in the columns of `HEADINGS`; empty where it has none."""
     formats = {row.item: row.format for row in module.rows}
     scales = {row.item: row.scale for row in module.rows}
     forward = next((formats[item] for item in FORWARD if item in formats), "")

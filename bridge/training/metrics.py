@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from bridge.audit.quantisation import FILE, OPERANDS, QuantisationRow, write_rows
+from bridge.audit.quantisation import FILE, OPERANDS, QuantisationRow, finite, write_rows
 from bridge.audit.run_folder import METRICS, RunFolder
 from bridge.training.config import LoggingConfig
 from bridge.training.sinks import Sink, open_sinks
@@ -106,11 +106,6 @@ class Metrics:
         if values["loss"] is not None:
             curve = self.train if values["kind"] == "train" else self.validation
             curve.append((int(values["step"]), float(values["loss"])))
-
-
-def finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with numbers that JSON has: None for infinity and NaN."""
-    return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
+from bridge.report.plan_table import line_of
 
 FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""
@@ -127,21 +128,16 @@ def _figures(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
-    """Return a row per group of layers and modules that are planned alike."""
+    """Return a row per group of layers and modules that compute alike."""
     rows: list[dict[str, Any]] = []
-    for group in plan.to_dict()["groups"]:
+    for layers, modules in plan.folded():
         by_formats: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-        cells: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        for row in group["rows"]:
-            if row["format"]:
-                cells[row["module"]][row["item"]] = row["format"]
-        for module, items in cells.items():
-            forward = items.get("fprop") or items.get("forward") or items.get("qk") or items.get("lookup") or ""
-            by_formats[forward, items.get("dgrad", ""), items.get("wgrad", "")].append(module)
-        for (forward, dgrad, wgrad), modules in by_formats.items():
-            columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
-            rows.append({"layers": group["layers"], "modules": modules, **columns})
-    return rows
+        for module in modules:
+            by_formats[line_of(module)[:3]].append(module.name)
+        for formats, names in by_formats.items():
+            columns = dict(zip(("forward", "dgrad", "wgrad"), formats, strict=True))
+            rows.append({"layers": [layer.label for layer in layers], "modules": names, **columns})
+    return [row for row in rows if row["forward"]]
 
 
 def _heat(run: RunFolder) -> list[dict[str, Any]]:
