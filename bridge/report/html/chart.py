@@ -39,20 +39,21 @@ def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log:
     ends = [f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in shown.items()]
     label = escape(f"{title}, {y} by step: {'; '.join(ends)}", quote=True)
     head = f'<svg viewBox="0 0 460.8 187.2" role="img" aria-label="{label}"><title>{escape(title)}</title>'
-    svg = _drawn([*shown.values()], log=log, salt=label)
+    svg = _drawn([*shown.values()], log=log)
     keys = [f'<span class="key {_style(number)}"></span>{escape(name)}' for number, name in enumerate(shown)]
     legend = "".join(f"<li>{key}</li>" for key in keys)
     caption = f"<figcaption>{escape(title)} <small>({escape(y)})</small></figcaption>"
     return f'<figure class="chart">{caption}{head}{svg}<ul class="legend">{legend}</ul></figure>'
 
 
-def _drawn(curves: Sequence[Sequence[Point]], *, log: bool, salt: str) -> str:
-    """Return the content of an SVG element and its end; `salt` makes names in it those of this chart alone."""
+def _drawn(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
+    """Return the content of an SVG element and its end."""
     figure = figure_of(6.4, 2.6)
     axes = figure.add_subplot()
     for number, points in enumerate(curves):
         style = "--" if number >= COLOURS else "-"
-        axes.plot(*zip(*points, strict=True), color=_LINES[number % COLOURS], linestyle=style, linewidth=1.5)
+        colour = _LINES[number % COLOURS]  # a clip would have an id, and those of two charts could be the same
+        axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, linewidth=1.5, clip_on=False)
     values = [value for points in curves for _, value in points]
     if log:
         axes.set_yscale("log")
@@ -63,10 +64,10 @@ def _drawn(curves: Sequence[Sequence[Point]], *, log: bool, salt: str) -> str:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("step", color=_TEXT)
     axes.tick_params(length=0, labelcolor=_TEXT)
-    axes.grid(axis="y", color=_GRID)
+    axes.grid(axis="y", color=_GRID, clip_on=False)
     axes.spines[:].set_visible(False)
     out = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
+    with rc_context({"svg.fonttype": "none"}):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     svg = out.getvalue().partition("<svg")[2].partition(">")[2]
