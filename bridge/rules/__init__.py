@@ -11,7 +11,8 @@
 `finalize` asks the errors that need the precision alone, a sync those whose `sync` says so, `check` asks all of them
 (`rulebook.py`); `own_run` refuses what scripts/train.py does not honour. What rules read:
 
-    fields.py      the fields of Megatron's configs, by release        inert.py        fields without effect, and why
-    target.py      the GPUs and their formats                          versions.py     versions, and ranges of them
-    shape/         layers, sizes and parallel layout of a model        factories.py    whether an import path exists
+    fields.py      the fields of Megatron's configs, by release    section.py       a section's values in one form
+    target.py      the GPUs and their formats                      versions.py      versions, and ranges of them
+    inert.py       fields without effect, and why                  shape/           layers, sizes and layout of a model
+    factories.py   whether an import path exists                   selected_modules.py   what a row of `modules` takes
 """
