@@ -12,13 +12,12 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.dtypes import LAZY_TORCH, torch_dtype
-from bridge.precision.effect import HIGH
 from bridge.precision.fields import KEY, LAYER_COUNTS, StatedField, stated
 from bridge.precision.modules import module_rows
 from bridge.precision.schemes import Scheme
@@ -215,12 +214,15 @@ class PrecisionConfig(Statements):
         fields = self.stated_over_recipe
         if self.recipe is None:  # without a recipe a switch that is off changes nothing
             fields = tuple(name for name in fields if name not in MODE_SWITCHES or self.stated_values[name])
+        return ", ".join(part for part in (self.recipe, self.in_words(fields)) if part) or "fp32"
+
+    def in_words(self, fields: Collection[str]) -> str:
+        """Return some fields as "field=value", the rows of `modules` in short."""
         held = module_rows(self.reading("modules"))
-        rows = ", ".join(f"{row} {row.precision.scheme or HIGH}" for row in held[:ROWS_IN_A_LABEL])
+        rows = ", ".join(f"{row} {row.precision.label}" for row in held[:ROWS_IN_A_LABEL])
         rows += f", and {len(held) - ROWS_IN_A_LABEL} more" if len(held) > ROWS_IN_A_LABEL else ""
-        values = {**self.stated_values, "modules": f"[{rows}]"}
-        stated = [f"{name}={values[name]}" for name in fields]
-        return ", ".join([self.recipe, *stated] if self.recipe else stated) or "fp32"
+        values = {name: self.stated_values.get(name, self.reading(name)) for name in fields} | {"modules": f"[{rows}]"}
+        return ", ".join(f"{name}={values[name]}" for name in fields)
 
     @property
     def mode(self) -> str:

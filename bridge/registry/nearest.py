@@ -28,7 +28,7 @@ def nearest_label(config: PrecisionConfig) -> str:
     if name is None:
         return config.label
     found = differing_fields(config, _made(name))
-    return ", but ".join([name, ", ".join(f"{field}={config.reading(field)}" for field in found)]) if found else name
+    return f"{name}, but {config.in_words(found)}" if found else name
 
 
 def nearest_recipe(config: PrecisionConfig) -> str | None:

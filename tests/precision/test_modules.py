@@ -11,6 +11,7 @@ from bridge import MixedPrecisionConfig
 from bridge.errors import PrecisionTypeError
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import module_rows
+from bridge.registry.nearest import nearest_label
 from tests.precision.module_lists import module_lists
 
 ROWS: list[dict[str, Any]] = [
@@ -100,6 +101,13 @@ def test_the_rows_of_a_config_are_its_own() -> None:
 def test_the_label_names_each_choice() -> None:
     assert MixedPrecisionConfig(bf16=True, modules=ROWS).label == (
         "bf16=True, modules=[*.linear_qkv bf16, layers 0, 1, -1: linear_fc2 mxfp8]"
+    )
+
+
+def test_the_label_of_the_nearest_recipe_names_each_choice_too() -> None:
+    fields = {"bf16": True, "params_dtype": "bf16", "pipeline_dtype": "bf16", "grad_reduce_in_fp32": True}
+    assert nearest_label(MixedPrecisionConfig.from_dict({**fields, "modules": ROWS})) == (
+        "bf16_mixed, but modules=[*.linear_qkv bf16, layers 0, 1, -1: linear_fc2 mxfp8]"
     )
 
 
