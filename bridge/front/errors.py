@@ -80,22 +80,12 @@ def translated(
     """
     if isinstance(error, BridgeError):
         return error
-    most = sys.get_int_max_str_digits()
-    for word in overrides if type(error) is ValueError and most else ():
-        key, _, value = word.partition("=")
-        if re.search(rf"\d{{{most + 1}}}", value):
-            rule, remedy = f"must have at most {most} digits", "Write a shorter number."
-            return RunConfigError(f"{key}: {rule}, got {value!r:.80} ({COMMAND_LINE}). {remedy}", path=key, rule=rule)
+    if type(error) is ValueError:
+        too_long = _of_long_number(overrides)
+        if too_long is not None:
+            return too_long
     if isinstance(error, OverrideParseException):
-        word = str(error.override)
-        known = "=" not in word and word.partition(".")[0] in KEYS
-        if known or word in REGISTRY:
-            assignment = f"{word}=VALUE" if known else f"{PRECISION}={word}"
-            return RunConfigError(f"{word!r} is no override (command line). Write {assignment}.")
-        return RunConfigError(
-            f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value with special "
-            "characters: 'KEY=\"a=b\"'."
-        )
+        return _of_word(error)
     if isinstance(error, MissingConfigException):
         return _missing(error, overrides, repository)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -112,6 +102,30 @@ def translated(
     lines = [str(error), str(cause) if cause is not None and str(cause) not in str(error) else ""]
     kept = [line.strip() for line in "\n".join(lines).splitlines() if line.strip() and "use +" not in line]
     return RunConfigError(f"The configuration cannot be composed. {'; '.join(kept).rstrip('.')}.")
+
+
+def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
+    """Return the error for a number with more digits than Python reads, None where there is none."""
+    most = sys.get_int_max_str_digits()
+    for word in overrides if most else ():
+        key, _, value = word.partition("=")
+        if re.search(rf"\d{{{most + 1}}}", value):
+            rule, remedy = f"must have at most {most} digits", "Write a shorter number."
+            return RunConfigError(f"{key}: {rule}, got {value!r:.80} ({COMMAND_LINE}). {remedy}", path=key, rule=rule)
+    return None
+
+
+def _of_word(error: OverrideParseException) -> RunConfigError:
+    """Return the error for a word that is no override."""
+    word = str(error.override)
+    known = "=" not in word and word.partition(".")[0] in KEYS
+    if known or word in REGISTRY:
+        assignment = f"{word}=VALUE" if known else f"{PRECISION}={word}"
+        return RunConfigError(f"{word!r} is no override (command line). Write {assignment}.")
+    return RunConfigError(
+        f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value with special "
+        "characters: 'KEY=\"a=b\"'."
+    )
 
 
 def _near(cause: OmegaConfBaseException | None) -> tuple[str, list[str]]:

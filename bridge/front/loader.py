@@ -133,20 +133,32 @@ def load_run(
     if config_file is not None:
         run = _run_of_file(_file(config_file), str(config_file), overrides, trust=trust, sections=sections)
     else:
-        from bridge.front.compose import Search, composed  # Hydra is heavy
-
-        search = Search(str(config_folder(config_path)), config_name, config_dir)
-        with composed(search, overrides, trust=trust) as composition:
-            run = run_of(composition.given(name=config_name))
-        decoded_sections(run, SECTIONS)
-    reading = run.reading.released(target_of(run.target), is_stated=run.target is not None)
-    run = replace(run, reading=reading)
+        run = _run_of_tree(config_folder(config_path), config_name, overrides, config_dir=config_dir, trust=trust)
+    run = replace(run, reading=run.reading.released(target_of(run.target), is_stated=run.target is not None))
     if strict:
-        _refuse_misspelt(run)
-        refuse_without_sizes(run.reading, run.model, run.name)
+        _require_strict(run)
     run.problems.raise_any()
-    if strict and run.precision is not None:
+    return run
+
+
+def _require_strict(run: RunValues) -> None:
+    """Refuse misspelt fields of Megatron's, a model without sizes, and a precision that can never be right."""
+    _refuse_misspelt(run)
+    refuse_without_sizes(run.reading, run.model, run.name)
+    run.problems.raise_any()
+    if run.precision is not None:
         run.precision.finalize()
+
+
+def _run_of_tree(
+    folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
+) -> RunValues:
+    """Return the values of a run that a Hydra tree describes, its sections of ours decoded for the problems' sake."""
+    from bridge.front.compose import Search, composed  # Hydra is heavy
+
+    with composed(Search(str(folder), name, config_dir), overrides, trust=trust) as composition:
+        run = run_of(composition.given(name=name))
+    decoded_sections(run, SECTIONS)
     return run
 
 

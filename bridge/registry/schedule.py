@@ -244,6 +244,14 @@ def _refuse_what_no_config_holds(
             raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, precision.label, remedy)
 
 
+def _of_fixed_fields(needed: Sequence[str], precision: MixedPrecisionConfig, number: int) -> Finding:
+    """Return the finding about fields of a phase that are fixed once the model is built."""
+    more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
+    rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
+    remedy = "State the values of phase 1"
+    return Finding(path=f"{_WHERE}, phase {number}", rule=rule, value=precision.label, remedy=remedy)
+
+
 def _refuse_what_is_fixed(
     built: Mapping[tuple[str, str], Any],
     values: Mapping[tuple[str, str], Any],
@@ -264,10 +272,7 @@ def _refuse_what_is_fixed(
     findings = [_of_stored_weights(family, precision, number) for family in stored if differing]
     if fixed:
         needed = [_needed(place, values[place], built.get(place)) for place in fixed]
-        more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
-        rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
-        remedy = "State the values of phase 1"
-        findings.append(Finding(path=f"{_WHERE}, phase {number}", rule=rule, value=precision.label, remedy=remedy))
+        findings.append(_of_fixed_fields(needed, precision, number))
     at_checkpoint = (
         f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
         f"checkpoint.save=FOLDER), then go on with mixed_precision={precision.recipe or 'RECIPE'} "
