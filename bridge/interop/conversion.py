@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from bridge.interop.contract import ExportReport, ImportReport, System
     from bridge.interop.launch.launches import Launch
+    from bridge.interop.launch.systems import CommandLine
     from bridge.interop.reading.document import Document
 
 OURS = "recipe"
@@ -125,22 +126,30 @@ def _of_script(
         elif line is None or line.elsewhere:
             left += command_lines.left_out(launch, line)
         else:
-            one = system(line.system)
-            given = {**line.context, **_for_system(one, context)}
-            with _named(document, launch.label):
-                imported = one.import_(line.payload, **given)
-            imported = replace(imported, unmapped=(*imported.unmapped, *line.unread), label=launch.label)
-            run = Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
-            found.append(run)
+            found.append(_of_line(document, launch, line, context))
     if left and not found:
-        said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left[:SHOWN])
-        said += f"; and {len(left) - SHOWN} more launches" if len(left) > SHOWN else ""
-        raise PayloadError(f"{document.path}: {said}. {left[0].remedy}")
+        raise _unread(document, left)
     if not found:
         rule = f"{chosen} does not know" if chosen is not None else "no system here knows"
         raise _nothing(document, started, rule)
     first = replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left))
     return [replace(found[0], imported=first), *found[1:]]
+
+
+def _of_line(document: Document, launch: Launch, line: CommandLine, context: Mapping[str, Any]) -> Run:
+    """Return the run of a launch whose command line is another system's than Megatron-LM."""
+    one = system(line.system)
+    with _named(document, launch.label):
+        imported = one.import_(line.payload, **{**line.context, **_for_system(one, context)})
+    imported = replace(imported, unmapped=(*imported.unmapped, *line.unread), label=launch.label)
+    return Run(document=document, system=one, evidence=line.evidence, imported=imported, said_by=line.said_by)
+
+
+def _unread(document: Document, left: Sequence[Unmapped]) -> PayloadError:
+    """Return the error for a script none of whose launches is read."""
+    said = "; ".join(f"{loss.field}: {loss.detail}" for loss in left[:SHOWN])
+    said += f"; and {len(left) - SHOWN} more launches" if len(left) > SHOWN else ""
+    return PayloadError(f"{document.path}: {said}. {left[0].remedy}")
 
 
 def _nothing(document: Document, started: Sequence[Launch], rule: str) -> PayloadError:

@@ -83,12 +83,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
         _half(builder, block, name, on=on[name])
     _gradients(builder, top, mode)
     if mode is None and autocast is None and "fp32" not in builder.fields:
-        if any(block.values.get("enabled") == "auto" for block in blocks.values()):
-            builder.leave_mode('the layer above that fills in "auto" (transformers, accelerate)')
-        elif any(block.given("enabled") for block in (*blocks.values(), top.section("torch_autocast"))):
-            builder.leave_mode(f"the dtype that the model is loaded in, which {VERSION} keeps with both blocks off,")
-        else:
-            builder.leave_mode(f"the trainer that reads it ({VERSION} by itself keeps the model's own dtype)")
+        builder.leave_mode(_decider([*blocks.values(), top.section("torch_autocast")]))
     _report_others(builder, top)
     semantics = "megatron_o2" if mode else "amp_o1" if autocast else "fp32"
     if mode and any(blocks[mode].values.get(key) not in (None, False, "auto") for key in LOW_MEMORY):
@@ -142,6 +137,15 @@ def _refuse_apex(builder: ImportBuilder, top: Settings) -> None:
         f"Apex was removed: {VERSION} refuses a file that has the block, off as it is here; earlier releases do not"
     )
     builder.dead(top, ["amp"], detail)
+
+
+def _decider(blocks: list[Settings]) -> str:
+    """Return what decides the mode where no block is on, as a noun."""
+    if any(block.values.get("enabled") == "auto" for block in blocks):
+        return 'the layer above that fills in "auto" (transformers, accelerate)'
+    if any(block.given("enabled") for block in blocks):
+        return f"the dtype that the model is loaded in, which {VERSION} keeps with both blocks off,"
+    return f"the trainer that reads it ({VERSION} by itself keeps the model's own dtype)"
 
 
 def _enabled(builder: ImportBuilder, block: Settings, mode: str, above: str | None) -> bool:
@@ -272,6 +276,11 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
         and not (isinstance(zero, Mapping) and zero.get("stage"))
     ):
         builder.record("deepspeed.deepspeed-raises-on-it-without", types.name("grad_accum_dtype"), accumulated)
+    _param_dtype(builder, types, mode)
+
+
+def _param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> None:
+    """Map the dtype of the weights, which must be that of the enabled block."""
     param = DTYPE_NAMES.get(types.word("param_dtype", tuple(DTYPE_NAMES)) or "")
     if param not in (None, mode or "fp32"):
         remedy = "Make it agree with the enabled block, or drop it"

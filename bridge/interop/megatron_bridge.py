@@ -265,6 +265,16 @@ def export(
         for field in config.stated.intersection(OWN):
             builder.map(field, "mixed_precision")
         return builder.finish({"mixed_precision": name, **_sections(builder, shape)})
+    sections = _sections(builder, shape)
+    recipe = _recipe(builder, shape, layout)
+    if recipe is not None:
+        sections.setdefault("model", {})["quant_recipe"] = recipe
+    return builder.finish({"mixed_precision": _own(builder, shape, bridge_version), **sections})
+
+
+def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, Any]:
+    """Return every field of the peer's class, in a shape, as a release has them."""
+    config = builder.config
     payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
     for field in OWN:
         if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
@@ -277,11 +287,7 @@ def export(
             payload[field] = _spelt(config.mode, field, shape)  # None would be written over the model's own dtype
     if config.first_last_layers_bf16:
         payload.update({field: 1 for field in LAYER_COUNTS if not config.is_stated(field)})
-    sections = _sections(builder, shape)
-    recipe = _recipe(builder, shape, layout)
-    if recipe is not None:
-        sections.setdefault("model", {})["quant_recipe"] = recipe
-    return builder.finish({"mixed_precision": payload, **sections})
+    return payload
 
 
 def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:

@@ -41,11 +41,7 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
 
     Return the mode and the semantics that the file decides; None for the semantics where it is not read.
     """
-    for key in (*SCALER, *REDUCTION):
-        written = run.settings.get(key)
-        if written is not None and written.value is not False:
-            does = "scales the loss" if key in SCALER else "reduces gradients"
-            builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, shown(written), does=does)
+    _owned(run, builder)
     option = run.settings.get(FILE)
     if option is None:
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
@@ -78,6 +74,15 @@ def cross(run: Arguments, mode: str, builder: ImportBuilder) -> tuple[str, str |
             builder.fields.pop(field, None)
     _carry(imported, open_, name, builder)
     return "fp32" if imported.decided_by else imported.config.mode, imported.semantics
+
+
+def _owned(run: Arguments, builder: ImportBuilder) -> None:
+    """Report the arguments that have no effect under the engine."""
+    for key in (*SCALER, *REDUCTION):
+        written = run.settings.get(key)
+        if written is not None and written.value is not False:
+            does = "scales the loss" if key in SCALER else "reduces gradients"
+            builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, shown(written), does=does)
 
 
 def _unread(option: Written, why: str, mode: str, builder: ImportBuilder) -> tuple[str, None]:

@@ -348,18 +348,10 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     from bridge.interop.huggingface import arguments
 
     words, launcher = line.words, line.accelerate
-    given = words.options.keys() | words.undecided.keys()
-    is_trainer = (len(TRAINER & given) > 1 and bool(TRAINING & given)) or BATCH in given
-    by_switch = bool(
-        {"bf16", "fp16"} & words.options.keys() and {"output_dir", "model_name_or_path"} & words.options.keys()
-    )
-    if not (forced or is_trainer or (launcher is not None and by_switch)):
+    if not (forced or _is_trainers(words, is_launched=launcher is not None)):
         return None
     payload = arguments(words.known)
-    is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
-    chosen = None
-    if is_swift and not {"bf16", "fp16"} & given:
-        chosen = SWIFT_SWITCHES.get(str(payload.get("torch_dtype")))
+    chosen = _swift_switch(line, payload)
     if chosen is not None:
         payload[chosen] = True
     if payload.get("mixed_precision") in PRECISIONS and not {"bf16", "fp16"} & payload.keys() and not forced:
@@ -392,6 +384,23 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     return CommandLine(
         system="huggingface", evidence=evidence, payload=payload, context=context, unread=unread, said_by=said_by
     )
+
+
+def _is_trainers(words: CommandWords, *, is_launched: bool) -> bool:
+    """Return whether options are those of transformers' Trainer; `is_launched`: `accelerate launch` starts it."""
+    given = words.options.keys() | words.undecided.keys()
+    if BATCH in given or (len(TRAINER & given) > 1 and TRAINING & given):
+        return True
+    names = ({"bf16", "fp16"}, {"output_dir", "model_name_or_path"})
+    return is_launched and all(some & words.options.keys() for some in names)
+
+
+def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
+    """Return the switch that ms-swift turns on for its dtype where none is written."""
+    is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
+    if not is_swift or {"bf16", "fp16"} & (line.words.options.keys() | line.words.undecided.keys()):
+        return None
+    return SWIFT_SWITCHES.get(str(payload.get("torch_dtype")))
 
 
 def _accelerate(line: Line, forced: bool) -> CommandLine | None:

@@ -57,23 +57,28 @@ def export(
     for field in SWITCHES:
         if acting.get(field):
             say(field)
-    for twin in ("fp8_param", "fp4_param"):
-        if acting.get(f"{twin}_gather"):
-            builder.map(twin, OPTIONS[f"{twin}_gather"])
     _own_fields(builder, acting, say)
-    content = shared_file(builder, layout)
-    if content is not None:
-        builder.files[FILE] = as_yaml(content)
-        words.extend([MODULES_OPTION, FILE])
-        builder.map("modules", MODULES_OPTION)
+    _modules(builder, layout, words)
     if acting.get("fp8_wgrad") is False:
         words.append("--no-fp8-wgrad")
         builder.record("megatron_lm.transformer-engine-and-later", "fp8_wgrad")
     return builder.finish(words)
 
 
+def _modules(builder: ExportBuilder, layout: Layout, words: list[str]) -> None:
+    """Name the file of a precision that chooses modules, and write its text."""
+    content = shared_file(builder, layout)
+    if content is not None:
+        builder.files[FILE] = as_yaml(content)
+        words.extend([MODULES_OPTION, FILE])
+        builder.map("modules", MODULES_OPTION)
+
+
 def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any], say: Callable[..., None]) -> None:
-    """Write the stated fields that Megatron's own configs have and Megatron Bridge's class does not."""
+    """Write the stated fields of Megatron's own configs that Megatron Bridge's class lacks, and second names."""
+    for twin in ("fp8_param", "fp4_param"):
+        if acting.get(f"{twin}_gather"):
+            builder.map(twin, OPTIONS[f"{twin}_gather"])
     for field in MEGATRON_FIELDS:
         value = builder.values[field]
         if field not in builder.config.stated or field not in OPTIONS or (field not in acting and value):

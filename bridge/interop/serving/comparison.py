@@ -90,31 +90,7 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         rule = f"quant_method {config.method} is read by {' and '.join(config.readers)}"
         raise PayloadError.of(config.path, rule, reader, "Name one of them with --for, or none.")
     readers = (reader,) if reader in config.readers else config.readers
-    found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
-    for row in manifest.rows:
-        is_plain = row.role in manifest.plain
-        for name in row.each():
-            for one in readers:
-                serving = None if is_plain else config.scheme_of(name, one)
-                place = found.setdefault((row.role, row.scheme, serving), {"names": {}, "layers": {}, "readers": {}})
-                place["names"][name] = place["layers"][row.layer] = place["readers"][one] = None
-    rows = tuple(
-        ServedRow(
-            role=role,
-            training=training,
-            serving=serving,
-            modules=len(place["names"]),
-            layers=tuple(place["layers"]),
-            readers=() if len(place["readers"]) == len(readers) and reader is None else tuple(place["readers"]),
-        )
-        for (role, training, serving), place in found.items()
-    )
-    if config.kv_cache is not None:
-        layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
-        cache = ServedRow(
-            role=CACHE, training=None, serving=config.kv_cache, modules=len(layers), layers=layers, readers=()
-        )
-        rows = (*rows, cache)
+    rows = _rows(manifest, config, readers, is_asked=reader is not None)
     names = [name for row in manifest.rows for name in row.each()]
     by_vllm = reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}
     return ServingComparison(
@@ -123,3 +99,35 @@ def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None
         unmatched=tuple(config.unmatched(names)),
         refused=tuple(split({name: config.scheme_of(name, "vllm") for name in names})) if by_vllm else (),
     )
+
+
+def _rows(
+    manifest: Manifest, config: ServingConfig, readers: tuple[str, ...], *, is_asked: bool
+) -> tuple[ServedRow, ...]:
+    """Return the rows of both, by module and scheme; `is_asked`: somebody chose the reader."""
+    found: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
+    for row in manifest.rows:
+        is_plain = row.role in manifest.plain
+        for name in row.each():
+            for one in readers:
+                serving = None if is_plain else config.scheme_of(name, one)
+                place = found.setdefault((row.role, row.scheme, serving), {"names": {}, "layers": {}, "readers": {}})
+                place["names"][name] = place["layers"][row.layer] = place["readers"][one] = None
+    rows = [
+        ServedRow(
+            role=role,
+            training=training,
+            serving=serving,
+            modules=len(place["names"]),
+            layers=tuple(place["layers"]),
+            readers=() if len(place["readers"]) == len(readers) and not is_asked else tuple(place["readers"]),
+        )
+        for (role, training, serving), place in found.items()
+    ]
+    if config.kv_cache is not None:
+        layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
+        cache = ServedRow(
+            role=CACHE, training=None, serving=config.kv_cache, modules=len(layers), layers=layers, readers=()
+        )
+        rows.append(cache)
+    return tuple(rows)
