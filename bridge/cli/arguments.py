@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from bridge.sync.prediction import Prediction
 
 
-BYTES = 256
-"""Vocabulary of text that is tokenised to bytes."""
-
-
 def add_command(
     commands: Any, name: str, run: Callable[..., Any], text: str, *, json: str = "print JSON", epilog: str | None = None
 ) -> Any:
@@ -104,23 +100,11 @@ def _quoted(word: str) -> str:
     return f"{key}='{value}'" if key == "target" and "," in value and value[0] not in "['\"" else word
 
 
-def predicted(run: RunValues) -> Prediction:
-    """Return the run as the last sync before it leaves it."""
-    from bridge.preflight.check import section_of, target_of
-    from bridge.rules.section import ROLES
-    from bridge.sync.prediction import predict
-
-    sections: dict[str, Any] = {name: section_of(run.sections, name) for name in ROLES}
-    if run.section("data") and run.run_keys.get("precision_backend") is not None:  # text of our own runs
-        sections["data"] = {**sections["data"], "vocab_size": sections["data"].get("vocab_size") or BYTES}
-    return predict(run.precision, sections, target=target_of(run.target), origins=run.origin_of)
-
-
 def plan_of(run: RunValues) -> PrecisionPlan:
     """Return the precision plan of a run, whatever the number of its GPUs."""
     from bridge.plan.precision_plan import plan_of
 
-    return plan_of(predicted(run))
+    return plan_of(run.prediction)
 
 
 def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
@@ -128,7 +112,7 @@ def later_plans(run: RunValues) -> list[tuple[Phase, PrecisionPlan]]:
     from bridge.plan.precision_plan import plan_of
     from bridge.preflight.check import phases_of
 
-    first = predicted(run)
+    first = run.prediction
     return [(phase, plan_of(first.under(phase.precision))) for phase in phases_of(run.sections, first)[1:]]
 
 
@@ -136,7 +120,7 @@ def planned_run(run: RunValues) -> PlannedRun:
     """Return a run as the calculators take it."""
     from bridge.plan.run import PlannedRun
 
-    return PlannedRun(prediction=predicted(run))
+    return PlannedRun(prediction=run.prediction)
 
 
 def report_of(run: RunValues, prediction: Prediction | None = None, **options: Any) -> Report:
@@ -145,7 +129,7 @@ def report_of(run: RunValues, prediction: Prediction | None = None, **options: A
 
     return check_run(
         run.sections,
-        prediction=prediction or predicted(run),
+        prediction=prediction or run.prediction,
         origins=run.origin_of,
         choice=run.choice,
         environment=run.reading.environment,

@@ -16,7 +16,7 @@ import yaml
 from bridge.audit.effect import effect_in
 from bridge.audit.run_folder import RunFolder
 from bridge.audit.setting import Setting
-from bridge.cli.arguments import add_command, predicted, print_json, read_run
+from bridge.cli.arguments import add_command, print_json, read_run
 from bridge.cli.recipes import NamedRecipe
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS
@@ -150,7 +150,7 @@ def in_file(word: str, run: RunValues) -> dict[str, Any]:
         known = [field for fields in VALUES.values() for field in fields]
         matches = close_matches(name, known)
         raise UnknownFieldError(f"Unknown field {word!r}. {did_you_mean(matches) or 'Name one of Megatron.'}", matches)
-    prediction = predicted(run)
+    prediction = run.prediction
     rows = {(row.owner, row.attribute): row for row in prediction.rows}
     settings = []
     for role, field in homes:

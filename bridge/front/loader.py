@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +30,24 @@ from bridge.front.problems import (
     Problems,
     leaves,
 )
-from bridge.preflight.check import refuse_unknown, resolve_precision, target_of
+from bridge.preflight.check import refuse_unknown, resolve_precision, section_of, target_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.fields import NAMES
-from bridge.rules.section import read_section
+from bridge.rules.section import ROLES, read_section
 from bridge.rules.shape.model import impossible_sizes
 from bridge.rules.topics.names import nearest_fields
+from bridge.sync.prediction import Prediction, predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bridge.preflight.auto import Choice
     from bridge.training.config import ConfigContainer
+
+
+BYTES = 256
+"""Vocabulary of text that is tokenised to bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,14 @@ class RunValues:
     def origin_of(self) -> Callable[[str], str]:
         """Dotted key ("model.hidden_size") -> who set it."""
         return self.problems.origins.of
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The run as the last sync before it leaves it."""
+        sections: dict[str, Any] = {name: section_of(self.sections, name) for name in ROLES}
+        if self.section("data") and self.run_keys.get("precision_backend") is not None:  # text of our own runs
+            sections["data"] = {**sections["data"], "vocab_size": sections["data"].get("vocab_size") or BYTES}
+        return predict(self.precision, sections, target=target_of(self.target), origins=self.origin_of)
 
     @property
     def run_keys(self) -> dict[str, Any]:

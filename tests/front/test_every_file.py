@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from bridge.cli.arguments import predicted
 from bridge.cli.main import main
 from bridge.rehearse import rehearse as rehearsal
 
@@ -180,7 +179,7 @@ def test_a_rehearsal_is_of_the_same_run_whatever_the_file(tmp_path, monkeypatch)
         """Raised in the place of a launch."""
 
     def stop(run: RunValues, **_: object) -> None:
-        seen[kind.__name__] = {role: values for role, values in predicted(run).values.items() if role in SECTIONS}
+        seen[kind.__name__] = {role: values for role, values in run.prediction.values.items() if role in SECTIONS}
         raise StoppedError
 
     monkeypatch.setattr(rehearsal, "rehearse", stop)
