@@ -89,15 +89,6 @@ ROWS: tuple[Row, ...] = (
     _overlap("optimizer.overlap_param_gather_with_optimizer_step", value=False, shared=True),
     _overlap("ddp.align_param_gather", lambda start: start.is_replicated and start.is_interleaved, shared=True),
     Row(
-        path="model.hybrid_layer_pattern",
-        when=lambda start: bool(
-            start.value("model.hybrid_layer_pattern") and start.value("model.mtp_hybrid_override_pattern")
-        ),
-        value=lambda start: start.hybrid_pattern,
-        because="model.mtp_hybrid_override_pattern",
-        source="models/hybrid/hybrid_provider.py: finalize",
-    ),
-    Row(
         path="model.expert_tensor_parallel_size",
         when=lambda start: (
             start.value("model.expert_tensor_parallel_size") is None and start.size("expert_model_parallel_size") > 1

@@ -15,7 +15,6 @@ from typing import Any
 
 from bridge.front.files.reading import Derived
 from bridge.rules.fields import DEFAULTS, whole_number
-from bridge.rules.shape.hybrid import DEPTH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,15 +79,6 @@ class Start:
         """Whether Megatron-FSDP, the established version of it, runs."""
         on = self.value("dist.use_megatron_fsdp") or self.value("ddp.use_megatron_fsdp")
         return bool(on) and (self.value("ddp.megatron_fsdp_version") or 1) == 1
-
-    @property
-    def hybrid_pattern(self) -> str:
-        """The pattern of a hybrid model with a part for each multi-token-prediction depth."""
-        main = str(self.value("model.hybrid_layer_pattern")).split(DEPTH)[0]
-        depths = whole_number(self.value("model.mtp_num_layers")) or 0
-        if self.value("model.mtp_use_repeated_layer"):
-            depths = max(1, depths)
-        return main + DEPTH + DEPTH.join([str(self.value("model.mtp_hybrid_override_pattern"))] * depths)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
