@@ -46,7 +46,7 @@ def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
     expected = {"lr": 1e-4, "use_distributed_optimizer": True, "bf16": True, "fp8_recipe": "tensorwise"}
     assert run.optimizer.items() >= expected.items()
     expected = {"overlap_grad_reduce": True, "use_distributed_optimizer": True, "grad_reduce_in_fp32": True}
-    assert run.ddp.items() >= (expected | {"align_param_gather": True}).items()
+    assert run.ddp.items() >= expected.items()
     assert run.section("train") == {"micro_batch_size": 1, "global_batch_size": 64}
     assert run.precision is None
     assert run.reading.environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
@@ -106,6 +106,19 @@ def test_inference_has_no_optimizer_and_no_gradients(tmp_path):
     assert "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count." in (
         run.reading.unknown
     )
+
+
+def test_members_of_enums_are_printed_in_two_ways(tmp_path):
+    lines = [
+        "num_layers ... 2",
+        "hidden_size ... 64",
+        "num_attention_heads ... 4",
+        "attention_backend ... AttnBackend.flash",
+    ]
+    lines += ["cuda_graph_modules ... [<CudaGraphModule.attn: 1>, <CudaGraphModule.moe_router: 4>]"]
+    text = "\n".join(["---------- arguments ----------", *lines, "---------- end of arguments ----------"])
+    model = read(tmp_path, text, "train.log").model
+    assert (model["attention_backend"], model["cuda_graph_modules"]) == ("flash", ["attn", "moe_router"])
 
 
 def test_the_newest_iteration_of_a_checkpoint_is_read(tmp_path):

@@ -89,7 +89,8 @@ ONE_FOR_ALL = ("cp_comm_type", "moe_router_load_balancing_type", "moe_aux_loss_c
 MEMBERS = {"attention_backend": ("flash", "fused", "unfused", "local", "auto")}
 """Argument whose enum a checkpoint saves as a number, from 1 -> the names of its members."""
 VARIABLE = re.compile(r"\$\{?\w")
-ENUM = re.compile(r"[A-Z]\w*\.(\w+)\Z")
+ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
+"""A member of an enum as it is printed, by itself or in a list."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -172,8 +173,7 @@ def _plain(name: str, value: Any) -> Any:
     members = MEMBERS.get(name, ())
     if isinstance(value, int) and 0 < value <= len(members):
         return members[value - 1]
-    member = ENUM.match(value) if isinstance(value, str) else None
-    return member[1] if member is not None else value
+    return ENUM.sub(lambda found: found[1] or found[2], value) if isinstance(value, str) else value
 
 
 def sections_of(arguments: Arguments) -> dict[str, dict[str, Any]]:

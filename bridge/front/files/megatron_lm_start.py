@@ -142,15 +142,8 @@ ROWS: tuple[Row, ...] = (
         because="num_layers_per_virtual_pipeline_stage",
     ),
     _default("model.overlap_p2p_comm", value=True, when=_is_interleaved),
-    _default("ddp.align_param_gather", value=True, when=_is_interleaved),
     _set(
         "model.overlap_p2p_comm",
-        value=False,
-        when=lambda start: not _is_interleaved(start),
-        because="the schedule is not interleaved",
-    ),
-    _set(
-        "ddp.align_param_gather",
         value=False,
         when=lambda start: not _is_interleaved(start),
         because="the schedule is not interleaved",
