@@ -1,7 +1,7 @@
 """Every parameter that one rank holds, with its size there and how it is stored, in the order of Megatron's modules."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from bridge.plan.modules import Module, embedding_modules, layer_modules, mtp_modules, output_modules
@@ -118,12 +118,16 @@ class _Chunk:
             yield made(name="weight", columns=outputs)
         elif outputs and module.kind != "attention":
             shares = shares_embedding and module.name != "position_embeddings"
-            yield replace(
-                made(name="weight", columns=inputs),
+            yield Parameter(
+                layer=label,
+                module=module.name,
+                name="weight",
                 rows=outputs,
+                columns=inputs,
                 storage=storage,
                 computes=computes,
                 scheme=scheme,
+                is_expert=is_expert,
                 shares_embedding=shares,
             )
         if module.bias:
