@@ -5,10 +5,12 @@ record_named("axolotl.documented-as-no-amp")        # reason, detail and remedy
 
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
 
 import yaml
 
+FOLDER = files("bridge.interop").joinpath("rows")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """A tenth of the time of PyYAML's own where its C library is there."""
 
@@ -31,8 +33,8 @@ def record_named(row: str, **facts: object) -> Record:
 
 
 @cache
-def rows_of(system: str) -> dict[str, Any]:
+def rows_of(system: str, folder: Traversable = FOLDER) -> dict[str, Any]:
     """Return the rows of a system's file."""
-    text = files("bridge.interop").joinpath(f"rows/{system}.yaml").read_text("utf-8")
+    text = folder.joinpath(f"{system}.yaml").read_text("utf-8")
     found: dict[str, Any] = yaml.load(text, LOADER)  # noqa: S506  a safe one
     return found
