@@ -181,6 +181,11 @@ class System:
         """Kinds of document it is written in: yaml, json, shell, python, env, text."""
         return KINDS[self.name]
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a file can be recognised as the system's."""
+        return self.recognise is not unrecognised
+
 
 def as_json(payload: Any) -> str:
     """Return a payload as the text of a JSON file."""

@@ -60,13 +60,11 @@ def candidates(document: Document) -> list[tuple[System, Recognised]]:
 
 def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
     """Return the system of a document and the evidence, as a clause; `chosen` with --from overrules detection."""
-    from bridge.interop.contract import unrecognised
-
     if chosen is not None:
         return system(chosen), "was named with --from"
     found = candidates(document)
     if not found:
-        read = [one.name for one in all_systems() if one.recognise is not unrecognised]
+        read = [one.name for one in all_systems() if one.is_read]
         remedy = f"Name the system with --from: {', '.join(read)}."
         if document.kind == "python":
             remedy = "Give a configuration; `precision-bridge sources FOLDER` lists what programs call."
