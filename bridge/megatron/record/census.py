@@ -1,7 +1,7 @@
 """Census of a run's tensors: the dtype and size of each kind, read from the live objects and not from any config."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,15 +13,16 @@ from bridge.megatron.emulation.stored_weight import StoredWeight
 from bridge.megatron.gpt import unwrapped
 from bridge.megatron.optimizer import inner_optimizers
 from bridge.pytorch.record.te import describe, is_quantised, stored_bytes
+from bridge.pytorch.record.watch import dtype_of
 
 
 class Activations:
     """Bytes of linear layers' outputs per dtype, filled by `watch_activations`."""
 
     def __init__(self) -> None:
-        self.bytes_of: dict[torch.dtype, int] = {}
+        self.bytes_of: Counter[str] = Counter()
         self.layers = 0
-        self.sent: dict[torch.dtype, int] = {}
+        self.sent: dict[str, int] = {}
         """Of a micro-batch's output that goes to the next pipeline stage."""
 
 
@@ -46,13 +47,13 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
 
     def record(module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
-        seen.bytes_of[tensor.dtype] = seen.bytes_of.get(tensor.dtype, 0) + tensor.numel() * tensor.element_size()
+        seen.bytes_of[dtype_of(tensor)] += tensor.numel() * tensor.element_size()
         seen.layers += 1
         handles.pop(module).remove()
 
     def send(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            seen.sent[output.dtype] = output.numel() * output.element_size()
+            seen.sent[dtype_of(output)] = output.numel() * output.element_size()
 
     linear = _linear_types()
     for chunk in model:
@@ -72,21 +73,11 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
 def take_census(model: list[Any], optimizer: Any, activations: Activations) -> tuple[CensusRow, ...]:
     """Return the dtypes and sizes of every kind of tensor after a training step that `watch_activations` recorded."""
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
+    layers = f"outputs of {activations.layers} linear layers in one step"
     return (
         *_rows("parameters", parameters, "the modules' parameters"),
-        *(
-            CensusRow(
-                kind="activations",
-                dtype=_name(dtype),
-                bytes=size,
-                read_from=f"outputs of {activations.layers} linear layers in one step",
-            )
-            for dtype, size in sorted(activations.bytes_of.items(), key=str)
-        ),
-        *(
-            CensusRow(kind="sent between stages", dtype=_name(dtype), bytes=size, read_from="output of the stage")
-            for dtype, size in sorted(activations.sent.items(), key=str)
-        ),
+        *_sized("activations", activations.bytes_of, layers),
+        *_sized("sent between stages", activations.sent, "output of the stage"),
         *_rows("gradients", [p.main_grad for p in parameters if hasattr(p, "main_grad")], "parameter.main_grad"),
         *_reduction(model),
         *_master_weights(parameters, optimizer),
@@ -94,12 +85,13 @@ def take_census(model: list[Any], optimizer: Any, activations: Activations) -> t
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRow]:
+    """Return a row per dtype."""
+    return [CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from) for dtype, size in sorted(sizes.items())]
 
 
 def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
-    sizes: defaultdict[str, int] = defaultdict(int)
+    sizes: Counter[str] = Counter()
     for tensor in tensors:
         if isinstance(tensor, StoredWeight):
             sizes[tensor.stored_name] += tensor.stored_bytes
@@ -107,8 +99,8 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
             held = describe(tensor, columnwise=False)
             sizes[f"{held.format} {held.scheme}"] += stored_bytes(tensor)
         else:
-            sizes[_name(tensor.dtype)] += tensor.numel() * tensor.element_size()
-    return [CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from) for dtype, size in sorted(sizes.items())]
+            sizes[dtype_of(tensor)] += tensor.numel() * tensor.element_size()
+    return _sized(kind, sizes, read_from)
 
 
 def _reduction(model: list[Any]) -> list[CensusRow]:
