@@ -106,8 +106,7 @@ def export(config: MixedPrecisionConfig, *, form: str = "yaml", num_layers: int 
     builder = ExportBuilder(config, TITLE)
     compute = export_as_amp(builder, "mixed_precision")
     if compute == "fp32":
-        detail = f"no setting states FP32: {OFF.partition(',')[0]} decides"
-        builder.report_if_stated("fp32", "implied default", detail, "Load the model in FP32.")
+        builder.record_if_stated("accelerate.no-setting-states-fp32", "fp32")
     payload: dict[str, Any] = {"mixed_precision": {"fp32": "no"}.get(compute, compute)}
     if shape == "yaml":
         payload = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO"} | payload

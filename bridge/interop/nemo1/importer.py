@@ -208,14 +208,9 @@ def _has_engine_layers(file: File, builder: ImportBuilder) -> bool:
         elif file.shipped is None and file.switch("fp8"):
             builder.implied(where, False)
         return is_on
-    remedy = "Write true, which every release takes alike."
     if file.release is None:
-        detail = (
-            "a release before 2.0 was assumed: under mcore_gpt NeMo 1.21 to 1.23 build Transformer Engine's layers "
-            "whatever this says, and fp8 alone decides; 2.0 builds local layers, which run no FP8"
-        )
-        reason = "implied default" if value is None else "semantics"
-        builder.report(where, value, reason, detail, remedy.replace("Write", "Pass nemo_version, or write"))
+        kind = "is-not-written" if value is None else "is-off"
+        builder.record(f"nemo1.the-release-is-not-known-and-it-{kind}", where, value)
     elif value is not None:
         builder.record("nemo1.the-layers-of-mcore_gpt-in-nemo", where, value, version=file.version)
     return True
