@@ -1,7 +1,8 @@
 """Run the training script up to the assignment of `model.bf16`, and print the way that the precision took, as JSON.
 
 `travelled` are the files of the package in which a function held the precision, or an object with it; `entered` are
-all files of which a function ran, but for the predicates of rules. `calls` counts the functions that make something.
+all files of which a function ran, but for the predicates of rules and for imports. `calls` counts the functions that
+make something.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ calls: Counter[str] = Counter()
 
 
 def place(frame: FrameType) -> str | None:
-    """Return the file of a function of the package; None for other code, and for what a rule's predicate runs."""
+    """Return the file of a function of the package; None for other code, and within a rule's predicate or an import."""
     code = frame.f_code
     if not code.co_filename.startswith(PACKAGE) or not code.co_flags & inspect.CO_OPTIMIZED:
         return None
     caller = frame.f_back
     while caller is not None:
+        if caller.f_code.co_name == "<module>" and caller.f_globals["__name__"] != "__main__":
+            return None
         if caller.f_code.co_name == "ask" and caller.f_code.co_filename == f"{PACKAGE}rules/rule.py":
             return None
         caller = caller.f_back

@@ -28,6 +28,10 @@ def test_the_precision_travels_through_at_most_25_files(path: dict[str, Any]) ->
     assert "sync/synchroniser.py" in path["travelled"]
 
 
+def test_functions_of_at_most_50_files_run_on_the_way(path: dict[str, Any]) -> None:
+    assert len(path["entered"]) <= 50, "\n".join(path["entered"])
+
+
 def test_the_recipe_is_made_once_and_finalized_once_for_one_container(path: dict[str, Any]) -> None:
     calls = {name: count for name, count in path["calls"].items() if name}
     assert calls == {"constructed": 1, "finalized": 1, "contained": 1}
