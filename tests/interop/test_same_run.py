@@ -15,6 +15,7 @@ import yaml
 from bridge.interop import accelerate, deepspeed, huggingface, lightning, torchtitan
 from bridge.interop.contract import ImportReport, System, unread
 from bridge.interop.meaning import semantics_of
+from bridge.interop.pytorch import loop
 from bridge.interop.systems import all_systems, system
 from bridge.precision.dtypes import dtype_token
 from bridge.pytorch.loop import compute_dtype
@@ -164,6 +165,13 @@ def of_torchtitan(payload: dict[str, Any], request: pytest.FixtureRequest, folde
     return training._replace(scheme=named[0] if named else None)
 
 
+def of_pytorch(payload: dict[str, Any], request: pytest.FixtureRequest, folder: Path) -> Ran:
+    """Autocast, read by our importer; the scheme is that of the linear layers, which torchao converts in a program."""
+    schemes = {"float8": "hybrid tensorwise", "mxfp8": "e4m3 mxfp8"}
+    named = [schemes[part] for part in schemes if part in payload]
+    return of_import(loop.import_(payload))._replace(scheme=named[0] if named else None)
+
+
 def of_importer(one: System, payload: Any) -> Ran:
     """The payload as a file, read by our own importer."""
     text = one.write(payload)
@@ -180,6 +188,7 @@ READERS = {
     "deepspeed": of_deepspeed,
     "lightning": of_lightning,
     "torchtitan": of_torchtitan,
+    "pytorch": of_pytorch,
 }
 
 

@@ -1,15 +1,33 @@
 """Plain PyTorch: autocast, `GradScaler`, torchao's config and TF32 as one mapping of settings."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from bridge.interop.builders import ExportBuilder
-from bridge.interop.contract import ExportReport, System, as_json
+from bridge.interop.builders import ExportBuilder, ImportBuilder
+from bridge.interop.contract import ExportReport, ImportReport, Recognised, System, as_json
 from bridge.interop.pytorch import torchao
-from bridge.interop.pytorch.amp import export_as_amp
+from bridge.interop.pytorch.amp import amp_fields, export_as_amp
+from bridge.interop.reading.settings import Settings
 from bridge.pytorch.loop import SCALE_FIELDS, scaler_settings
 from bridge.registry.config import MixedPrecisionConfig
 
 TITLE = "PyTorch"
+VERSION = "PyTorch 2.13.0"
+PARTS = ("autocast", "grad_scaler", "tf32")
+
+
+def import_(payload: object) -> ImportReport:
+    """Return what autocast, a `GradScaler` and TF32 in one mapping ask for; converted linear layers are reported."""
+    top = Settings(payload, TITLE)
+    builder = ImportBuilder(TITLE)
+    compute = _autocast(builder, top.section("autocast"))
+    _scaler(builder, top.section("grad_scaler"), compute)
+    if top.given("tf32"):
+        builder.map("tf32", tf32=bool(top.switch("tf32")))
+    for name, value in top.values.items():
+        if name not in PARTS and value is not None:
+            builder.record("pytorch.no-part", name, value)
+    return builder.finish("fp32" if compute == "fp32" else "amp_o1")
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
@@ -41,4 +59,50 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload)
 
 
-SYSTEM = System("pytorch", "plain PyTorch", "PyTorch 2.13.0", export=export, write=as_json)
+def _autocast(builder: ImportBuilder, block: Settings) -> str:
+    enabled, name = block.switch("enabled"), block.name("dtype")
+    compute = block.dtype("dtype", "must be bfloat16 or float16 (autocast warns and switches itself off for others)")
+    if not (bool(block.values) if enabled is None else enabled):
+        if enabled is None:
+            builder.implied("autocast", None, f"off in {VERSION}", fp32=True)
+        else:
+            builder.map(block.name("enabled"), fp32=True)
+        if compute is not None:
+            builder.map(name)
+        return "fp32"
+    if compute is None:
+        compute = "bf16" if block.values.get("device_type") == "cpu" else "fp16"
+        builder.implied(name, compute, f"BF16 on a CPU and FP16 on CUDA in {VERSION}", **amp_fields(compute))
+    else:
+        builder.map(name, **amp_fields(compute))
+    if enabled is not None:
+        builder.map(block.name("enabled"))
+    return compute
+
+
+def _scaler(builder: ImportBuilder, block: Settings, compute: str) -> None:
+    """Map the arguments of the loss scaler, or report why it has no effect."""
+    is_used = block.switch("enabled") is not False and bool(block.values)
+    if block.given("enabled"):
+        builder.map(block.name("enabled"))
+    if compute == "fp16" and not is_used:
+        builder.record("pytorch.fp16-without-scale", "grad_scaler", None)
+    elif is_used and block.switch("constant"):
+        builder.map(block.name("init_scale"), loss_scale=block.number("init_scale", least=0))
+        builder.map(block.name("constant"))
+    elif is_used and compute != "fp16":
+        builder.record("pytorch.scale-without-fp16", "grad_scaler", "enabled", compute=compute)
+    elif is_used:
+        for key, field in SCALE_FIELDS.items():
+            if block.given(key):
+                builder.map(block.name(key), **{field: block.number(key, least=0)})
+
+
+def _recognise(document: Any) -> Recognised | None:
+    content = document.mapping
+    if isinstance(content.get("autocast"), Mapping) and "grad_scaler" in content:
+        return Recognised(certainty=0.8, evidence="has `autocast` and `grad_scaler`, as this program writes them")
+    return None
+
+
+SYSTEM = System("pytorch", "plain PyTorch", VERSION, import_, export, _recognise, as_json)
