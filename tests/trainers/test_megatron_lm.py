@@ -103,7 +103,10 @@ def test_without_the_option_nothing_changes(parsed: Any, monkeypatch: pytest.Mon
     [
         (("nope",), "Unknown mixed-precision recipe 'nope'. `precision-bridge recipes` lists all"),
         (("bf16_mixed", "--fp16"), "mixed_precision.bf16: only one of fp32, fp16 and bf16 can be on"),
-        (("bf16_autocast_mixed",), "autocast_enabled=True (unsupported): no flag reaches it."),
+        (
+            ("bf16_autocast_mixed",),
+            "autocast_enabled=True (semantics): no flag turns autocast on; it trains in FP32. FP32 there; ",
+        ),
         (("bf16_mixed", "--yaml-cfg", "run.yaml"), "cannot be used together with --yaml-cfg"),
     ],
 )
