@@ -42,6 +42,15 @@ _HEADS = _field("num_attention_heads", lambda shape: shape.num_attention_heads)
 _MAMBA = _field("mamba_num_heads", lambda shape: shape.state_space.num_heads if shape.state_space else 0)
 
 
+_DELTA = _field("linear_num_value_heads", lambda shape: shape.delta_net.num_value_heads if shape.delta_net else 0)
+_INDEXER = _field("dsa_indexer_n_heads", lambda shape: shape.indexer.num_heads if shape.indexer else 0)
+_INDEX = _field("dsa_indexer_head_dim", lambda shape: shape.indexer.head_dim if shape.indexer else 0)
+
+
+def _mixer(shape: ModelShape, whole: int) -> Field:
+    return (_MAMBA if shape.delta_net is None else _DELTA)(shape, whole)
+
+
 def _projection(shape: ModelShape, whole: int) -> Field:
     return (_CHANNELS if shape.latent is None else _HEADS)(shape, whole)
 
@@ -67,8 +76,11 @@ _OF_MODULE = {
     "linear_q_up_proj": (_HEADS, _QUERY_RANK),
     "linear_kv_down_proj": (_KEY_RANK, _HIDDEN),
     "linear_kv_up_proj": (_HEADS, _KEY_RANK),
-    "in_proj": (_MAMBA, _HIDDEN),
-    "out_proj": (_HIDDEN, _MAMBA),
+    "linear_wq_b": (_INDEXER, _QUERY_RANK),
+    "linear_wk": (_INDEX, _HIDDEN),
+    "linear_weights_proj": (_INDEXER, _HIDDEN),
+    "in_proj": (_mixer, _HIDDEN),
+    "out_proj": (_HIDDEN, _mixer),
     "eh_proj": (_HIDDEN, _HIDDEN),
 }
 """Module -> where its N and its K come from."""

@@ -23,7 +23,9 @@ from bridge.errors import RunConfigError
 from bridge.plan.memory_copies import element_bytes
 from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
 from bridge.rules.section import Section, read_section
+from bridge.rules.shape.model import Latent
 from bridge.rules.shape.parallel import Place
+from bridge.rules.shape.variants import Indexer
 
 Parts = defaultdict[str, float]
 """Bytes of a layer by the part of it that can be recomputed."""
@@ -37,6 +39,8 @@ DROPS = {
     "mla_up_proj": ("up_proj",),
 }
 """A name in `recompute_modules` -> the parts that are computed again instead of kept."""
+DELTA_CHUNK = 64
+"""Tokens of a chunk in the kernel of gated delta net."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +181,9 @@ class _Counting:
         saved = {name: self._operand(names, name) for name in names}
         if "linear_proj" in names:
             self._attention(parts, saved)
-        if "in_proj" in names:
+        if "delta_rule" in names:
+            self._delta_net(parts, saved)
+        elif "in_proj" in names:
             self._mamba(parts, saved)
         if "experts.linear_fc1" in names:
             self._experts(parts, saved)
@@ -258,7 +264,26 @@ class _Counting:
             parts["base"] += self._norm(compressed, self.outside)
         parts["base"] += self.outside * compressed * saved["linear_kv_up_proj"]
         wide = latent.qk_head_dim + latent.qk_pos_emb_head_dim
+        if shape.indexer is not None:
+            return self._sparse(parts, saved, heads, latent, shape.indexer)
         parts["up_proj"] += tokens * heads * (2 * wide + latent.v_head_dim) * self.element
+        return heads * latent.v_head_dim
+
+    def _sparse(
+        self, parts: Parts, saved: Mapping[str, float], heads: float, latent: Latent, indexer: Indexer
+    ) -> float:
+        """Count sparse attention in its absorbed form: queries and one key of the latent width, and the chosen keys.
+
+        Estimated from the operators that Megatron calls, not measured.
+        """
+        absorbed = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
+        wide = latent.qk_head_dim + latent.qk_pos_emb_head_dim
+        parts["up_proj"] += self.tokens * (heads * (wide + absorbed) + absorbed) * self.element
+        chosen = min(indexer.topk, self.workload.seq_length) * 4
+        parts["core_attn"] += self.tokens * (heads * latent.kv_lora_rank * self.element + chosen)
+        if "indexer.linear_wk" in saved:
+            chosen_by = indexer.num_heads * (indexer.head_dim + 1) + indexer.head_dim
+            parts["core_attn"] += self.tokens * chosen_by * self.element
         return heads * latent.v_head_dim
 
     def _mlp(self, parts: Parts, saved: Mapping[str, float]) -> None:
@@ -304,3 +329,19 @@ class _Counting:
         parts["layernorm"] += self.outside * self.shape.hidden_size * saved["in_proj"]
         scan = (space.projected + space.inner) / self.tensor * self.element
         parts["scan"] += self.tokens * (scan + space.inner / self.tensor * saved["out_proj"] + 4)
+
+    def _delta_net(self, parts: Parts, saved: Mapping[str, float]) -> None:
+        """Count gated delta net: the projection, the convolution's input, and what the chunked kernel keeps.
+
+        The kernel keeps queries and keys of every value head, values, a chunk's triangle per token and head, and the
+        decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Estimated, not measured.
+        """
+        net = self.shape.delta_net
+        if net is None:
+            return
+        parts["base"] += self._norm() + self._dropout()
+        parts["layernorm"] += self.outside * self.shape.hidden_size * saved["in_proj"]
+        heads = net.num_value_heads
+        kernel = heads * (2 * net.key_head_dim + DELTA_CHUNK) + net.value
+        kept = (net.projected + net.convolved + kernel + net.value) * self.element + heads * (4 + 4)
+        parts["scan"] += self.tokens / self.tensor * (kept + net.value * saved["out_proj"])

@@ -15,7 +15,7 @@ from bridge.rules.fields import read_field
 from bridge.rules.versions import at_least, installed
 
 OTHER_PARTS = {
-    "self_attention": ("core_attention", "q_layernorm", "k_layernorm", "kv_layernorm"),
+    "self_attention": ("core_attention", "q_layernorm", "k_layernorm", "kv_layernorm", "delta_rule", "out_norm"),
     "mlp": ("router",),
     "mixer": ("conv1d", "ssm", "gated_norm"),
 }
@@ -35,6 +35,8 @@ class ModulePaths:
     """The experts of a layer are one module (`moe_grouped_gemm`)."""
     inside_mtp: str = "mtp_model_layer"
     """Name of the transformer layer inside a multi-token-prediction layer."""
+    mixer: str = "mixer"
+    """Name of the module that mixes tokens without a softmax: that of a Mamba layer, or of a gated delta net."""
 
     @classmethod
     def of(cls, model: Any) -> ModulePaths:
@@ -44,6 +46,7 @@ class ModulePaths:
         return cls(
             are_experts_grouped=bool(read_field(model, "moe_grouped_gemm", default=False)),
             inside_mtp="transformer_layer" if is_old else "mtp_model_layer",
+            mixer="mixer" if read_field(model, "experimental_attention_variant") is None else "self_attention",
         )
 
     def path(self, label: str, index: int, module: str) -> str:
@@ -67,4 +70,7 @@ class ModulePaths:
             return f"mlp.experts.{expert}" if self.are_experts_grouped else f"mlp.experts.local_experts.0.{expert}"
         if module.startswith("shared_experts."):
             return f"mlp.{module}"
-        return f"{_PARENT_OF.get(module, '')}{RENAMED.get(module, module)}"
+        if module.startswith("indexer."):
+            return f"self_attention.core_attention.{module}"
+        parent = _PARENT_OF.get(module, "")
+        return f"{f'{self.mixer}.' if parent == 'mixer.' else parent}{RENAMED.get(module, module)}"

@@ -7,10 +7,13 @@ The names are those of Megatron's modules without the parts that never differ (`
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from bridge.rules.shape.model import Experts, Latent, ModelShape, StateSpace
+from bridge.rules.shape.model import DENSE, Experts, Latent, ModelShape, StateSpace, has_experts
+from bridge.rules.shape.variants import DeltaNet, Indexer
 
 REGISTERED = (
     *("enorm", "hnorm", "eh_proj", "word_embeddings", "position_embeddings", "input_layernorm", "core_attention"),
+    *("indexer.linear_wq_b", "indexer.linear_wk", "indexer.k_norm", "indexer.linear_weights_proj"),
+    *("delta_rule", "ssm", "in_proj", "conv1d", "gated_norm", "out_norm", "out_proj"),
     *("linear_proj", "linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj"),
     *(
         "linear_kv_up_proj",
@@ -23,7 +26,7 @@ REGISTERED = (
     ),
     *("router", "fc1_latent_proj", "fc2_latent_proj", "experts.linear_fc1", "experts.linear_fc2"),
     *("shared_experts.gate", "shared_experts.linear_fc1", "shared_experts.linear_fc2"),
-    *("ssm", "in_proj", "conv1d", "gated_norm", "out_proj", "norm", "final_layernorm", "final_norm", "output_layer"),
+    *("norm", "final_layernorm", "final_norm", "output_layer"),
 )
 """Modules in the order in which Megatron's constructors make them."""
 
@@ -41,6 +44,8 @@ class Module:
     """column: TP ranks share the outputs; row: the inputs; empty: every rank has all of it."""
     count: int = 1
     is_expert: bool = False
+    is_high: bool = False
+    """Transformer Engine does not run it, so it stays in high precision under each scheme."""
     bias: bool = False
     vectors: tuple[tuple[str, int], ...] = ()
     """Further parameters by name and length, split over TP like the outputs where `split` is column."""
@@ -83,20 +88,22 @@ def layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
     if kind == "mamba":
         return _mamba(shape, shape.state_space) if shape.state_space is not None else ()
     modules: tuple[Module, ...] = ()
-    if kind not in ("mlp", "moe"):
+    if kind.startswith("delta_net") and shape.delta_net is not None:
+        modules = _delta_net(shape, shape.delta_net)
+    elif kind not in ("mlp", "moe"):
         is_latent = shape.latent is not None and kind != "attention"
-        modules = _latent_attention(shape, shape.latent) if is_latent and shape.latent else _attention(shape)
+        modules = _latent_attention(shape, shape.latent, kind) if is_latent and shape.latent else _attention(shape)
     if kind in ("attention", "latent_attention"):
         return modules
     modules += (_norm(shape, "pre_mlp_layernorm", shape.hidden_size),)
-    if kind in ("mlp", "transformer"):
+    if not has_experts(kind):
         return modules + _mlp(shape, shape.ffn_hidden_size)
     return modules + (_experts(shape, shape.experts) if shape.experts is not None else ())
 
 
 @lru_cache(maxsize=256)
 def mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
-    """Return the modules of one multi-token-prediction layer; its transformer layer is of the last layer's kind.
+    """Return the modules of one multi-token-prediction layer; its transformer layer is of the kind `mtp_kind`.
 
     The layers inside a prediction layer of a hybrid model are rows of the plan by themselves ("mtp 1.1").
     """
@@ -105,7 +112,7 @@ def mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
         _norm(shape, "enorm", hidden),
         _norm(shape, "hnorm", hidden),
         _matrix("eh_proj", 2 * hidden, hidden, "column"),
-        *(() if shape.is_hybrid else layer_modules(shape, shape.kinds[-1])),
+        *(() if shape.is_hybrid else layer_modules(shape, shape.mtp_kind)),
         _norm(shape, "final_layernorm", hidden),
     )
 
@@ -154,11 +161,13 @@ def _attention(shape: ModelShape) -> tuple[Module, ...]:
     )
 
 
-def _latent_attention(shape: ModelShape, latent: Latent) -> tuple[Module, ...]:
+def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> tuple[Module, ...]:
     hidden, heads = shape.hidden_size, shape.num_attention_heads
     query = heads * (latent.qk_head_dim + latent.qk_pos_emb_head_dim)
     key_value = heads * (latent.qk_head_dim + latent.v_head_dim)
     down = latent.kv_lora_rank + latent.qk_pos_emb_head_dim
+    # Sparse attention takes the weight of the key-value up projection into products of its own, outside of any linear.
+    is_sparse, chooses = shape.indexer is not None, kind.removesuffix("_moe") == "sparse"
     if latent.q_lora_rank is None:
         queries = [_matrix("linear_q_proj", hidden, query, "column")]
     else:
@@ -172,9 +181,21 @@ def _latent_attention(shape: ModelShape, latent: Latent) -> tuple[Module, ...]:
         *queries,
         _matrix("linear_kv_down_proj", hidden, down, ""),
         *([_norm(shape, "kv_layernorm", latent.kv_lora_rank)] if shape.qk_layernorm else []),
-        _matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column"),
-        _core(shape, query, heads * latent.v_head_dim),
+        replace(_matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column"), is_high=is_sparse),
+        *(_indexer(shape, latent, shape.indexer) if chooses and shape.indexer is not None else ()),
+        replace(_core(shape, query, heads * latent.v_head_dim), is_high=is_sparse),
         _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", bias=shape.add_bias_linear),
+    )
+
+
+def _indexer(shape: ModelShape, latent: Latent, indexer: Indexer) -> tuple[Module, ...]:
+    """Return the modules that choose keys; every tensor-parallel rank has all of them."""
+    hidden, width = shape.hidden_size, indexer.head_dim
+    return (
+        _matrix("indexer.linear_wq_b", latent.q_lora_rank or hidden, indexer.num_heads * width, ""),
+        _matrix("indexer.linear_wk", hidden, width, ""),
+        Module(name="indexer.k_norm", kind="norm", outputs=width, bias=True),
+        _matrix("indexer.linear_weights_proj", hidden, indexer.num_heads, ""),
     )
 
 
@@ -215,4 +236,16 @@ def _mamba(shape: ModelShape, space: StateSpace) -> tuple[Module, ...]:
         Module(name="ssm", kind="ssm", split="column", vectors=mixer),
         Module(name="gated_norm", kind="norm", outputs=space.inner, split="column"),
         _matrix("out_proj", space.inner, shape.hidden_size, "row"),
+    )
+
+
+def _delta_net(shape: ModelShape, net: DeltaNet) -> tuple[Module, ...]:
+    rule = tuple((name, net.num_value_heads) for name in ("dt_bias", "A_log"))
+    return (
+        _norm(shape, "input_layernorm", shape.hidden_size),
+        _matrix("in_proj", shape.hidden_size, net.projected, "column"),
+        _matrix("conv1d", net.conv_width, net.convolved, "column", kind="ssm"),
+        Module(name="delta_rule", kind="ssm", split="column", vectors=rule),
+        _norm(shape, "out_norm", net.value_head_dim),
+        _matrix("out_proj", net.value, shape.hidden_size, "row"),
     )

@@ -32,6 +32,7 @@ class PlanRow:
 @lru_cache(maxsize=4096)
 def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     """Return the rows of a module in a layer that is (`low`), or is not, in the scheme's context."""
+    low = low and not module.is_high
     if module.kind == "linear":
         return _linear(settings, low=low and settings.family is not None, bias=module.bias)
     if module.kind == "head":

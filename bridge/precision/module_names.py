@@ -16,6 +16,7 @@ OF_A_LAYER = {
         *("linear_qkv", "linear_proj", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"),
         *("linear_qkv_down_proj", "linear_kv_down_proj", "linear_kv_up_proj", "in_proj", "out_proj"),
     ),
+    "self_attention.core_attention.indexer": ("linear_wq_b", "linear_wk", "linear_weights_proj"),
     "cross_attention": ("linear_q", "linear_kv", "linear_proj"),
     "mlp": ("linear_fc1", "linear_fc2", "fc1_latent_proj", "fc2_latent_proj"),
     "mlp.experts": ("linear_fc1", "linear_fc2"),

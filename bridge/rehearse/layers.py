@@ -9,7 +9,7 @@ from bridge.rehearse.sections import Sections
 from bridge.rehearse.split import FIELDS, Split
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.shape.hybrid import letters_of
-from bridge.rules.shape.model import MOE
+from bridge.rules.shape.model import has_experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +74,8 @@ def _state_kinds(run: Sections, layers: tuple[int, ...]) -> None:
         run.set(
             f"model.{name}", "/".join([letters, *[letters_of(shape.mtp_kinds)] * min(2, shape.mtp_num_layers)]), why
         )
-    elif MOE in shape.kinds:
-        frequency = [int(shape.kinds[layer] == MOE) for layer in layers]
+    elif shape.is_moe:
+        frequency = [int(has_experts(shape.kinds[layer])) for layer in layers]
         if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:
             run.set("model.moe_layer_freq", frequency, why)
 

@@ -5,6 +5,9 @@ num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_c
 make_vocab_size_divisible_by normalization qk_layernorm gated_linear_unit add_bias_linear add_qkv_bias
 attention_output_gate softmax_type activation_func position_embedding_type rotary_percent
 share_embeddings_and_output_weights
+linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
+linear_value_head_dim dsa_indexer_head_dim dsa_indexer_n_heads dsa_indexer_topk dsa_indexer_topk_freq
+dsa_indexer_skip_topk_offset
 multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
 num_moe_experts moe_layer_freq moe_ffn_hidden_size moe_router_topk moe_router_dtype moe_latent_size
 moe_shared_expert_intermediate_size moe_shared_expert_gate
@@ -24,16 +27,14 @@ recompute_granularity recompute_method recompute_modules recompute_num_layers hi
 
 WITHOUT_MODULES = {
     "read only together with a field or a letter that is refused": """
-        linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
-        linear_value_head_dim gdp_cutedsl_kernel gdp_num_chunk_states_to_recompute gdp_num_householder
-        dsa_indexer_head_dim dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff
-        dsa_indexer_n_heads dsa_indexer_rope_interleaved dsa_indexer_rotate_activation dsa_indexer_scoring_relu
-        dsa_indexer_skip_topk_offset dsa_indexer_topk dsa_indexer_topk_freq dsa_indexer_use_sparse_loss
-        dsa_kernel_backend experimental_attention_variant_loss_scale_func mhc_init_gating_factor
+        gdp_cutedsl_kernel gdp_num_chunk_states_to_recompute gdp_num_householder mhc_init_gating_factor
         mhc_num_residual_streams mhc_recompute_layer_num mhc_sinkhorn_iterations use_kitchen_attention
         kitchen_attention_backend gtp_remat_opt_in_modules
         """,
     "changes a function, and no module with weights": """
+        dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff dsa_indexer_rope_interleaved
+        dsa_indexer_rotate_activation dsa_indexer_scoring_relu dsa_indexer_use_sparse_loss dsa_kernel_backend
+        experimental_attention_variant_loss_scale_func
         activation_func_clamp_value glu_linear_offset apply_residual_connection_post_layernorm layernorm_epsilon
         layernorm_zero_centered_gamma attention_dropout softmax_scale window_size window_attn_skip_freq no_rope_freq
         mrope_section rotary_base rotary_interleaved rotary_scaling_factor rope_type original_max_position_embeddings

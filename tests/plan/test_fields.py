@@ -32,7 +32,10 @@ HYBRID = {**DENSE, "hybrid_layer_pattern": "M-*E/*E", "num_moe_experts": 4}
 LATENT = {**DENSE, "multi_latent_attention": True}
 PIPELINE = {**DENSE, "pipeline_model_parallel_size": 2, "recompute_granularity": "full"}
 ROTARY = {**DENSE, "kv_channels": 3, "position_embedding_type": "rope", "rotary_percent": 0.5}
-MODELS = (DENSE, ROTARY, EXPERTS, HYBRID, {**HYBRID, "hybrid_layer_pattern": "M-*E"}, LATENT, PIPELINE)
+DELTA = {**DENSE, "experimental_attention_variant": "gdn", "linear_attention_freq": 2}
+INDEXER = {"dsa_indexer_n_heads": 4, "dsa_indexer_head_dim": 16, "dsa_indexer_topk": 4}
+SPARSE = {**LATENT, **INDEXER, "experimental_attention_variant": "dsa"}
+MODELS = (DELTA, SPARSE, DENSE, ROTARY, EXPERTS, HYBRID, {**HYBRID, "hybrid_layer_pattern": "M-*E"}, LATENT, PIPELINE)
 LOW = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"}
 DELAYED = {**LOW, "fp8": "hybrid", "fp8_recipe": "delayed"}
 SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -118,12 +121,12 @@ def test_a_field_of_the_precision_that_is_read_changes_the_settings(name):
 
 @pytest.mark.parametrize("name", UNPLANNED)
 def test_a_field_that_the_plan_does_not_know_is_refused(name):
-    value = {"experimental_attention_variant": "dsa"}.get(name)
+    value = {"experimental_attention_variant": "dsv4_hybrid"}.get(name)
     kind = FIELDS["model"][name].kind
     value = value or (True if kind == "bool" else 2)
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, {**DENSE, name: value})
-    why = UNPLANNED[name].format(kind="DeepSeek sparse attention")
+    why = UNPLANNED[name].format(kind="DeepSeek-V4's hybrid attention")
     assert str(raised.value) == f"model.{name}: cannot plan: {why}, got {value!r}. Plan a model without it."
     for default in (FIELDS["model"][name].default, None):
         assert precision_plan(None, {**DENSE, name: default}).linears()[1] == 17

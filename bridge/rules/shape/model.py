@@ -20,9 +20,10 @@ from bridge.rules.fields import whole_number
 from bridge.rules.section import Section, read_section
 from bridge.rules.shape.hybrid import HybridPattern
 from bridge.rules.shape.unplanned import unplanned
+from bridge.rules.shape.variants import DELTA_NET, SPARSE, DeltaNet, Indexer
 
 DENSE = "transformer"
-MOE = "transformer_moe"
+MOE = "moe"
 PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -93,7 +94,8 @@ class ModelShape:
     num_query_groups: int
     kv_channels: int
     kinds: tuple[str, ...]
-    """Kind of each layer: transformer, transformer_moe, mamba, attention, latent_attention, mlp or moe."""
+    """Kind of each layer: transformer, delta_net, sparse or sparse_shared (it takes another layer's choice of keys),
+    each with _moe where it has experts; in a hybrid mamba, attention, latent_attention, mlp or moe."""
     is_hybrid: bool = False
     """Each layer is one block, of the kind that a letter of the pattern names."""
     vocab_size: int = 0
@@ -115,11 +117,15 @@ class ModelShape:
     mtp_num_layers: int = 0
     """Multi-token-prediction depths, each a pass through a prediction layer."""
     mtp_is_repeated: bool = False
+    mtp_kind: str = DENSE
+    """Kind of the layer inside a prediction layer of a model that is no hybrid."""
     mtp_kinds: tuple[str, ...] = ()
     """Kind of each layer inside a prediction layer of a hybrid model."""
     experts: Experts | None = None
     latent: Latent | None = None
     state_space: StateSpace | None = None
+    delta_net: DeltaNet | None = None
+    indexer: Indexer | None = None
 
     @property
     def is_moe(self) -> bool:
@@ -201,7 +207,8 @@ class _Reader:
             self.whole(name, 1)
         if pattern is not None:
             self.faults += pattern.faults
-        kinds = kinds_of_pattern or self._kinds(layers)
+        delta_net, indexer = (None, None) if is_hybrid else (self._delta_net(), self._indexer())
+        kinds = kinds_of_pattern or self._kinds(layers, indexer)
         self._check_heads(hidden, heads, groups, channels, has_widths=has_latent or is_hybrid, has_latent=has_latent)
         return ModelShape(
             num_layers=layers,
@@ -226,10 +233,13 @@ class _Reader:
             share_embeddings_and_output_weights=self.flag("share_embeddings_and_output_weights"),
             mtp_num_layers=self._depths(pattern),
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
+            mtp_kind=self._mtp_kind(kinds, indexer),
             mtp_kinds=inner,
             experts=self._experts(ffn),
             latent=self._latent() if has_latent else None,
             state_space=self._state_space(hidden) if "mamba" in {*kinds, *inner} else None,
+            delta_net=delta_net,
+            indexer=indexer,
         )
 
     def _layers(self, pattern: HybridPattern | None) -> int:
@@ -286,10 +296,25 @@ class _Reader:
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
         self.faults.append(Finding(path=f"model.{name}", rule=rule, value=value, remedy=f"{remedy}."))
 
-    def _kinds(self, layers: int) -> tuple[str, ...]:
+    def _kinds(self, layers: int, indexer: Indexer | None) -> tuple[str, ...]:
+        """Return the kind of each layer: its attention, with _moe where it has experts."""
+        attention = [DENSE] * layers
+        if indexer is not None:
+            attention = [_sparse_kind(indexer, number) for number in range(1, layers + 1)]
+        elif self._variant() in DELTA_NET:
+            is_linear = self._layer_flags("linear_attention_freq", layers, default=None, counts_softmax=True)
+            attention = ["delta_net" if linear else DENSE for linear in is_linear]
         if not self.section.given("num_moe_experts"):
-            return (DENSE,) * layers
-        return tuple(MOE if expert else DENSE for expert in self._expert_layers(layers))
+            return tuple(attention)
+        expert = self._layer_flags("moe_layer_freq", layers, default=1)
+        return tuple(f"{kind}_{MOE}" if has else kind for kind, has in zip(attention, expert, strict=True))
+
+    def _mtp_kind(self, kinds: tuple[str, ...], indexer: Indexer | None) -> str:
+        """Return the kind of the last layer; sparse attention counts prediction layers from 1, which chooses."""
+        return kinds[-1] if indexer is None else kinds[-1].replace("sparse_shared", "sparse")
+
+    def _variant(self) -> str:
+        return self.text("experimental_attention_variant", "")
 
     def _depths(self, pattern: HybridPattern | None) -> int:
         """Return the passes through prediction layers; the pattern of a hybrid model has one part for each."""
@@ -298,17 +323,24 @@ class _Reader:
             return stated
         return pattern.depths
 
-    def _expert_layers(self, layers: int) -> tuple[bool, ...]:
-        """Return which layers have experts: `moe_layer_freq` is a number, a list, or a list's expression."""
-        given = self.section.given("moe_layer_freq", 1)
+    def _layer_flags(
+        self, name: str, layers: int, *, default: int | None, counts_softmax: bool = False
+    ) -> tuple[bool, ...]:
+        """Return which layers have a kind of module: the field is a number, a list, or a list's expression.
+
+        A number N takes each Nth layer from the first (experts), or all but each Nth layer (`counts_softmax`).
+        """
+        given = self.section.given(name, default)
         frequency = _list_of(given) if isinstance(given, str) else given
         if isinstance(frequency, int) and frequency >= 1:
+            if counts_softmax:
+                return tuple(number % frequency != 0 for number in range(1, layers + 1))
             return tuple(number % frequency == 0 for number in range(layers))
         if isinstance(frequency, list | tuple) and len(frequency) == layers:
             return tuple(bool(flag) for flag in frequency)
         rule = f"must be a number, or a list with an item for each of the {layers} layers"
         got = len(frequency) if isinstance(frequency, list | tuple) else given
-        self._refuse("moe_layer_freq", rule, got, "Correct it")
+        self._refuse(name, rule, got, "Correct it")
         return (True,) * layers
 
     def _experts(self, ffn: int) -> Experts | None:
@@ -345,6 +377,49 @@ class _Reader:
             state_dim=self.whole("mamba_state_dim", 128),
             num_groups=self.whole("mamba_num_groups", 8),
         )
+
+    def _delta_net(self) -> DeltaNet | None:
+        if self._variant() not in DELTA_NET:
+            return None
+        keys, values = self.whole("linear_num_key_heads", 16), self.whole("linear_num_value_heads", 32)
+        ranks = self.whole("tensor_model_parallel_size", 1)
+        if values % keys:
+            self._refuse(
+                "linear_num_value_heads", f"must be a multiple of the {keys} key heads", values, "Use a multiple"
+            )
+        if keys % ranks:
+            rule = f"must be a multiple of the {ranks} tensor-parallel ranks"
+            self._refuse("linear_num_key_heads", rule, keys, "Use a multiple")
+        return DeltaNet(
+            num_key_heads=keys,
+            key_head_dim=self.whole("linear_key_head_dim", 128),
+            num_value_heads=values,
+            value_head_dim=self.whole("linear_value_head_dim", 128),
+            conv_width=self.whole("linear_conv_kernel_dim", 4),
+        )
+
+    def _indexer(self) -> Indexer | None:
+        if self._variant() != SPARSE:
+            return None
+        if not self.flag("multi_latent_attention"):
+            rule = "must be on with experimental_attention_variant=dsa, which Megatron has for multi-latent attention"
+            self._refuse("multi_latent_attention", rule, False, "Set it to true")
+        return Indexer(
+            num_heads=self.whole("dsa_indexer_n_heads", 0),
+            head_dim=self.whole("dsa_indexer_head_dim", 0),
+            topk=self.whole("dsa_indexer_topk", 0),
+            share_every=self.whole("dsa_indexer_topk_freq", 1),
+            share_from=self.whole("dsa_indexer_skip_topk_offset", 0, least=0),
+        )
+
+
+def has_experts(kind: str) -> bool:
+    """Return whether layers of a kind (`ModelShape.kinds`) have experts."""
+    return kind.endswith(MOE)
+
+
+def _sparse_kind(indexer: Indexer, number: int) -> str:
+    return "sparse" if indexer.is_in_layer(number) else "sparse_shared"
 
 
 def _list_of(expression: str) -> Any:

@@ -11,6 +11,7 @@ from bridge.errors import Finding
 from bridge.rules.fields import FIELDS
 from bridge.rules.section import Section
 from bridge.rules.shape.hybrid import HybridPattern
+from bridge.rules.shape.variants import DELTA_NET, SPARSE
 
 UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",
@@ -30,13 +31,11 @@ UNPLANNED = {
 
 
 ATTENTION_VARIANTS = {
-    "gated_delta_net": "gated delta net",
-    "gdn": "gated delta net",
-    "gdn2": "gated delta net",
-    "dsa": "DeepSeek sparse attention",
+    "gdn2": "the second gated delta net",
     "dsv4_hybrid": "DeepSeek-V4's hybrid attention",
 }
-"""Value of `experimental_attention_variant` -> the name of its layers."""
+"""Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
+PLANNED_VARIANTS = (None, *DELTA_NET, SPARSE)
 
 
 SHARDS = {
@@ -46,8 +45,10 @@ SHARDS = {
 """Number of a weight's shards -> the fields whose first given one it equals where no weight is sharded once more."""
 
 
-def _is_split_once(model: Section, name: str) -> bool:
-    """Return whether a number of shards is that of the tensor-parallel ranks, as Megatron derives it."""
+def _is_known(model: Section, name: str) -> bool:
+    """Return whether the plan knows a value: a planned variant, or the shards that Megatron derives from the ranks."""
+    if name == "experimental_attention_variant":
+        return model.given(name) in PLANNED_VARIANTS
     ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
     return name in SHARDS and model.given(name) == (ranks or [1])[0]
 
@@ -60,7 +61,7 @@ def unplanned(model: Section) -> list[Finding]:
     rows = [
         (name, why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")), model.given(name))
         for name, why in UNPLANNED.items()
-        if _differs(model.given(name), FIELDS["model"][name].default) and not _is_split_once(model, name)
+        if _differs(model.given(name), FIELDS["model"][name].default) and not _is_known(model, name)
     ]
     rows += [
         (name, "the field is newer than the releases that the plan knows", held) for name, held in model.newer.items()

@@ -31,7 +31,7 @@ CASES = {
         full("bf16_mixed", "h200x8,mcore0.19.2", dict(DENSE, seq_length=16384)),
     ),
     "PB619": (
-        full("bf16_mixed", H100, dict(DENSE, experimental_attention_variant="dsa")),
+        full("bf16_mixed", H100, dict(DENSE, experimental_attention_variant="dsv4_hybrid")),
         full("bf16_mixed", H100, DENSE),
     ),
 }
