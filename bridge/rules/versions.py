@@ -2,18 +2,20 @@
 
 import functools
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from bridge.errors import RunConfigError
 
-__all__ = ["Version", "VersionRange", "at_least", "dotted", "installed", "parse_version"]
+__all__ = ["Version", "VersionRange", "at_least", "dotted", "installed", "installed_text", "parse_version"]
 
 DISTRIBUTIONS = {
     "mcore": ("megatron-core",),
@@ -62,11 +64,32 @@ def at_least(version: Version | None, least: str) -> bool | None:
 
 @functools.cache
 def installed(product: str) -> Version | None:
-    """Return the version of a product's installed distribution, None without one. Nothing is imported for that."""
-    for name in DISTRIBUTIONS[product]:
-        with suppress(PackageNotFoundError, RunConfigError):
-            return parse_version(installed_version(name))
+    """Return the version of a product, None without one. Nothing is imported for that."""
+    with suppress(RunConfigError):
+        text = installed_text(product)
+        return parse_version(text) if text is not None else None
     return None
+
+
+@functools.cache
+def installed_text(product: str) -> str | None:
+    """Return the version as the product writes it ("0.20.0rc0"); of Megatron Core also that of a source tree."""
+    if product == "mcore":
+        for folder in sys.path:
+            file = Path(folder, "megatron", "core", "package_info.py")
+            if file.is_file():
+                return _of_source(file.read_text(encoding="utf-8"))
+    for name in DISTRIBUTIONS[product]:
+        with suppress(PackageNotFoundError):
+            return installed_version(name)
+    return None
+
+
+def _of_source(text: str) -> str:
+    """Return the version that Megatron Core's `package_info.py` states."""
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
+    suffix = re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", text, re.MULTILINE)
+    return ".".join(numbers) + "".join(suffix)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from typing import Any
 
 from bridge.errors import (
@@ -31,7 +29,7 @@ from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
-from bridge.rules.versions import installed
+from bridge.rules.versions import installed, installed_text
 from bridge.sync.owner import Owner, same, seen_through
 from bridge.sync.plan import plan, scheme_of
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
@@ -130,13 +128,9 @@ def role_of(target: Any) -> str:
     return next((by_class[name] for name in names if name in by_class), "config")
 
 
-@functools.cache
 def megatron_version() -> str:
-    """Return the version of the installed megatron-core, or "unknown"."""
-    try:
-        return installed_version("megatron-core")
-    except PackageNotFoundError:
-        return "unknown"
+    """Return the version of the megatron-core that is installed or on the path, or "unknown"."""
+    return installed_text("mcore") or "unknown"
 
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:

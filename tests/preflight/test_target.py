@@ -10,6 +10,7 @@ from bridge.cli.arguments import planned_run
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.preflight.target import Target, _detected, parse_target
+from bridge.rules import versions
 from bridge.rules.rule import te
 from bridge.rules.target import GPUS, gpu_of_capability
 from bridge.rules.versions import Version, at_least, installed, parse_version
@@ -179,3 +180,17 @@ def test_a_gpu_whose_memory_is_not_published_is_said_to_be_unknown() -> None:
     run = load_run(["model=gpt_5m", "target='r100x1,memory=288GiB'"])
     assert planned_run(run).memory_bytes == 288 * 2**30
     assert not any("is not known here" in note for note in planned_run(run).memory.notes)
+
+
+def test_the_version_of_a_source_tree_of_megatron_core_is_the_one_on_the_path(tmp_path, monkeypatch) -> None:
+    (tmp_path / "megatron/core").mkdir(parents=True)
+    lines = ("MAJOR = 0", "MINOR = 20", "PATCH = 0", "PRE_RELEASE = 'rc1'")
+    (tmp_path / "megatron/core/package_info.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    versions.installed_text.cache_clear()
+    versions.installed.cache_clear()
+    try:
+        assert (versions.installed_text("mcore"), str(versions.installed("mcore"))) == ("0.20.0rc1", "0.20.0")
+    finally:
+        versions.installed_text.cache_clear()
+        versions.installed.cache_clear()
