@@ -84,7 +84,7 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
         raise top.wrong("fp8", rule, True, "Use bf16, or another trainer on Ada (8.9)")
     found = detect(top, can)
     builder = ImportBuilder(TITLE)
-    mode = "bf16" if found.bf16 else "fp16" if found.fp16 or found.load_dtype == "fp16" else "fp32"
+    mode = found.load_dtype
     state = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
     builder.fields |= state
     semantics = _semantics(top, found, mode)
@@ -164,9 +164,15 @@ def detect(settings: Settings, gpu: dict[str, bool] | None) -> Detected:
     if bf16:
         fp16 = False
     tf32_auto = "tf32" not in settings or settings["tf32"] == "auto"
-    tf32: bool | None = bool(settings.switch("tf32")) if not tf32_auto else gpu["tf32"] if gpu else None
+    tf32 = gpu["tf32"] if gpu else None
+    if not tf32_auto:
+        tf32 = bool(settings.switch("tf32"))
     half = bool(bf16 or bfloat16)
-    load = "bf16" if half else "fp16" if settings.switch("load_in_8bit") or fp16 or float16 else "fp32"
+    load = "fp32"
+    if half:
+        load = "bf16"
+    elif settings.switch("load_in_8bit") or fp16 or float16:
+        load = "fp16"
     guessed = bool(bf16_auto and not fp16 and gpu is None)
     return Detected(bf16=half, fp16=bool(fp16) and not half, load_dtype=load, tf32=tf32, guessed=guessed)
 
@@ -243,12 +249,13 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str, mode: str) -
         what = "this file" if isinstance(top[name], str) else "this block"
         builder.record("axolotl.deepspeed-decides-about", name, top[name], what=what, mode=mode)
     elif semantics == "fsdp_policy":
-        name = next(name for name in ("fsdp_config", "fsdp") if name in around)
+        name = "fsdp_config" if "fsdp_config" in around else "fsdp"
         builder.record("axolotl.accelerate-fsdp-policy", name, top[name], mode=mode)
         builder.fields["grad_reduce_in_fp32"] = False
     elif semantics == "true":
         names = ("bf16", "bfloat16") if mode == "bf16" else ("fp16", "float16", "load_in_8bit")
-        name = next((one for one in ("adapter", *names) if top.values.get(one)), "bf16")
+        stated = [one for one in ("adapter", *names) if top.values.get(one)]
+        name = stated[0] if stated else "bf16"
         detail = f"weights are loaded in {mode} and the optimizer steps on them, without FP32 masters"
         builder.without_masters(name, top.values.get(name), detail)
         builder.fields["grad_reduce_in_fp32"] = False
