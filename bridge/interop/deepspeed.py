@@ -85,10 +85,10 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     if mode is None and autocast is None and "fp32" not in builder.fields:
         builder.leave_mode(_decider([*blocks.values(), top.section("torch_autocast")]))
     _report_others(builder, top)
-    semantics = "megatron_o2" if mode else "amp_o1" if autocast else "fp32"
-    if mode and any(blocks[mode].values.get(key) not in (None, False, "auto") for key in LOW_MEMORY):
-        semantics = "true"
-    return builder.finish(semantics)
+    if mode is None:
+        return builder.finish("amp_o1" if autocast else "fp32")
+    has_masters = all(blocks[mode].values.get(key) in (None, False, "auto") for key in LOW_MEMORY)
+    return builder.finish("megatron_o2" if has_masters else "true")
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:

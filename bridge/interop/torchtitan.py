@@ -155,7 +155,9 @@ def _mode(builder: ImportBuilder, training: Settings, whole: str | None, compute
         builder.implied(param, "bfloat16", f"bfloat16 in {VERSION}", **fields)
     else:
         builder.map(param, **fields)
-    return "fp32" if compute == "float32" else "fsdp_policy" if fsdp else "amp_o1"
+    if compute == "float32":
+        return "fp32"
+    return "fsdp_policy" if fsdp else "amp_o1"
 
 
 def _reduction(builder: ImportBuilder, training: Settings, semantics: str, *, fsdp: bool) -> None:
@@ -239,7 +241,8 @@ def _quantiser(builder: ImportBuilder, path: str, block: Settings) -> None:
 def _filter(builder: ImportBuilder, block: Settings, scheme: str) -> None:
     """Map the list of the modules that a block leaves out, and report those that run in the scheme here."""
     given = block.values.get("filter_fqns")
-    listed = given if given is not None else ["output"] if block.path.endswith("mx") else []
+    default = ["output"] if block.path.endswith("mx") else []
+    listed = default if given is None else given
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise block.wrong("filter_fqns", "must be a list of names", given, "List parts of the names of modules")
     setting = block.name("filter_fqns")

@@ -92,8 +92,12 @@ def import_(payload: object, *, nemo_version: str | None = None, base: str | Non
     _reduction(file, dtype, builder, o2=o2)
     _others(file, builder, dtype, has_fp8=has_fp8)
     is_quantised = _quantisation(file, builder)
-    half = "megatron_o2" if o2 else "fsdp_policy" if file.switch("fsdp") else "amp_o1"
-    imported = builder.finish(semantics="fp32" if dtype == "fp32" else half)
+    semantics = "fsdp_policy" if not o2 and file.switch("fsdp") else "amp_o1"
+    if dtype == "fp32":
+        semantics = "fp32"
+    elif o2:
+        semantics = "megatron_o2"
+    imported = builder.finish(semantics)
     return replace(imported, recipe=None) if is_quantised else imported
 
 
@@ -107,7 +111,8 @@ def _trained_by_lightning(file: File, builder: ImportBuilder) -> ImportReport:
     precision = trainer.get("precision")
     if isinstance(precision, float) and precision.is_integer():
         trainer["precision"] = int(precision)
-    for key, value in file.model.items() if prefix and file.model is not file.payload else ():
+    unread = file.model if prefix and file.model is not file.payload else {}
+    for key, value in unread.items():
         if bears_on_precision(str(key)) and value not in (None, False):
             builder.record("nemo1.a-setting-of-the-model-that", f"model.{key}", value)
     builder.record("nemo1.no-key-of-a-megatron-model", "model", None)
@@ -320,8 +325,15 @@ def _others(file: File, builder: ImportBuilder, dtype: str, *, has_fp8: bool) ->
             builder.map(where)
         elif name not in READ:
             report_other(builder, where, key, value)
+    _optimizer(file, builder)
+
+
+def _optimizer(file: File, builder: ImportBuilder) -> None:
+    """Report what the optimizer keeps; Megatron's own has no field for it."""
     optim = file.setting("optim")
-    for key, value in optim.items() if isinstance(optim, Mapping) else ():
+    if not isinstance(optim, Mapping):
+        return
+    for key, value in optim.items():
         where, is_own = f"model.optim.{key}", str(key).endswith("_dtype") and key != "grad_sync_dtype"
         if (key in OPTIMIZER or is_own) and value in (None, False):
             builder.map(where)
@@ -379,7 +391,8 @@ def _export_mode(builder: ExportBuilder, *, is_o2: bool) -> str:
     dtype = mode if is_o2 else export_as_amp(builder, "trainer.precision", "model.megatron_amp_O2")
     if is_o2:
         builder.map(mode, "trainer.precision", "model.megatron_amp_O2")
-    for field in ("params_dtype", "pipeline_dtype") if is_o2 else ("pipeline_dtype",):
+    dtypes = ("params_dtype", "pipeline_dtype") if is_o2 else ("pipeline_dtype",)
+    for field in dtypes:
         if builder.values[field] in (None, mode):
             builder.map(field, "trainer.precision")
         elif is_o2:
