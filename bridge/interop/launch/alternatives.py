@@ -93,7 +93,9 @@ class _Explorer:
                 continue
             readings = [reading]
             for key, (_, alternatives) in reading.points.items():
-                for choice in alternatives[:MAX_CHOICES] if key not in self.first.points else ():
+                if key in self.first.points:
+                    continue
+                for choice in alternatives[:MAX_CHOICES]:
                     other = self.read(choice, name)
                     if other is not None:
                         readings.append(other)

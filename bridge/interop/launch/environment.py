@@ -47,7 +47,8 @@ class Environment:
     def expanded(self, node: Node, redirects: list[Node]) -> list[str]:
         """Return the words of a command, those behind a redirection too."""
         words: list[str] = []
-        for child in () if node.type == "variable_assignment" else node.children:
+        children = [] if node.type == "variable_assignment" else node.children
+        for child in children:
             if child.type == "command_name":
                 words += self.values.words(self.script, child.children[:1])
             elif child.type in WORDS:
@@ -74,7 +75,8 @@ class Environment:
     def assigned(self, node: Node) -> dict[str, str]:
         """Set the variables of a command; return those that hold a text."""
         values, found = self.values, {}
-        for one in [node] if node.type == "variable_assignment" else node.children:
+        nodes = [node] if node.type == "variable_assignment" else node.children
+        for one in nodes:
             if one.type != "variable_assignment":
                 continue
             name, _, index = self.script.text(one.children[0]).partition("[")

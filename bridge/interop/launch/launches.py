@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.interop.launch.variables import MARK, Unknowns, is_unknown
 from bridge.interop.megatron_lm.flags import SWITCH
@@ -205,8 +205,16 @@ def _may_set_precision(launch: Launch) -> bool:
     return any(map(bears, (*launch.runner, *launch.arguments))) or not all(map(PATH.search, late))
 
 
-def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
-    """Return runner, program and arguments where a command starts a training program, else None."""
+class TrainingCommand(NamedTuple):
+    """The words of a command that starts a training program."""
+
+    runner: list[str]
+    program: str
+    arguments: list[str]
+
+
+def found_launch(words: list[str]) -> TrainingCommand | None:
+    """Return the parts of a command that starts a training program, None for another command."""
     if not words or (words[0] in QUIET and words[:3] != RAY) or words[0].startswith("-"):
         return None
     if words[:3] == RAY and "--" in words:
@@ -217,14 +225,15 @@ def found_launch(words: list[str]) -> tuple[list[str], str, list[str]] | None:
             continue
         is_swift = PurePosixPath(word).name in ("swift", "megatron") and bool(SWIFT & {*words[place + 1 : place + 2]})
         if is_swift or word.endswith(".py") or (word.endswith(".py'") and is_run):
-            return words[:place], word, words[place + 1 :]
+            return TrainingCommand(words[:place], word, words[place + 1 :])
         if word == "-m" and is_run and place + 1 < len(words):
             module = words[place + 1]
             if not module.startswith(STARTERS):
-                return words[:place], module, words[place + 2 :]
+                return TrainingCommand(words[:place], module, words[place + 2 :])
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
-        return [], next((word for word in words if SCRIPT.search(word)), words[0]), words[first:]
+        program = next((word for word in words if SCRIPT.search(word)), words[0])
+        return TrainingCommand([], program, words[first:])
     return None
 
 

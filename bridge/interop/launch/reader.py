@@ -81,15 +81,15 @@ class Reader(Branches):
         Text of a file that is sourced, or of a string that is a script, counts too; a mode comes before other flags.
         """
         found = [
-            (flag not in MODES, place > 0, line, flag, is_branch)
+            (mention.text not in MODES, place > 0, mention)
             for place, script in enumerate((self.sources.script, *self.sources.inner))
-            for line, flag, is_branch in script.unexecuted(STATING, self.executed)
+            for mention in script.unexecuted(STATING, self.executed)
         ]
         if not found:
             return ""
-        _, is_inner, line, flag, is_branch = min(found)
-        where = f"{'the branch at ' if is_branch else ''}line {line}{' of what it reads' if is_inner else ''}"
-        return f"{where}, which holds {flag},"
+        _, is_inner, first = min(found)
+        where = f"{'the branch at ' if first.is_branch else ''}line {first.line}"
+        return f"{where}{' of what it reads' if is_inner else ''}, which holds {first.text},"
 
     def block(self, nodes: Iterable[Node]) -> None:
         """Read commands until one ends the script or the function."""
@@ -259,12 +259,11 @@ class Reader(Branches):
         started = found_launch(words)
         if started is None:
             return
-        runner, program, arguments = started
         line = self.line or line
         self.last = (end, len(self.launches))
         place = sum(one.line == line for one in self.launches)
-        made = self.made(line, self.unknowns.shown(program), arguments, prefix)
-        self.launches.append(replace(made, runner=tuple(runner), place=place))
+        made = self.made(line, self.unknowns.shown(started.program), started.arguments, prefix)
+        self.launches.append(replace(made, runner=tuple(started.runner), place=place))
 
     def made(self, line: int, program: str, arguments: Iterable[str], prefix: Mapping[str, str]) -> Launch:
         """Return a launch in the present environment."""

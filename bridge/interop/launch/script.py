@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 
@@ -44,6 +44,15 @@ COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", 
 BRANCHES = frozenset({"if_statement", "case_item", "list"})
 REDIRECTS = frozenset({"file_redirect", "herestring_redirect"})
 NESTING = frozenset({"redirected_statement", "list", "pipeline", "negated_command"})
+
+
+class Mention(NamedTuple):
+    """Text of a script that no command executes."""
+
+    line: int
+    text: str
+    is_branch: bool
+    """A branch holds it."""
 
 
 def statements(node: Node) -> list[Node]:
@@ -106,7 +115,8 @@ def _without_heredocs(text: str) -> tuple[str, list[tuple[str, bool]]]:
     at = 0
     while at < len(lines):
         line, start = lines[at], at
-        for found in HEREDOC.finditer(line) if not line.lstrip().startswith("#") else ():
+        opened = [] if line.lstrip().startswith("#") else list(HEREDOC.finditer(line))
+        for found in opened:
             tabs = "\t" if found[1] else ""
             end = next(
                 (at + 1 + n for n, one in enumerate(lines[at + 1 :]) if one.lstrip(tabs).rstrip() == found[4]), 0
@@ -164,8 +174,8 @@ class Script:
             if child.type not in ("[", "]", "[[", "]]"):
                 yield from [child] if child.type in WORDS or not child.child_count else self.test(child)
 
-    def unexecuted(self, pattern: re.Pattern[str], executed: Collection[int]) -> Iterator[tuple[int, str, bool]]:
-        """Return line, text and whether a branch holds it of what matches in no executed command, comment or message.
+    def unexecuted(self, pattern: re.Pattern[str], executed: Collection[int]) -> Iterator[Mention]:
+        """Yield the matches of a pattern that are in no executed command, comment or message.
 
         The alternative of `${X:+...}` is not executed either.
         """
@@ -180,4 +190,4 @@ class Script:
                 is_branch |= node.type in BRANCHES
                 node = node.parent
             else:
-                yield self.source.count(b"\n", 0, found.start()) + 1, found[0].decode(), is_branch
+                yield Mention(self.source.count(b"\n", 0, found.start()) + 1, found[0].decode(), is_branch)

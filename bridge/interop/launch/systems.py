@@ -167,7 +167,8 @@ class Line:
         a file which was not.
         """
         launch, own, found = self.launch, self.words, list[Unmapped]()
-        for name, value in {**own.options, **own.overrides}.items() if read is not None else ():
+        given = {} if read is None else {**own.options, **own.overrides}
+        for name, value in given.items():
             if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
                 detail = "an option of the program that this bridge does not read"
                 found.append(lost(own.written.get(name, name), value, detail, "Look it up where the program is from."))

@@ -84,7 +84,9 @@ class Unknowns:
         return MARK.sub(self._nothing, text) if BEGIN in text else text
 
     def _nothing(self, found: re.Match[str]) -> str:
-        return "0" if self.sources[int(found[1])] == "$#" else "" if found[1] in self.unset else "?"
+        if self.sources[int(found[1])] == "$#":
+            return "0"
+        return "" if found[1] in self.unset else "?"
 
     def is_unset(self, text: str) -> bool:
         """Return whether a text is only variables that nothing sets."""
@@ -122,7 +124,9 @@ class Variables:
         """Set a variable, or add to it."""
         old = self.values.get(name)
         if append and isinstance(value, list):
-            value = [*(old if isinstance(old, list) else [old] if old else []), *value]
+            if isinstance(old, str):
+                old = [old] if old else []
+            value = [*(old or []), *value]
         elif append and isinstance(value, str):
             value = [f"{old[0]}{value}", *old[1:]] if isinstance(old, list) and old else f"{old or ''}{value}"
         elif name in self.stated and (soft or any(map(is_unknown, value))):
