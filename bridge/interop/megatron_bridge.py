@@ -13,7 +13,7 @@ class does not have, tell them apart; all fields are ours there, and none of the
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import BridgeWarning, PayloadError, PrecisionTypeError, close_matches, did_you_mean
 from bridge.interop.builders import ExportBuilder, ImportBuilder
@@ -167,14 +167,24 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
             builder.fields[ddp_name] = bool(said)
 
 
-def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, str, Any]]:
-    """Yield path, field and value of the owners' own settings; report those without a field."""
+class _OwnerSetting(NamedTuple):
+    """A setting of precision in the section of an owner."""
+
+    path: str
+    field: str
+    value: Any
+
+
+def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[_OwnerSetting]:
+    """Yield the owners' own settings that have a field; report the others."""
     for owner in OWNERS:
         section = payload.get(owner)
-        for key, value in section.items() if isinstance(section, Mapping) else ():
+        if not isinstance(section, Mapping):
+            continue
+        for key, value in section.items():
             where, name = f"{owner}.{key}", RENAMED.get(str(key), str(key))
             if name in OWN:
-                yield where, name, named_dtype(value, where) if name in DTYPES else value
+                yield _OwnerSetting(where, name, named_dtype(value, where) if name in DTYPES else value)
             elif ELSEWHERE.get(name) == owner:
                 _elsewhere(where, name, value, builder)
             elif name == "quant_recipe" and MODULES in builder.fields:

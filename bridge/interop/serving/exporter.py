@@ -87,7 +87,8 @@ def _differences(manifest: Manifest, target: ServingSystem, written: list[str]) 
         yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
     quantised = {row for scheme in written for row in _rows(manifest, scheme)}
     schemes = {name: row.scheme if row in quantised else None for row in manifest.rows for name in row.each()}
-    for refused in split(schemes) if target is SYSTEMS["vllm"] else ():
+    refusals = split(schemes) if target is SYSTEMS["vllm"] else []
+    for refused in refusals:
         yield Unmapped("module", "fused", "unsupported", refused.rstrip("."), "Give them one precision in training.")
     for note in manifest.notes:
         yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")

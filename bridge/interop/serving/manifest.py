@@ -48,7 +48,7 @@ class ManifestRow:
     @property
     def role(self) -> str:
         """The module's name without its layer: "mlp.router", "self_attention.linear_qkv", "output_layer"."""
-        return place_of(self.module)[2]
+        return place_of(self.module).name
 
     def each(self) -> Iterator[str]:
         """Yield the name of every copy in the checkpoint."""

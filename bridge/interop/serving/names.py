@@ -12,6 +12,7 @@ conversion_mapping.py for the names in a checkpoint of Mixtral.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bridge.errors import RunConfigError, close_matches
 from bridge.precision.foreign_names import DEEPSEEK, FC1, FC2, LLAMA, PROJ, Q_PROJ, QKV, SHARED_FC1, SHARED_FC2
@@ -27,13 +28,22 @@ _PLACE = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:mtp_model_layer\.|transfo
 _ONE_EXPERT = re.compile(r"\blocal_experts\.\d+\.")
 
 
-def place_of(path: str) -> tuple[str, int, str]:
-    """Return block, layer and name within the layer of Megatron's name; the whole name where it has no layer.
+class ModulePlace(NamedTuple):
+    """A module's place in Megatron's model."""
 
-    The experts of a layer share one name, as one module does.
-    """
+    block: str
+    """decoder or mtp; empty for a module in no layer."""
+    layer: int
+    name: str
+    """The name within the layer; the whole name of a module in no layer."""
+
+
+def place_of(path: str) -> ModulePlace:
+    """Return the place that Megatron's name states; the experts of a layer share one, as one module does."""
     found = _PLACE.fullmatch(path)
-    return (found[1], int(found[2]), _ONE_EXPERT.sub("", found[3])) if found is not None else ("", 0, path)
+    if found is None:
+        return ModulePlace("", 0, path)
+    return ModulePlace(found[1], int(found[2]), _ONE_EXPERT.sub("", found[3]))
 
 
 def _experts(parent: str, gate: str, up: str, down: str) -> dict[str, tuple[str, ...]]:
