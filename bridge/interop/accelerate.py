@@ -216,8 +216,8 @@ def _fsdp(builder: ImportBuilder, block: Settings, base: str) -> None:
 def _deepspeed(builder: ImportBuilder, top: Settings, base: str) -> bool:
     """Report what DeepSpeed decides by itself; return whether a configuration of its own decides the dtype too."""
     block = top.section("deepspeed_config")
-    key = next((name for name in ("hf_ds_config", "deepspeed_config_file") if block.given(name)), None)
-    if key is None:
+    key = "hf_ds_config" if block.given("hf_ds_config") else "deepspeed_config_file"
+    if not block.given(key):
         if base != "fp32":
             builder.fields["grad_reduce_in_fp32"] = False
             builder.record("accelerate.deepspeed-accumulates-and-reduces", block.path, base, base=base)

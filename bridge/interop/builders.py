@@ -207,7 +207,8 @@ class ExportBuilder:
 
     def report_if_stated(self, fields: str | tuple[str, ...], reason: str, detail: str, remedy: str) -> None:
         """Record that one field, or each of several, cannot be converted exactly, where it is stated."""
-        for field in (fields,) if isinstance(fields, str) else fields:
+        names = (fields,) if isinstance(fields, str) else fields
+        for field in names:
             if field in self.config.stated:
                 self.report(field, reason, detail, remedy)
 

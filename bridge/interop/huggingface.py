@@ -97,7 +97,9 @@ def import_(
     for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
         if on[one] and on[other]:
             raise top.wrong(other, f"must be off where {one} is on", top[other], "Keep one of the two")
-    compute = next((name for name in ("bf16", "fp16") if on[name]), "fp32")
+    compute = "fp16" if on["fp16"] else "fp32"
+    if on["bf16"]:
+        compute = "bf16"
     if environment is not None:
         compute = _environment(builder, environment, compute)
     compute = _float8(builder, top, compute, on=bool(_switch(builder, top, "fp8")))
@@ -284,7 +286,9 @@ def _mode(builder: ImportBuilder, top: Settings, compute: str, model: Loaded, pr
         builder.fields["grad_reduce_in_fp32"] = False
     elif compute == "fp32" and not ((names or ENVIRONMENT in builder.mapped) and model.dtype == "fp32"):
         fields, semantics = {}, "unstated"
-        off = NO_AUTOCAST if ENVIRONMENT in builder.mapped else OFF if names else ""
+        off = OFF if names else ""
+        if ENVIRONMENT in builder.mapped:
+            off = NO_AUTOCAST
         builder.leave_mode(off or program or f"the program that reads these arguments {READERS}")
     builder.fields |= fields
     for name in names:

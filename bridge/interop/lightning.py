@@ -76,8 +76,11 @@ def import_(payload: object, *, strategy: str | None = None, accelerator: str | 
     A precision plugin stands in ``plugins`` as ``class_path`` and ``init_args``. On a CPU Lightning turns 16-mixed
     into bf16-mixed.
     """
-    is_word = isinstance(payload, str | int) and not isinstance(payload, bool)
-    whole = Settings({} if payload is None else {"precision": payload} if is_word else payload, TITLE)
+    if payload is None:
+        payload = {}
+    elif isinstance(payload, str | int) and not isinstance(payload, bool):
+        payload = {"precision": payload}
+    whole = Settings(payload, TITLE)
     top = whole.section("trainer") if isinstance(whole.values.get("trainer"), Mapping) else whole
     builder = ImportBuilder(TITLE)
     _report_others(builder, whole, top)
@@ -168,8 +171,8 @@ def _trained(builder: ImportBuilder, top: Settings, strategy: str | None, device
     shards = top.values.get("strategy", strategy)
     if isinstance(shards, Mapping):
         shards = shards.get("class_path") or shards.get("_target_")
-    plan = next((known for known in ("fsdp", "deepspeed") if known in str(shards).lower()), None)
-    if plan is not None and compute != "fp32":
+    plan = "fsdp" if "fsdp" in str(shards).lower() else "deepspeed"
+    if plan in str(shards).lower() and compute != "fp32":
         return _sharded(builder, name, plan, compute)
     fields = amp_fields(compute)
     builder.map(name, **fields) if top.given("precision") else builder.fields.update(fields)

@@ -152,9 +152,11 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
     """Return a mapping and those within it, the outer ones first."""
     if not depth:
         return []
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    own = [value] if isinstance(value, Mapping) else []
-    return own + [found for item in items for found in _nested(item, depth - 1)]
+    if isinstance(value, Mapping):
+        return [value, *_nested(list(value.values()), depth)]
+    if isinstance(value, list):
+        return [found for item in value for found in _nested(item, depth - 1)]
+    return []
 
 
 def _recipe(name: str, release: tuple[int, int] | None) -> ImportReport:

@@ -46,8 +46,9 @@ def export(config: MixedPrecisionConfig, *, num_layers: int | None = None) -> Ex
         if schemes is not None and schemes.chooses:
             return builder.finish(_custom(builder, schemes))
     if row is None:
-        fields = ("fp8", "fp8_recipe") if config.fp8 else ("fp4", "fp4_recipe") if config.fp4 else ()
-        builder.record_if_stated("te_recipe.a-quantizer-factory-is-code", fields)
+        family = "fp8" if config.fp8 else "fp4"
+        if config.low_format:
+            builder.record_if_stated("te_recipe.a-quantizer-factory-is-code", (family, f"{family}_recipe"))
         return builder.finish(None)
     chosen = str(builder.values[row.family]).upper()
     payload: dict[str, Any] = {"_target_": f"{MODULE}.{row.te_class}", f"{row.family}_format": chosen}

@@ -258,7 +258,7 @@ def _value(kind: str, sets: object, written: Written) -> object:
         return None if value in NOTHING else value
     on = value if isinstance(value, bool) else str(value).lower() not in ("false", "0", "no", "off")
     if not on:
-        return (True if kind == "off" else _UNSET) if not written.name.startswith("--") else _UNSET
+        return True if kind == "off" and not written.name.startswith("--") else _UNSET
     return sets if sets is not None else kind == "on"
 
 

@@ -98,6 +98,12 @@ def precision(config: MixedPrecisionConfig) -> str:
     return f"{dtype} + {config.fp4_recipe}" if config.fp4 else dtype
 
 
+def _system_of(variable: str) -> str:
+    if variable.startswith(("ACC", "FSDP")):
+        return "accelerate"
+    return "te" if variable.startswith("NVTE") else "torch"
+
+
 def of_variables(pairs: Mapping[str, str] | Iterable[tuple[str, str]], path: str, kind: str) -> list[Source]:
     """Return a source for each variable that bears on precision; one that is set to several values is several."""
     items = pairs.items() if isinstance(pairs, Mapping) else pairs
@@ -105,7 +111,7 @@ def of_variables(pairs: Mapping[str, str] | Iterable[tuple[str, str]], path: str
     return [
         Source(
             path=path,
-            system="accelerate" if name.startswith(("ACC", "FSDP")) else "te" if name.startswith("NVTE") else "torch",
+            system=_system_of(name),
             kind=kind,
             says=f"{name}={value}",
             precision=_said({**dict(known), name: value}) if name == VARIABLE else None,
