@@ -107,7 +107,9 @@ def translated(
 def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
     """Return the error for a number with more digits than Python reads, None where there is none."""
     most = sys.get_int_max_str_digits()
-    for word in overrides if most else ():
+    if not most:
+        return None
+    for word in overrides:
         key, _, value = word.partition("=")
         if re.search(rf"\d{{{most + 1}}}", value):
             rule, remedy = f"must have at most {most} digits", "Write a shorter number."

@@ -351,7 +351,9 @@ def _refuse_misspelt(run: RunValues) -> None:
     """Refuse fields that resemble one of Megatron's; a model provider's own fields resemble none."""
     for key in OWNERS:
         section = run.section(key)
-        for name in read_section(key, section).unknown if key in NAMES else ():
+        if key not in NAMES:
+            continue
+        for name in read_section(key, section).unknown:
             near = nearest_fields(key, name)
             if near:
                 run.problems.unknown(f"{key}.{name}", section[name], "no such field", near)

@@ -46,7 +46,9 @@ def warn_of_recipes(name: str, sources: Sequence[str]) -> None:
 
 def recipe_sources(named: Any) -> tuple[str, ...]:
     """Return the modules and files that a value of `recipes_from` names."""
-    names = named if isinstance(named, list) else [] if named is None else [named]
+    if named is None:
+        return ()
+    names = named if isinstance(named, list) else [named]
     if not all(isinstance(name, str) for name in names):
         raise RunConfigError.of(
             RECIPES,

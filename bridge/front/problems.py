@@ -150,7 +150,11 @@ class Problems:
 
     def refuse_targets(self, value: Any, path: str = "") -> None:
         """Add every ``_target_`` in plain data below `path`."""
-        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        items: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict):
+            items = value.items()
+        elif isinstance(value, list):
+            items = enumerate(value)
         for key, inner in items:
             where = f"{path}.{key}" if path else str(key)
             if key == "_target_":
