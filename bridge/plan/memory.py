@@ -9,7 +9,7 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.plan.memory_activations import Workload, activation_bytes
 from bridge.plan.memory_buffers import Buffer, lay_out
@@ -142,10 +142,19 @@ def _rank(
     )
 
 
+class _ShardedBuffer(NamedTuple):
+    buffer: Buffer
+    storage: str
+    """Format in which the weights are stored."""
+    ranks: int
+    """Ranks that the buffer is sharded over."""
+    own_rank: int
+
+
 def _buffers(
     plan: PrecisionPlan, place: Place, parameters: list[Parameter], ddp: Mapping[str, Any], data_rank: int
-) -> Iterable[tuple[Buffer, str, int, int]]:
-    """Yield (buffer, storage, ranks it is sharded over, own rank among them) of a model chunk."""
+) -> Iterable[_ShardedBuffer]:
+    """Yield the buffers of a model chunk."""
     parallel, distributed = plan.parallel, plan.settings.distributed
     dense = parallel.data * parallel.context
     instances = ddp["num_distributed_optimizer_instances"]
@@ -168,7 +177,7 @@ def _buffers(
                 bucket_size=bucket_size,
                 high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
             )
-            yield buffer, storage, ranks, data_rank % ranks
+            yield _ShardedBuffer(buffer, storage, ranks, data_rank % ranks)
 
 
 def _weights(plan: PrecisionPlan, buffer: Buffer, storage: str) -> int:

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.plan.module_paths import ModulePaths
@@ -97,6 +97,14 @@ class PlanDifference:
     column: str
     before: str
     after: str
+
+
+class _Cell(NamedTuple):
+    """A column of a row of a layer's table."""
+
+    module: str
+    item: str
+    column: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,25 +223,25 @@ class PrecisionPlan:
 
         A row that one plan does not have reads as "-" there.
         """
-        cells: dict[tuple[str, str, str, str, str], list[str]] = {}
+        cells: dict[tuple[_Cell, str, str], list[str]] = {}
         labels = dict.fromkeys([layer.label for layer in self.layers] + [layer.label for layer in other.layers])
         for label in labels:
             mine, theirs = self._cells(label), other._cells(label)
-            for place in dict.fromkeys([*mine, *theirs]):
-                before, after = mine.get(place, "-"), theirs.get(place, "-")
+            for cell in dict.fromkeys([*mine, *theirs]):
+                before, after = mine.get(cell, "-"), theirs.get(cell, "-")
                 if before != after and {before, after} != {"", "-"}:
-                    cells.setdefault((*place, before, after), []).append(label)
+                    cells.setdefault((cell, before, after), []).append(label)
         return [
-            PlanDifference(layers=tuple(layers), module=module, item=item, column=column, before=before, after=after)
-            for (module, item, column, before, after), layers in cells.items()
+            PlanDifference(layers=tuple(layers), **cell._asdict(), before=before, after=after)
+            for (cell, before, after), layers in cells.items()
         ]
 
-    def _cells(self, label: str) -> dict[tuple[str, str, str], str]:
+    def _cells(self, label: str) -> dict[_Cell, str]:
         layer = self._by_label.get(label)
         if layer is None:
             return {}
         return {
-            (module.name, row.item, column): getattr(row, column)
+            _Cell(module.name, row.item, column): getattr(row, column)
             for module in layer.modules
             for row in module.rows
             for column in COLUMNS[1:]

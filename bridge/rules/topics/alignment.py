@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from bridge.rules.context import RuleContext
 from bridge.rules.rule import Rule, Violation
@@ -20,25 +21,36 @@ def tokens(run: RuleContext) -> int | None:
     return int(seq * batch // ranks) if not seq % ranks else None
 
 
-def widths(run: RuleContext) -> Iterator[tuple[str, str, int]]:
-    """Yield (setting, how it is divided, size on one rank) of the widths that GEMMs contract over or produce.
+class Width(NamedTuple):
+    """A width that GEMMs contract over or produce."""
+
+    path: str
+    how: str
+    """How it is divided."""
+    size: int
+    """Size on one rank."""
+
+
+def widths(run: RuleContext) -> Iterator[Width]:
+    """Yield the widths that GEMMs contract over or produce.
 
     A width that does not divide by the ranks is left out: that is a fault of its own (PB408).
     """
     model, tp = run.model, run.parallel.tensor
     if model.hidden_size:
-        yield "model.hidden_size", "", model.hidden_size
+        yield Width("model.hidden_size", "", model.hidden_size)
     if model.ffn_hidden_size and not model.ffn_hidden_size % tp:
-        yield "model.ffn_hidden_size", f" / TP {tp}" if tp > 1 else "", model.ffn_hidden_size // tp
+        yield Width("model.ffn_hidden_size", f" / TP {tp}" if tp > 1 else "", model.ffn_hidden_size // tp)
     if model.hidden_size and model.num_attention_heads and not model.multi_latent_attention and not run.shape.is_hybrid:
         head = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
         groups = model.num_query_groups or model.num_attention_heads
         qkv = head * (model.num_attention_heads + 2 * groups)
         if not model.num_attention_heads % tp and not qkv % tp:
-            yield "model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv // tp
+            yield Width("model.kv_channels", f" x (heads + 2 x groups){f' / TP {tp}' if tp > 1 else ''}", qkv // tp)
     etp = run.parallel.expert_tensor
     if run.shape.is_moe and model.moe_ffn_hidden_size and not model.moe_ffn_hidden_size % etp:
-        yield "model.moe_ffn_hidden_size", f" / expert TP {etp}" if etp > 1 else "", model.moe_ffn_hidden_size // etp
+        how = f" / expert TP {etp}" if etp > 1 else ""
+        yield Width("model.moe_ffn_hidden_size", how, model.moe_ffn_hidden_size // etp)
 
 
 def _odd_widths(run: RuleContext, multiple: int) -> list[Violation]:

@@ -40,7 +40,7 @@ def _odd_for_user_buffers(run: RuleContext) -> bool:
 def _blockwise_gather(run: RuleContext) -> list[Violation]:
     if not run.is_blockwise or not run.parallel.sequence_parallel or run.is_emulated:
         return []
-    sizes = [size for size in (*(size for _, _, size in widths(run)), tokens(run)) if size is not None]
+    sizes = [size for size in (*(width.size for width in widths(run)), tokens(run)) if size is not None]
     is_odd = not sizes or any(size % 128 for size in sizes)
     return [Violation(words={"align": "make tokens per rank and widths multiples of 128" if is_odd else ""})]
 
