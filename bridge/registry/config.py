@@ -112,7 +112,9 @@ def from_peer(config: PeerConfig) -> MixedPrecisionConfig:
         given.update(LAYER_COUNTS)
     given.difference_update(FOLLOWING)
     known = MixedPrecisionConfig.field_names()
-    for name in sorted(given.difference(known)):
+    unknown = given.difference(known)
+    if unknown:
+        name = min(unknown)
         rule = "is a field of Megatron Bridge's config that has no counterpart here"
         raise UnknownFieldError(f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default.")
     return MixedPrecisionConfig().state(SOURCE, **{name: values[name] for name in known if name in given})

@@ -36,7 +36,7 @@ def nearest_recipe(config: PrecisionConfig) -> str | None:
     fewest: tuple[int, str] | None = None
     for recipe in REGISTRY.recipes():
         made = _made(recipe.name)
-        if _computes(made) != _computes(config):
+        if not _compute_alike(made, config):
             continue
         count = len(differing_fields(config, made))
         if fewest is None or count < fewest[0]:
@@ -58,8 +58,8 @@ def _made(name: str) -> PrecisionConfig:
         return REGISTRY.get(name)
 
 
-def _computes(config: PrecisionConfig) -> tuple[str, str | None, str | None]:
-    return config.mode, config.low_format, config.scheme
+def _compute_alike(one: PrecisionConfig, other: PrecisionConfig) -> bool:
+    return (one.mode, one.low_format, one.scheme) == (other.mode, other.low_format, other.scheme)
 
 
 def _reading(config: PrecisionConfig, name: str) -> object:

@@ -94,7 +94,8 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
 
     RecipeSourceError, which names `key`, where there is none or it failed to load.
     """
-    for name in [names] if isinstance(names, str) else list(names):
+    sources = [names] if isinstance(names, str) else list(names)
+    for name in sources:
         is_file = name.endswith(".py") or os.sep in name
         try:
             _import_file(Path(name).expanduser()) if is_file else importlib.import_module(name)
