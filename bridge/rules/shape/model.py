@@ -24,6 +24,14 @@ from bridge.rules.shape.variants import DELTA_NET, SPARSE, DeltaNet, Indexer
 
 DENSE = "transformer"
 MOE = "moe"
+SWITCHES = (
+    "gated_linear_unit",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "attention_output_gate",
+    "share_embeddings_and_output_weights",
+)
+"""Switches of the model that the shape has by Megatron's names, off where they are not stated."""
 PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -222,15 +230,10 @@ class _Reader:
             vocab_size=self.whole("vocab_size", 0, least=0),
             make_vocab_size_divisible_by=self.whole("make_vocab_size_divisible_by", 128),
             seq_length=self.whole("seq_length", 0, least=0),
-            gated_linear_unit=self.flag("gated_linear_unit"),
             add_bias_linear=self.flag("add_bias_linear", default=True),
-            add_qkv_bias=self.flag("add_qkv_bias"),
             layer_norm_bias=self.text("normalization", "RMSNorm" if has_latent else "LayerNorm") == "LayerNorm",
-            qk_layernorm=self.flag("qk_layernorm"),
-            attention_output_gate=self.flag("attention_output_gate"),
             has_softmax_offset=self.text("softmax_type", "vanilla") == "learnable",
             position_embedding_type=self.text("position_embedding_type", "none" if is_hybrid else "rope"),
-            share_embeddings_and_output_weights=self.flag("share_embeddings_and_output_weights"),
             mtp_num_layers=self._depths(pattern),
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
             mtp_kind=self._mtp_kind(kinds, indexer),
@@ -240,6 +243,7 @@ class _Reader:
             state_space=self._state_space(hidden) if "mamba" in {*kinds, *inner} else None,
             delta_net=delta_net,
             indexer=indexer,
+            **{name: self.flag(name) for name in SWITCHES},
         )
 
     def _layers(self, pattern: HybridPattern | None) -> int:
