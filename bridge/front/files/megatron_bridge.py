@@ -21,6 +21,7 @@ DATA, MODEL, NESTED, ENVIRONMENT = "dataset", "model", "transformer", "env_vars"
 ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
 """Section and field of Megatron Bridge -> ours."""
 LOST = "{path}: the file names a {kind} without its content."
+ADAPTER = "peft: the adapter is not counted. All weights count as trained, with gradients and masters."
 NEWER = "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
 
 
@@ -51,7 +52,11 @@ def read(whole: Mapping[str, Any]) -> FileReading:
         names=container.names,
         environment={str(key): str(value) for key, value in (environment or {}).items()},
         own_fields=own,
-        unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
+        unknown=(
+            *container.lost,
+            *([ADAPTER] if sections.get("peft") else []),
+            *([NEWER.format(fields=", ".join(newer))] if newer else []),
+        ),
         release=release.version,
         release_reason=release.because,
     )

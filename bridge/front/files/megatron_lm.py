@@ -19,6 +19,7 @@ from bridge.front.files.megatron_lm_arguments import (
     arguments_of_mapping,
     arguments_printed,
     fields_of,
+    misspelt,
     sections_of,
 )
 from bridge.front.files.megatron_lm_start import ARGUMENT
@@ -217,6 +218,10 @@ def _unknown(run: _Run, runs: int) -> list[str]:
     unread = {name: text for name, text in run.arguments.unread.items() if fields_of(name)}
     for name, text in unread.items():
         found.append(f"{fields_of(name)[0]}: the value {text} is decided when the run starts; the default counts here.")
+    slips = {} if run.is_whole else misspelt(run.arguments)
+    for name, meant in slips.items():
+        spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
+        found.append(f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?")
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
     if run.is_started and not PROGRAMS_OF_MEGATRON.search(run.program):
         found.append(f"{run.program}: a program whose own defaults are not known; those of Megatron-LM count here.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,8 @@ ONE_FOR_ALL = ("cp_comm_type", "moe_router_load_balancing_type", "moe_aux_loss_c
 """Those of them whose only value counts for all layers, and stands without a list."""
 MEMBERS = {"attention_backend": ("flash", "fused", "unfused", "local", "auto")}
 """Argument whose enum a checkpoint saves as a number, from 1 -> the names of its members."""
+SLIP = 0.75
+"""Likeness of a word with a slip to the word that was meant."""
 VARIABLE = re.compile(r"\$\{?\w")
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 """A member of an enum as it is printed, by itself or in a list."""
@@ -206,6 +209,26 @@ def fields_of(name: str) -> tuple[str, ...]:
     if short != name and short in FIELDS["ddp"]:
         return (f"ddp.{short}",)
     return tuple(f"{role}.{name}" for role in OWNERS if name in FIELDS[role])
+
+
+def misspelt(arguments: Arguments) -> dict[str, str]:
+    """Return each argument that is not known -> the one that it is but for a slip in one word, where there is one."""
+    known = {*BY_NAME, *SPELLED, *SPELLED.values(), *FIELD_OF, *SETS, *SWITCHED_OFF, *BATCH}
+    known |= {flag.field for flag in BY_NAME.values()}
+    known |= {name for role in OWNERS for name in FIELDS[role]}
+    given = {**arguments.values, **arguments.unread}.keys() - known
+    near = {name: [one for one in known if _is_a_slip(name, one)] for name in sorted(given)}
+    return {name: min(ones) for name, ones in near.items() if ones}
+
+
+def _is_a_slip(one: str, other: str) -> bool:
+    """Return whether two names differ in one word alone, and in that by a letter or two behind the first."""
+    pairs = list(zip(one.split("_"), other.split("_"), strict=False))
+    differing = [pair for pair in pairs if pair[0] != pair[1]]
+    if one.count("_") != other.count("_") or len(differing) != 1:
+        return False
+    (mine, theirs) = differing[0]
+    return mine[:1] == theirs[:1] and SequenceMatcher(None, mine, theirs).ratio() >= SLIP
 
 
 def _name_in_code(name: str) -> str:
