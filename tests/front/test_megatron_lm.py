@@ -194,8 +194,8 @@ def test_a_file_without_a_language_model_is_refused_with_its_reason(tmp_path, te
 
 
 def test_a_misspelt_argument_is_named_with_the_one_that_was_meant(tmp_path):
-    found = of_arguments(tmp_path, "--fp8-formt: hybrid", "--decoder-num-layers: 4").reading.unknown
+    found = of_arguments(tmp_path, "--fp8-formt: hybrid", "--eval-global-batch-size: 4").reading.unknown
     assert (
         "--fp8-formt: no argument of Megatron-LM that is known, and it is not read. Did you mean --fp8-format?" in found
     )
-    assert not any("decoder-num-layers" in one for one in found)
+    assert not any("eval-global-batch-size" in one for one in found)
