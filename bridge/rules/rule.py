@@ -7,6 +7,7 @@ sentences over ``run``, the context, and over the words of a violation.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -63,6 +64,7 @@ class Violation:
     """Names in the row's message and remedies -> values; they have ``run``, ``path`` and ``value`` anyway."""
 
 
+Condition = Callable[[RuleContext], object]
 Predicate = Callable[[RuleContext], list[Violation]]
 
 
@@ -98,9 +100,28 @@ class Rule:
     """The effect and its cause, for `explain` and the reference page."""
 
 
-def violated_if(holds: Callable[[RuleContext], object]) -> Predicate:
+no_effect = partial(Rule, severity="warning", needs="owners", sync="reported")
+"""The row of a setting that changes nothing in a run: a warning, also of the sync."""
+
+
+def violated_if(holds: Condition) -> Predicate:
     """Return the predicate of a rule that its own setting breaks where `holds` is true."""
     return lambda run: [Violation()] if holds(run) else []
+
+
+def all_of(*conditions: str | Condition) -> Predicate:
+    """Return the predicate of a rule that its own setting breaks where all conditions hold, asked in this order.
+
+    A condition is the path of a value of the run that is true ("is_mxfp8", "model.tp_comm_overlap"), or with "not "
+    before it of one that is false, or a function of the run.
+    """
+    held = [_condition(one) if isinstance(one, str) else one for one in conditions]
+    return violated_if(lambda run: all(holds(run) for holds in held))
+
+
+def _condition(words: str) -> Condition:
+    value = attrgetter(words.removeprefix("not "))
+    return (lambda run: not value(run)) if words.startswith("not ") else value
 
 
 def violations(*rows: tuple[str, object]) -> list[Violation]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import Finding, RunConfigError
 from bridge.rules.fields import whole_number
@@ -25,23 +25,16 @@ from bridge.rules.shape.variants import DELTA_NET, SPARSE, DeltaNet, Indexer
 DENSE = "transformer"
 MOE = "moe"
 SWITCHES = (
-    "gated_linear_unit",
-    "add_qkv_bias",
-    "qk_layernorm",
-    "attention_output_gate",
+    *("gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "attention_output_gate"),
     "share_embeddings_and_output_weights",
 )
-"""Switches of the model that the shape has by Megatron's names, off where they are not stated."""
+"""Switches of the model that the shape has by Megatron's names."""
 PARALLEL_SIZES = (
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size"),
 )
-MOST_LAYERS = 10_000
-"""More is a slip of the finger, and would take minutes to be listed."""
-MOST_EXPERTS = 10_000
-"""Of one layer, for the same reason."""
+MOST = 10_000
+"""Layers, or experts of a layer: more is a slip of the finger, and would take minutes to be listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,85 +182,103 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
+class _Sizes(NamedTuple):
+    """The sizes of a layer without experts."""
+
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    ffn_hidden_size: int
+
+
 class _Reader:
     """Reads one model and collects the reasons why it is impossible."""
 
     def __init__(self, section: Section) -> None:
         self.section = section
+        self.pattern = HybridPattern.of(section)
+        self.variant = self.text("experimental_attention_variant")
         self.faults: list[Finding] = []
         self._malformed = {one.path.partition(".")[2]: one for one in section.malformed}
 
     def shape(self) -> ModelShape:
-        pattern = HybridPattern.of(self.section)
-        kinds_of_pattern = pattern.kinds if pattern is not None else ()
-        inner = pattern.mtp_kinds if pattern is not None else ()
-        used = {*kinds_of_pattern, *inner}
-        is_hybrid = pattern is not None
-        layers = self._layers(pattern)
-        hidden = self.whole("hidden_size", 0, least=1)
-        attends = not is_hybrid or {"attention", "latent_attention"} & used
-        heads = self.whole("num_attention_heads", 0, least=1 if attends else 0)
-        groups = self.whole("num_query_groups", heads, least=min(heads, 1))
-        channels = self.whole("kv_channels", hidden // heads if heads else 0)
-        ffn = self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1)
-        has_latent = self.flag("multi_latent_attention") or "latent_attention" in used
+        layers = self._layers()
+        sizes = self._sizes()
         for name in PARALLEL_SIZES:
-            self.whole(name, 1)
-        if pattern is not None:
-            self.faults += pattern.faults
-        delta_net, indexer = (None, None) if is_hybrid else (self._delta_net(), self._indexer())
-        kinds = kinds_of_pattern or self._kinds(layers, indexer)
-        self._check_heads(hidden, heads, groups, channels, has_widths=has_latent or is_hybrid, has_latent=has_latent)
+            self.whole(name)
+        self.faults += self.pattern.faults if self.pattern is not None else ()
+        delta_net, indexer = self._delta_net(), self._indexer()
+        kinds = (self.pattern.kinds if self.pattern is not None else ()) or self._kinds(layers, indexer)
+        self._check_heads(sizes)
+        embedding = "rope" if self.pattern is None else "none"
+        normalization = self.text("normalization", "RMSNorm" if self.has_latent else "LayerNorm")
         return ModelShape(
             num_layers=layers,
-            hidden_size=hidden,
-            ffn_hidden_size=ffn,
-            num_attention_heads=heads,
-            num_query_groups=groups,
-            kv_channels=channels,
+            **sizes._asdict(),
             kinds=kinds,
-            is_hybrid=is_hybrid,
-            vocab_size=self.whole("vocab_size", 0, least=0),
-            make_vocab_size_divisible_by=self.whole("make_vocab_size_divisible_by", 128),
-            seq_length=self.whole("seq_length", 0, least=0),
-            add_bias_linear=self.flag("add_bias_linear", default=True),
-            layer_norm_bias=self.text("normalization", "RMSNorm" if has_latent else "LayerNorm") == "LayerNorm",
-            has_softmax_offset=self.text("softmax_type", "vanilla") == "learnable",
-            position_embedding_type=self.text("position_embedding_type", "none" if is_hybrid else "rope"),
-            mtp_num_layers=self._depths(pattern),
+            is_hybrid=self.pattern is not None,
+            vocab_size=self.whole("vocab_size", least=0),
+            make_vocab_size_divisible_by=self.whole("make_vocab_size_divisible_by"),
+            seq_length=self.whole("seq_length", least=0),
+            layer_norm_bias=normalization == "LayerNorm",
+            has_softmax_offset=self.text("softmax_type") == "learnable",
+            position_embedding_type=self.text("position_embedding_type", embedding),
+            mtp_num_layers=self._depths(),
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
-            mtp_kind=self._mtp_kind(kinds, indexer),
-            mtp_kinds=inner,
-            experts=self._experts(ffn),
-            latent=self._latent() if has_latent else None,
-            state_space=self._state_space(hidden) if "mamba" in {*kinds, *inner} else None,
+            mtp_kind=kinds[-1].replace("sparse_shared", "sparse"),  # its layers count from 1, which chooses keys
+            mtp_kinds=self.pattern.mtp_kinds if self.pattern is not None else (),
+            experts=self._experts(sizes.ffn_hidden_size),
+            latent=self._latent() if self.has_latent else None,
+            state_space=self._state_space(sizes.hidden_size) if "mamba" in self._kinds_of_pattern else None,
             delta_net=delta_net,
             indexer=indexer,
             **{name: self.flag(name) for name in SWITCHES},
         )
 
-    def _layers(self, pattern: HybridPattern | None) -> int:
-        layers = self.whole("num_layers", 0, least=1) if pattern is None else max(1, len(pattern.layers))
-        if layers <= MOST_LAYERS:
+    @property
+    def _kinds_of_pattern(self) -> tuple[str, ...]:
+        return (*self.pattern.kinds, *self.pattern.mtp_kinds) if self.pattern is not None else ()
+
+    @property
+    def has_latent(self) -> bool:
+        return self.flag("multi_latent_attention") or "latent_attention" in self._kinds_of_pattern
+
+    def _layers(self) -> int:
+        layers = self.whole("num_layers") if self.pattern is None else max(1, len(self.pattern.layers))
+        if layers <= MOST:
             return layers
-        self._refuse("num_layers", f"must be at most {MOST_LAYERS}", layers, "Use fewer")
+        self._refuse("num_layers", f"must be at most {MOST}", layers, "Use fewer")
         return 1
 
-    def _check_heads(
-        self, hidden: int, heads: int, groups: int, channels: int, *, has_widths: bool, has_latent: bool
-    ) -> None:
+    def _sizes(self) -> _Sizes:
+        is_hybrid = self.pattern is not None
+        attends = not is_hybrid or {"attention", "latent_attention"} & {*self._kinds_of_pattern}
+        hidden = self.whole("hidden_size")
+        heads = self.whole("num_attention_heads", least=1 if attends else 0)
+        return _Sizes(
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_query_groups=self.whole("num_query_groups", heads, least=min(heads, 1)),
+            kv_channels=self.whole("kv_channels", hidden // heads if heads else 0),
+            ffn_hidden_size=self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1),
+        )
+
+    def _check_heads(self, sizes: _Sizes) -> None:
         """Note heads that cannot be made of these sizes; those of some models have widths of their own."""
-        of_heads = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
+        hidden, heads, groups, channels, _ = sizes
+        of_heads = _Sizes._fields[:4]
         if not heads or {f"model.{name}" for name in of_heads} & {fault.path for fault in self.faults}:
             return  # a size that is impossible by itself was replaced
         has_channels = self.section.given("kv_channels") is not None
+        has_widths = has_channels or self.has_latent or self.pattern is not None
         if groups and heads % groups:
             self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
-        elif hidden % heads and not (has_channels or has_widths):
+        elif hidden % heads and not has_widths:
             near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
             rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
             self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
-        elif channels % 2 and not has_latent and self._rotates_whole_heads():
+        elif channels % 2 and not self.has_latent and self._rotates_whole_heads():
             rule = "must be even under rotary position embeddings"
             if has_channels:
                 self._refuse("kv_channels", rule, channels, "Use an even number")
@@ -276,24 +287,26 @@ class _Reader:
                 self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
 
     def _rotates_whole_heads(self) -> bool:
-        is_rotary = self.text("position_embedding_type", "") == "rope"  # stated: Megatron's default is another
+        is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
         return is_rotary and self.section.values["rotary_percent"] == 1.0
 
-    def whole(self, name: str, default: int, *, least: int = 1) -> int:
+    def whole(self, name: str, derived: int = 0, *, least: int = 1) -> int:
+        """Return a size; `derived` where it is None, which Megatron derives."""
+        held: int | None = self.section.values[name]
+        number = derived if held is None else held
         wrong = self._malformed.get(name)
         if wrong is not None:
             self._refuse(name, wrong.why, wrong.value, "Correct it")
-            return max(default, least)
-        number: int = self.section.given(name, default)
+            return max(number, least)
         if number < least:
             self._refuse(name, f"must be at least {least}", number, f"Use {least} or more")
             return least
         return number
 
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        return bool(self.section.given(name, default))
+    def flag(self, name: str) -> bool:
+        return bool(self.section.values[name])
 
-    def text(self, name: str, default: str) -> str:
+    def text(self, name: str, default: str = "") -> str:
         value = self.section.given(name, default)
         return str(getattr(value, "value", value))
 
@@ -304,37 +317,29 @@ class _Reader:
         """Return the kind of each layer: its attention, with _moe where it has experts."""
         attention = [DENSE] * layers
         if indexer is not None:
-            attention = [_sparse_kind(indexer, number) for number in range(1, layers + 1)]
-        elif self._variant() in DELTA_NET:
-            is_linear = self._layer_flags("linear_attention_freq", layers, default=None, counts_softmax=True)
+            chooses = (indexer.is_in_layer(number) for number in range(1, layers + 1))
+            attention = ["sparse" if is_chooser else "sparse_shared" for is_chooser in chooses]
+        elif self.variant in DELTA_NET:
+            is_linear = self._layer_flags("linear_attention_freq", layers, counts_softmax=True)
             attention = ["delta_net" if linear else DENSE for linear in is_linear]
         if not self.section.given("num_moe_experts"):
             return tuple(attention)
-        expert = self._layer_flags("moe_layer_freq", layers, default=1)
+        expert = self._layer_flags("moe_layer_freq", layers)
         return tuple(f"{kind}_{MOE}" if has else kind for kind, has in zip(attention, expert, strict=True))
 
-    def _mtp_kind(self, kinds: tuple[str, ...], indexer: Indexer | None) -> str:
-        """Return the kind of the last layer; sparse attention counts prediction layers from 1, which chooses."""
-        return kinds[-1] if indexer is None else kinds[-1].replace("sparse_shared", "sparse")
-
-    def _variant(self) -> str:
-        return self.text("experimental_attention_variant", "")
-
-    def _depths(self, pattern: HybridPattern | None) -> int:
+    def _depths(self) -> int:
         """Return the passes through prediction layers; the pattern of a hybrid model has one part for each."""
-        stated = self.whole("mtp_num_layers", 0, least=0)
-        if pattern is None or (self.flag("mtp_use_repeated_layer") and stated):
+        stated = self.whole("mtp_num_layers", least=0)
+        if self.pattern is None or (self.flag("mtp_use_repeated_layer") and stated):
             return stated
-        return pattern.depths
+        return self.pattern.depths
 
-    def _layer_flags(
-        self, name: str, layers: int, *, default: int | None, counts_softmax: bool = False
-    ) -> tuple[bool, ...]:
+    def _layer_flags(self, name: str, layers: int, *, counts_softmax: bool = False) -> tuple[bool, ...]:
         """Return which layers have a kind of module: the field is a number, a list, or a list's expression.
 
         A number N takes each Nth layer from the first (experts), or all but each Nth layer (`counts_softmax`).
         """
-        given = self.section.given(name, default)
+        given = self.section.values[name]
         frequency = _list_of(given) if isinstance(given, str) else given
         if isinstance(frequency, int) and frequency >= 1:
             if counts_softmax:
@@ -350,80 +355,75 @@ class _Reader:
     def _experts(self, ffn: int) -> Experts | None:
         if not self.section.given("num_moe_experts"):
             return None
-        experts = self.whole("num_moe_experts", 1)
-        if experts > MOST_EXPERTS:
-            self._refuse("num_moe_experts", f"must be at most {MOST_EXPERTS}", experts, "Use fewer")
+        experts = self.whole("num_moe_experts")
+        if experts > MOST:
+            self._refuse("num_moe_experts", f"must be at most {MOST}", experts, "Use fewer")
         return Experts(
             num_experts=experts,
             ffn_hidden_size=self.whole("moe_ffn_hidden_size", ffn),
-            topk=self.whole("moe_router_topk", 2),
-            shared_ffn_hidden_size=self.whole("moe_shared_expert_intermediate_size", 0, least=0),
+            topk=self.whole("moe_router_topk"),
+            shared_ffn_hidden_size=self.whole("moe_shared_expert_intermediate_size", least=0),
             shared_gate=self.flag("moe_shared_expert_gate"),
-            router_bias=self.flag("add_bias_linear", default=True),
-            latent_size=self.whole("moe_latent_size", 0, least=0) or None,
+            router_bias=self.flag("add_bias_linear"),
+            latent_size=self.whole("moe_latent_size", least=0) or None,
         )
 
     def _latent(self) -> Latent:
         has_rank = self.section.values["q_lora_rank"] is not None
         return Latent(
-            q_lora_rank=self.whole("q_lora_rank", 512) if has_rank else None,
-            kv_lora_rank=self.whole("kv_lora_rank", 512),
-            qk_head_dim=self.whole("qk_head_dim", 128),
-            qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", 64, least=0),
-            v_head_dim=self.whole("v_head_dim", 128),
+            q_lora_rank=self.whole("q_lora_rank") if has_rank else None,
+            kv_lora_rank=self.whole("kv_lora_rank"),
+            qk_head_dim=self.whole("qk_head_dim"),
+            qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", least=0),
+            v_head_dim=self.whole("v_head_dim"),
         )
 
     def _state_space(self, hidden: int) -> StateSpace:
-        head_dim = self.whole("mamba_head_dim", 64)
+        head_dim = self.whole("mamba_head_dim")
         return StateSpace(
             num_heads=self.whole("mamba_num_heads", 2 * hidden // head_dim),
             head_dim=head_dim,
-            state_dim=self.whole("mamba_state_dim", 128),
-            num_groups=self.whole("mamba_num_groups", 8),
+            state_dim=self.whole("mamba_state_dim"),
+            num_groups=self.whole("mamba_num_groups"),
         )
 
     def _delta_net(self) -> DeltaNet | None:
-        if self._variant() not in DELTA_NET:
+        if self.variant not in DELTA_NET or self.pattern is not None:
             return None
-        keys, values = self.whole("linear_num_key_heads", 16), self.whole("linear_num_value_heads", 32)
-        ranks = self.whole("tensor_model_parallel_size", 1)
+        keys, values = self.whole("linear_num_key_heads"), self.whole("linear_num_value_heads")
+        ranks = self.whole("tensor_model_parallel_size")
         if values % keys:
-            self._refuse(
-                "linear_num_value_heads", f"must be a multiple of the {keys} key heads", values, "Use a multiple"
-            )
+            rule = f"must be a multiple of the {keys} key heads"
+            self._refuse("linear_num_value_heads", rule, values, "Use a multiple")
         if keys % ranks:
             rule = f"must be a multiple of the {ranks} tensor-parallel ranks"
             self._refuse("linear_num_key_heads", rule, keys, "Use a multiple")
         return DeltaNet(
             num_key_heads=keys,
-            key_head_dim=self.whole("linear_key_head_dim", 128),
+            key_head_dim=self.whole("linear_key_head_dim"),
             num_value_heads=values,
-            value_head_dim=self.whole("linear_value_head_dim", 128),
-            conv_width=self.whole("linear_conv_kernel_dim", 4),
+            value_head_dim=self.whole("linear_value_head_dim"),
+            conv_width=self.whole("linear_conv_kernel_dim"),
         )
 
     def _indexer(self) -> Indexer | None:
-        if self._variant() != SPARSE:
+        if self.variant != SPARSE or self.pattern is not None:
             return None
         if not self.flag("multi_latent_attention"):
             rule = "must be on with experimental_attention_variant=dsa, which Megatron has for multi-latent attention"
             self._refuse("multi_latent_attention", rule, False, "Set it to true")
         return Indexer(
-            num_heads=self.whole("dsa_indexer_n_heads", 0),
-            head_dim=self.whole("dsa_indexer_head_dim", 0),
-            topk=self.whole("dsa_indexer_topk", 0),
-            share_every=self.whole("dsa_indexer_topk_freq", 1),
-            share_from=self.whole("dsa_indexer_skip_topk_offset", 0, least=0),
+            num_heads=self.whole("dsa_indexer_n_heads"),
+            head_dim=self.whole("dsa_indexer_head_dim"),
+            topk=self.whole("dsa_indexer_topk"),
+            share_every=self.whole("dsa_indexer_topk_freq"),
+            share_from=self.whole("dsa_indexer_skip_topk_offset", least=0),
         )
 
 
 def has_experts(kind: str) -> bool:
     """Return whether layers of a kind (`ModelShape.kinds`) have experts."""
     return kind.endswith(MOE)
-
-
-def _sparse_kind(indexer: Indexer, number: int) -> str:
-    return "sparse" if indexer.is_in_layer(number) else "sparse_shared"
 
 
 def _list_of(expression: str) -> Any:

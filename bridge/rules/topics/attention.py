@@ -1,7 +1,7 @@
 """The attention core in FP8, and settings of it that are overruled."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, Rule, Violation, mcore, violated_if
+from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, mcore, no_effect, violated_if
 from bridge.rules.versions import at_least, dotted
 
 
@@ -36,26 +36,20 @@ RULES = (
         "attention/dot_product_attention/utils.py",
         evidence="reported",
     ),
-    Rule(
+    no_effect(
         id="PB442",
         title="FP8 attention that does not reach MXFP8",
         setting="fp8_dot_product_attention",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         versions=(mcore(until="0.18"),),
-        when=violated_if(lambda run: run.is_mxfp8 and run.model.fp8_dot_product_attention),
+        when=all_of("is_mxfp8", "model.fp8_dot_product_attention"),
         message="has no effect: megatron-core hands it to Transformer Engine under mxfp8 from 0.18 on",
         remedies=("drop it", "use megatron-core 0.18"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
     ),
-    Rule(
+    no_effect(
         id="PB443",
         title="FP8 attention that does not reach NVFP4",
         setting="fp8_dot_product_attention",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         versions=(mcore(until="0.17"),),
         when=violated_if(lambda run: run.fp4 and run.model.fp8_dot_product_attention and run.scheme == "nvfp4"),
         message="has no effect: megatron-core hands it to Transformer Engine under nvfp4 from 0.17 on",
@@ -67,9 +61,7 @@ RULES = (
         title="softmax dtype overruled",
         setting="model.attention_softmax_in_fp32",
         severity="warning",
-        when=violated_if(
-            lambda run: run.model.apply_query_key_layer_scaling and not run.model.attention_softmax_in_fp32
-        ),
+        when=all_of("model.apply_query_key_layer_scaling", "not model.attention_softmax_in_fp32"),
         message="apply_query_key_layer_scaling sets it to True",
         remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
         source=MODEL_CHECK,
@@ -84,13 +76,10 @@ RULES = (
         remedies=("drop it", "set model.transformer_impl=local"),
         source="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",
     ),
-    Rule(
+    no_effect(
         id="PB446",
         title="norm of an indexer that is not there",
         setting="dsa_indexer_k_norm_fp32",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         versions=(mcore(since="0.19"),),
         when=violated_if(
             lambda run: (

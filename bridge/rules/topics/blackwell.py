@@ -1,7 +1,7 @@
 """MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and where FP4 does not reach."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import Rule, Violation, mcore, te, violated_if
+from bridge.rules.rule import Rule, Violation, all_of, mcore, te, violated_if
 from bridge.rules.topics.stored import storing
 
 
@@ -88,9 +88,7 @@ RULES = (
         setting="optimizer.overlap_param_gather_with_optimizer_step",
         severity="error",
         needs="owners",
-        when=violated_if(
-            lambda run: run.is_mxfp8 and run.reuses_buffer and run.optimizer.overlap_param_gather_with_optimizer_step
-        ),
+        when=all_of("is_mxfp8", "reuses_buffer", "optimizer.overlap_param_gather_with_optimizer_step"),
         message="cannot be combined with reuse_grad_buf_for_mxfp8_param_ag",
         remedies=("set one of the two to False",),
         source="megatron-core 0.19.2 optimizer_config.py __post_init__",
@@ -101,7 +99,7 @@ RULES = (
         setting="fp8_param_gather",
         severity="warning",
         needs="owners",
-        when=violated_if(lambda run: run.is_mxfp8 and not run.gathers_fp8 and not run.has_megatron_fsdp),
+        when=all_of("is_mxfp8", "not gathers_fp8", "not has_megatron_fsdp"),
         message="{run.mode} weights and both MXFP8 copies of them are kept",
         remedies=("state fp8_param_gather=True and reuse_grad_buf_for_mxfp8_param_ag=True", "count the memory first"),
         source="megatron-core 0.16.1 optimizer_config.py __post_init__ warns of it",
@@ -112,7 +110,7 @@ RULES = (
         setting="fp4_param_gather",
         severity="warning",
         versions=(te(until="2.14"),),
-        when=violated_if(lambda run: run.fp4 and run.gathers_fp4 and not run.is_emulated),
+        when=all_of("fp4", "gathers_fp4", "not is_emulated"),
         message="weights stored in FP4 came out wrong before Transformer Engine 2.14",
         remedies=("use Transformer Engine 2.14 and megatron-core 0.18", "set fp4_param_gather=False"),
         source="NVIDIA/TransformerEngine issue 2352",
@@ -124,7 +122,7 @@ RULES = (
         setting="fp4_param_gather",
         severity="warning",
         versions=(mcore(until="0.18"),),
-        when=violated_if(lambda run: run.fp4 and run.gathers_fp4 and not run.is_emulated),
+        when=all_of("fp4", "gathers_fp4", "not is_emulated"),
         message="weights stored in FP4 came out wrong before megatron-core 0.18, and 0.16 starts masters from the "
         "rounded weights",
         remedies=("use megatron-core 0.18 and Transformer Engine 2.14", "set fp4_param_gather=False"),
@@ -137,9 +135,7 @@ RULES = (
         setting="num_layers_at_end_in_bf16",
         severity="info",
         needs="owners",
-        when=violated_if(
-            lambda run: run.fp4 and not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)
-        ),
+        when=all_of("fp4", lambda run: not (run.model.first_last_layers_bf16 and run.model.num_layers_at_end_in_bf16)),
         message="the published NVFP4 runs keep their last layers in BF16",
         remedies=("state first_last_layers_bf16=True and num_layers_at_end_in_bf16=4, say",),
         source="NVIDIA, Pretraining Large Language Models with NVFP4, 2025; Megatron Bridge "
@@ -150,7 +146,7 @@ RULES = (
         title="FP4 does not reach multi-token prediction",
         setting="fp4",
         severity="warning",
-        when=violated_if(lambda run: run.fp4 and run.shape.has_mtp and not run.shape.is_hybrid),
+        when=all_of("fp4", "shape.has_mtp", "not shape.is_hybrid"),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) enters the FP8 context only, so it runs "
         "in {run.mode}",
         remedies=("accept it: they are a small part of the model", "set mtp_num_layers=None"),
@@ -162,7 +158,7 @@ RULES = (
         setting="fp4",
         severity="warning",
         versions=(mcore(until="0.17"),),
-        when=violated_if(lambda run: run.fp4 and run.shape.is_hybrid),
+        when=all_of("fp4", "shape.is_hybrid"),
         message="Mamba and hybrid blocks know FP8 only, so this run would be {run.mode}",
         remedies=("use megatron-core 0.17", "choose an FP8 recipe"),
         source="megatron-core 0.16.1 ssm/mamba_block.py; FP4 added in 0.17.0",
@@ -173,10 +169,8 @@ RULES = (
         setting="fp4",
         severity="error",
         needs="owners",
-        when=violated_if(
-            lambda run: (
-                run.fp4 and not run.is_bf16 and not (run.model.enable_autocast and run.model.autocast_dtype == "bf16")
-            )
+        when=all_of(
+            "fp4", "not is_bf16", lambda run: not (run.model.enable_autocast and run.model.autocast_dtype == "bf16")
         ),
         message="NVFP4's random Hadamard transform takes BF16 tensors only, and this run is {run.mode}",
         remedies=("choose a bf16 recipe",),

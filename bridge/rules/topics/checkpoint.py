@@ -1,7 +1,7 @@
 """Resuming in another precision, and adapters on low-precision weights."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import PARSER, Rule, Violation, mcore, te, violated_if
+from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, te
 
 FINGERPRINT = (
     *("fp8", "fp8_recipe", "fp8_amax_history_len", "fp8_param", "fp4", "fp4_recipe", "fp4_param", "bf16", "fp16"),
@@ -56,13 +56,11 @@ RULES = (
         setting="environment.NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",
         severity="warning",
         versions=(te(since="2.20"),),
-        when=violated_if(
-            lambda run: (
-                run.is_resumed
-                and run.is_delayed
-                and run.has_environment
-                and run.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1"
-            )
+        when=all_of(
+            "is_resumed",
+            "is_delayed",
+            "has_environment",
+            lambda run: run.environment.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1",
         ),
         message="Transformer Engine reads delayed scaling's state from a checkpoint with this set to 1 only",
         remedies=("set it to 1 for checkpoints of your own", "use fp8_recipe='tensorwise', which has no state"),
@@ -74,7 +72,7 @@ RULES = (
         setting="train.stream_ckpt_dequant",
         severity="warning",
         versions=(mcore(since="0.19", until="0.20"),),
-        when=violated_if(lambda run: run.is_tensorwise and run.train.stream_ckpt_dequant),
+        when=all_of("is_tensorwise", "train.stream_ckpt_dequant"),
         message="weights under current scaling are scaled anew per slice, which corrupts what is loaded",
         remedies=("set it to False, as Megatron-LM's argument parser does",),
         source=PARSER,

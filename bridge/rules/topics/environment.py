@@ -1,7 +1,7 @@
 """Environment variables that change a precision behind the config's back; Transformer Engine reads its at import."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import Rule, Violation, violated_if
+from bridge.rules.rule import Rule, Violation, all_of, violated_if
 
 _CHANGES = {
     "tensorwise": ("NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES",),
@@ -64,7 +64,7 @@ RULES = (
         title="FP32 block scales on Blackwell",
         setting="environment.NVTE_FP8_BLOCK_SCALING_FP32_SCALES",
         severity="error",
-        when=violated_if(lambda run: run.is_blockwise and _is_refused(run)),
+        when=all_of("is_blockwise", _is_refused),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
         remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: an error",
@@ -91,13 +91,11 @@ RULES = (
         title="determinism set in one place only",
         setting="model.deterministic_mode",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.has_environment
-                and run.model.deterministic_mode
-                and not run.is_emulated
-                and run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0"
-            )
+        when=all_of(
+            "has_environment",
+            "model.deterministic_mode",
+            "not is_emulated",
+            lambda run: run.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") != "0",
         ),
         message="needs the environment variable NVTE_ALLOW_NONDETERMINISTIC_ALGO=0",
         remedies=("set the variable", "set deterministic_mode=False"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import DEFAULTS
-from bridge.rules.rule import MODEL_CHECK, Rule, Violation, te, violated_if, without_effect
+from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, no_effect, te, violated_if, without_effect
 
 _MEGATRON_COUNTS = {name: DEFAULTS["model"][name] for name in LAYER_COUNTS}
 
@@ -64,13 +64,10 @@ RULES = (
         source="megatron-core 0.16.1 fp8_utils.is_first_last_bf16_layer; NVIDIA-NeMo/Megatron-Bridge "
         "training/mixed_precision.py, 2026-08-22, whose 0 and 0 switch it off",
     ),
-    Rule(
+    no_effect(
         id="PB262",
         title="layer counts without the switch",
         setting="num_layers_at_start_in_bf16",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_unread_counts,
         message="has no effect: {why}",
         remedies=("{switch}", "drop it"),
@@ -82,7 +79,7 @@ RULES = (
         setting="first_last_layers_bf16",
         severity="error",
         needs="precision",
-        when=violated_if(lambda run: run.is_delayed and run.model.first_last_layers_bf16),
+        when=all_of("is_delayed", "model.first_last_layers_bf16"),
         message="delayed scaling cannot keep layers in BF16: its FP8 context spans the whole block",
         remedies=("use fp8_recipe='tensorwise'", "set first_last_layers_bf16=False"),
         source=f"{MODEL_CHECK}, fp8_utils.get_fp8_context",
@@ -133,15 +130,7 @@ RULES = (
         setting="model.tp_comm_overlap",
         severity="error",
         versions=(te(until="2.8"),),
-        when=violated_if(
-            lambda run: (
-                run.fp8
-                and _is_on(run)
-                and run.model.tp_comm_overlap
-                and run.parallel.tensor > 1
-                and not run.is_emulated
-            )
-        ),
+        when=all_of("fp8", _is_on, "model.tp_comm_overlap", lambda run: run.parallel.tensor > 1, "not is_emulated"),
         message="user buffers hold FP8 and BF16 layers at once from Transformer Engine 2.8 on only",
         remedies=("use Transformer Engine 2.8", "set tp_comm_overlap=False", "set first_last_layers_bf16=False"),
         source="NVIDIA/Megatron-LM issue 1703, 2025-07-24; UserBufferQuantizationMode is absent from Transformer "
@@ -153,19 +142,16 @@ RULES = (
         title="multi-token prediction does not count as last layer",
         setting="first_last_layers_bf16",
         severity="info",
-        when=violated_if(lambda run: run.fp8 and _is_on(run) and run.shape.has_mtp and not run.shape.is_hybrid),
+        when=all_of("fp8", _is_on, "shape.has_mtp", "not shape.is_hybrid"),
         message="multi-token prediction (layers: {run.model.mtp_num_layers}) runs in FP8 whatever the counts are",
         remedies=("read the last layers as those of the decoder",),
         source="megatron-core 0.16.1 and 0.19.2 transformer/multi_token_prediction.py: layer number -1 (0.16.1: line "
         "775, which enters the FP8 context without one)",
     ),
-    Rule(
+    no_effect(
         id="PB269",
         title="layers in BF16 without low precision",
         setting="first_last_layers_bf16",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=lambda run: (
             without_effect(run, ["first_last_layers_bf16"]) if run.stated.get("first_last_layers_bf16") else []
         ),
@@ -189,7 +175,7 @@ RULES = (
         title="blocks of a hybrid model count as layers",
         setting="first_last_layers_bf16",
         severity="info",
-        when=violated_if(lambda run: run.is_low and _is_on(run) and run.shape.is_hybrid),
+        when=all_of("is_low", _is_on, "shape.is_hybrid"),
         message="each Mamba, attention and MLP block counts as one of the {run.model.num_layers} layers, so the "
         "counts keep blocks, not pairs of them",
         remedies=("count blocks",),

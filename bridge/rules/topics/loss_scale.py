@@ -4,7 +4,7 @@ import sys
 
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import SCALER_SCHEDULE
-from bridge.rules.rule import PARSER, Rule, Violation, violated_if, violations, without_effect
+from bridge.rules.rule import PARSER, Rule, Violation, all_of, no_effect, violated_if, violations, without_effect
 
 
 def _bad(value: float | None) -> bool:
@@ -80,33 +80,25 @@ RULES = (
         remedies=("use 1000, Megatron's default",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py DynamicGradScaler.update",
     ),
-    Rule(
+    no_effect(
         id="PB144",
         title="loss-scale schedule without effect",
         setting="initial_loss_scale",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=lambda run: without_effect(run, SCALER_SCHEDULE),
         message="has no effect: {why}",
         remedies=("drop it", "choose an fp16 recipe without loss_scale"),
         source="megatron-core 0.16.1 optimizer/__init__.py",
     ),
-    Rule(
+    no_effect(
         id="PB145",
         title="loss scale without effect",
         setting="loss_scale",
-        severity="warning",
-        needs="owners",
-        sync="reported",
-        when=violated_if(
-            lambda run: (
-                run.is_fp32
-                and run.has_optimizer
-                and run.optimizer.loss_scale
-                and run.optimizer.use_distributed_optimizer is False
-                and not run.is_sharded
-            )
+        when=all_of(
+            "is_fp32",
+            "has_optimizer",
+            "optimizer.loss_scale",
+            lambda run: run.optimizer.use_distributed_optimizer is False,
+            "not is_sharded",
         ),
         message="has no effect: Megatron's FP32 optimizer has no loss scale unless it is distributed",
         remedies=("drop it", "set optimizer.use_distributed_optimizer=True"),
@@ -128,7 +120,7 @@ RULES = (
         setting="optimizer.optimizer",
         severity="error",
         needs="owners",
-        when=violated_if(lambda run: run.is_fp16 and run.has_emerging_optimizer),
+        when=all_of("is_fp16", "has_emerging_optimizer"),
         message="emerging optimizers cannot train in FP16",
         remedies=("choose a bf16 recipe", "use optimizer.optimizer=adam"),
         source="megatron-core 0.16.1 optimizer/muon.py, 0.19.2 optimizer/__init__.py",
@@ -139,7 +131,7 @@ RULES = (
         setting="loss_scale",
         severity="warning",
         needs="owners",
-        when=violated_if(lambda run: run.is_bf16 and run.optimizer.loss_scale and run.has_emerging_optimizer),
+        when=all_of("is_bf16", "optimizer.loss_scale", "has_emerging_optimizer"),
         message="the emerging optimizer's part has no scaler while its Adam companion has, so they unscale differently",
         remedies=("drop it: BF16 needs no loss scale",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
@@ -149,7 +141,7 @@ RULES = (
         title="one loss scale per optimizer",
         setting="optimizer.optimizer",
         severity="info",
-        when=violated_if(lambda run: run.has_dynamic_scale and run.shape.is_moe and run.has_optimizer),
+        when=all_of("has_dynamic_scale", "shape.is_moe", "has_optimizer"),
         message="dense and expert parameters have optimizers of their own, each with its own dynamic loss scale, and "
         "only the first scales the loss",
         remedies=("watch the two scales", "choose a bf16 recipe, which has none"),

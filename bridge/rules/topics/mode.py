@@ -1,7 +1,17 @@
 """FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, mcore, violated_if, without_effect
+from bridge.rules.rule import (
+    MODEL_CHECK,
+    PARSER,
+    Rule,
+    Violation,
+    all_of,
+    mcore,
+    no_effect,
+    violated_if,
+    without_effect,
+)
 from bridge.rules.shape.parallel import RESIDUAL_IS_KEPT, sent_between_stages
 from bridge.rules.versions import at_least
 
@@ -132,20 +142,17 @@ RULES = (
         severity="error",
         needs="precision",
         sync="reported",
-        when=violated_if(
-            lambda run: run.model.enable_autocast and (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
+        when=all_of(
+            "model.enable_autocast", lambda run: (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
         ),
         message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
         remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
         source="megatron-core 0.16.1 model_parallel_config.py __post_init__, pipeline_parallel/schedules.py",
     ),
-    Rule(
+    no_effect(
         id="PB105",
         title="autocast dtype without autocast",
         setting="autocast_dtype",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=lambda run: without_effect(run, ["autocast_dtype"]),
         message="has no effect: {why}",
         remedies=("state autocast_enabled=True", "drop it"),
@@ -156,7 +163,7 @@ RULES = (
         title="FP32 residual in an FP32 run",
         setting="model.fp32_residual_connection",
         severity="error",
-        when=violated_if(lambda run: run.model.fp32_residual_connection and run.is_fp32),
+        when=all_of("model.fp32_residual_connection", "is_fp32"),
         message="an FP32 residual stream means something in fp16 and bf16 runs only",
         remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
         source=PARSER,
@@ -166,7 +173,7 @@ RULES = (
         title="FP16 cross entropy outside FP16",
         setting="model.fp16_lm_cross_entropy",
         severity="error",
-        when=violated_if(lambda run: run.model.fp16_lm_cross_entropy and not run.is_fp16),
+        when=all_of("model.fp16_lm_cross_entropy", "not is_fp16"),
         message="cross entropy in FP16 works in an fp16 run only",
         remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
         source=PARSER,
@@ -187,9 +194,7 @@ RULES = (
         title="autocast under expert-parallel overlap",
         setting="model.enable_autocast",
         severity="warning",
-        when=violated_if(
-            lambda run: run.shape.is_moe and run.model.enable_autocast and run.model.overlap_moe_expert_parallel_comm
-        ),
+        when=all_of("shape.is_moe", "model.enable_autocast", "model.overlap_moe_expert_parallel_comm"),
         message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters another context "
         "instead",
         remedies=("turn the overlap off", "use a recipe without autocast"),
@@ -200,7 +205,7 @@ RULES = (
         title="a switch of the whole process",
         setting="model.disable_bf16_reduced_precision_matmul",
         severity="info",
-        when=violated_if(lambda run: run.is_bf16 and run.model.disable_bf16_reduced_precision_matmul),
+        when=all_of("is_bf16", "model.disable_bf16_reduced_precision_matmul"),
         message="is set for the whole process when the config is made, and never set back",
         remedies=("make no other model in the same process that relies on it being on",),
         source=MODEL_CHECK,
@@ -226,13 +231,10 @@ RULES = (
         remedies=("use one of these", "drop it"),
         source="PyTorch 2.13 torch/amp/autocast_mode.py",
     ),
-    Rule(
+    no_effect(
         id="PB114",
         title="BF16 sums outside BF16",
         setting="disable_bf16_reduced_precision_matmul",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=violated_if(lambda run: run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16),
         message="has no effect: Megatron sets the switch in bf16 runs only, and this one is {run.mode}",
         remedies=("drop it", "choose a bf16 recipe"),
@@ -244,9 +246,7 @@ RULES = (
         setting="mamba_training_ssm_states_dtype",
         severity="warning",
         versions=(mcore(since="0.19"),),
-        when=violated_if(
-            lambda run: run.stands_out("mamba_training_ssm_states_dtype") and run.has_model and not run.shape.is_hybrid
-        ),
+        when=all_of(lambda run: run.stands_out("mamba_training_ssm_states_dtype"), "has_model", "not shape.is_hybrid"),
         message="has no effect: the model has no Mamba layers",
         remedies=("drop it", "set model.hybrid_layer_pattern"),
         source="megatron-core 0.19.2 ssm/mamba_mixer.py:227",

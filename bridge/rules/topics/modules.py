@@ -11,7 +11,7 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rules import selected_modules
 from bridge.rules.context import RuleContext
 from bridge.rules.factories import why_not_found
-from bridge.rules.rule import Rule, Violation, mcore, violated_if
+from bridge.rules.rule import Rule, Violation, mcore, no_effect, violated_if
 from bridge.rules.versions import dotted
 
 MATCHING = "megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, models/gpt/gpt_model.py"
@@ -207,13 +207,10 @@ RULES = (
         explanation="Megatron's matcher sees the path of a module within its chunk, which is the same in every chunk, "
         "and all chunks of a stage share one config.",
     ),
-    Rule(
+    no_effect(
         id="PB286",
         title="per-module FP8 without effect",
         setting="model.quant_recipe",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_without_effect,
         message="has no effect: {schemes} is chosen for modules of a run without FP8 and FP4, and no payload says "
         "override_nonquantized_autocast",
@@ -298,13 +295,10 @@ RULES = (
         remedies=("{remedy}",),
         source=MATCHING,
     ),
-    Rule(
+    no_effect(
         id="PB293",
         title="rows in the run's dtype of a run without FP8 and FP4",
         setting="modules",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_acts_nowhere,
         message="the rows have no effect: every module computes in {run.mode} without them",
         remedies=("choose a recipe with FP8 or FP4", "drop the rows"),

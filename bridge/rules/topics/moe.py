@@ -2,7 +2,7 @@
 
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, mcore, te, violated_if
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, no_effect, te, violated_if
 
 
 def _pads(run: RuleContext) -> bool:
@@ -46,14 +46,12 @@ RULES = (
         title="expert batches of any size",
         setting="model.moe_router_padding_for_quantization",
         severity="info",
-        when=violated_if(
-            lambda run: (
-                run.shape.is_moe
-                and run.is_low
-                and not _pads(run)
-                and not run.model.moe_pad_expert_input_to_capacity
-                and not run.is_emulated
-            )
+        when=all_of(
+            "shape.is_moe",
+            "is_low",
+            lambda run: not _pads(run),
+            "not model.moe_pad_expert_input_to_capacity",
+            "not is_emulated",
         ),
         message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so every layer runs kernels "
         "that pad them",
@@ -66,10 +64,8 @@ RULES = (
         title="router padding under this dispatcher",
         setting="model.moe_token_dispatcher_type",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.shape.is_moe and _pads(run) and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
-            )
+        when=all_of(
+            "shape.is_moe", _pads, lambda run: run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
         ),
         message="router padding for quantization does not work under this dispatcher",
         remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
@@ -80,7 +76,7 @@ RULES = (
         title="router padding without FP8 or FP4",
         setting="model.moe_router_padding_for_quantization",
         severity="error",
-        when=violated_if(lambda run: run.shape.is_moe and _pads(run) and not run.is_low),
+        when=all_of("shape.is_moe", _pads, "not is_low"),
         message="pads the routing map for nothing in a {run.mode} run, and Megatron refuses it",
         remedies=("set it to False", "choose a recipe with FP8 or FP4"),
         source=MODEL_CHECK,
@@ -90,7 +86,7 @@ RULES = (
         title="deprecated name",
         setting="model.moe_router_padding_for_fp8",
         severity="info",
-        when=violated_if(lambda run: run.shape.is_moe and run.model.moe_router_padding_for_fp8),
+        when=all_of("shape.is_moe", "model.moe_router_padding_for_fp8"),
         message="is the old name of moe_router_padding_for_quantization, which Megatron sets from it",
         remedies=("use the new name",),
         source=MODEL_CHECK,
@@ -101,15 +97,7 @@ RULES = (
         setting="model.moe_grouped_gemm",
         severity="error",
         versions=(te(until="1.11"),),
-        when=violated_if(
-            lambda run: (
-                run.shape.is_moe
-                and run.model.moe_grouped_gemm
-                and run.fp8
-                and not run.is_emulated
-                and run.te is not None
-            )
-        ),
+        when=all_of("shape.is_moe", "model.moe_grouped_gemm", "fp8", "not is_emulated", lambda run: run.te is not None),
         message="grouped FP8 GEMMs came with Transformer Engine 1.11",
         remedies=("use Transformer Engine 1.11", "set moe_grouped_gemm=False"),
         source=MODEL_CHECK,
@@ -119,9 +107,7 @@ RULES = (
         title="router below FP32",
         setting="model.moe_router_dtype",
         severity="info",
-        when=violated_if(
-            lambda run: run.shape.is_moe and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
-        ),
+        when=all_of("shape.is_moe", "is_half", lambda run: run.model.moe_router_dtype not in ("fp32", "fp64")),
         message="the router's probabilities are computed in {run.mode}; FP32 is what most large runs use",
         remedies=("set it to fp32",),
         source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; pytorch/torchtitan issue 2389, "
@@ -132,7 +118,7 @@ RULES = (
         title="expert-parallel overlap in FP32",
         setting="model.overlap_moe_expert_parallel_comm",
         severity="error",
-        when=violated_if(lambda run: run.shape.is_moe and run.model.overlap_moe_expert_parallel_comm and run.is_fp32),
+        when=all_of("shape.is_moe", "model.overlap_moe_expert_parallel_comm", "is_fp32"),
         message="works in bf16 and fp16 runs only",
         remedies=("set it to False", "choose a half-precision recipe"),
         source=f"{MODEL_CHECK}: an assertion",
@@ -143,7 +129,7 @@ RULES = (
         setting="fp4",
         severity="warning",
         versions=(mcore(until="0.19.2"),),
-        when=violated_if(lambda run: run.shape.is_moe and run.fp4 and run.model.overlap_moe_expert_parallel_comm),
+        when=all_of("shape.is_moe", "fp4", "model.overlap_moe_expert_parallel_comm"),
         message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, so GEMMs run in "
         "{run.mode}",
         remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
@@ -156,14 +142,12 @@ RULES = (
         setting="model.use_transformer_engine_op_fuser",
         severity="warning",
         versions=(mcore(since="0.18"),),
-        when=violated_if(
-            lambda run: (
-                run.shape.is_moe
-                and run.model.use_transformer_engine_op_fuser
-                and run.is_low
-                and not run.is_mxfp8
-                and not (run.fp4 and run.environment.get("FP4_RECIPE") == "nvfp4")
-            )
+        when=all_of(
+            "shape.is_moe",
+            "model.use_transformer_engine_op_fuser",
+            "is_low",
+            "not is_mxfp8",
+            lambda run: not (run.fp4 and run.environment.get("FP4_RECIPE") == "nvfp4"),
         ),
         message="the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or NVFP4 with FP4_RECIPE=nvfp4 set; this "
         "run asks for {run.scheme}",
@@ -176,13 +160,11 @@ RULES = (
         setting="model.moe_single_grouped_weight",
         severity="error",
         versions=(mcore(since="0.18"),),
-        when=violated_if(
-            lambda run: (
-                run.shape.is_moe
-                and run.model.moe_single_grouped_weight
-                and run.is_low
-                and run.scheme not in ("mxfp8", "nvfp4")
-            )
+        when=all_of(
+            "shape.is_moe",
+            "model.moe_single_grouped_weight",
+            "is_low",
+            lambda run: run.scheme not in ("mxfp8", "nvfp4"),
         ),
         message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this run is {run.scheme}",
         remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
@@ -205,7 +187,7 @@ RULES = (
         setting="model.batch_invariant_mode",
         severity="error",
         versions=(mcore(since="0.20"),),
-        when=violated_if(lambda run: run.shape.is_moe and run.model.batch_invariant_mode and run.is_low),
+        when=all_of("shape.is_moe", "model.batch_invariant_mode", "is_low"),
         message="a mixture of experts is batch-invariant without FP8 and FP4 only",
         remedies=("set it to False", "choose a recipe without FP8 and FP4"),
         source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
@@ -227,19 +209,16 @@ RULES = (
         setting="model.moe_expert_capacity_factor",
         severity="error",
         versions=(mcore(since="0.20"),),
-        when=violated_if(lambda run: run.shape.is_moe and _ncclep_limits(run)),
+        when=all_of("shape.is_moe", _ncclep_limits),
         message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
         "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
         remedies=("set it to None", "use another dispatcher backend"),
         source="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
     ),
-    Rule(
+    no_effect(
         id="PB435",
         title="setting of experts in a model without",
         setting="moe_router_dtype",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_without_experts,
         message="has no effect: the model has no experts",
         remedies=("drop it", "set model.num_moe_experts"),

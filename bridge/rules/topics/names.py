@@ -7,7 +7,7 @@ from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import NAMES, PAIRS
-from bridge.rules.rule import Rule, Violation, violations
+from bridge.rules.rule import Rule, Violation, no_effect, violations
 from bridge.rules.topics.mode import MODES
 
 NAME_TOKENS = {
@@ -241,13 +241,10 @@ RULES = (
         remedies=("use {least} or more",),
         source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
     ),
-    Rule(
+    no_effect(
         id="PB129",
         title="no home in this Megatron",
         setting="fp4_param_gather",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_without_home,
         message="{home} does not exist before megatron-core {since}, so it is not set there",
         remedies=("use megatron-core {since}", "drop it"),
@@ -265,13 +262,10 @@ RULES = (
         remedies=("state False, which says the same", "leave it"),
         source="this project: bridge.precision.statements",
     ),
-    Rule(
+    no_effect(
         id="PB131",
         title="field that no config has",
         setting="mixed_precision",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_unrouted,
         message="no config that the recipe is written into has a field of this name, so it changes nothing",
         remedies=("add the field to the config that reads it", "drop it"),

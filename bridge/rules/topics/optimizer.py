@@ -2,7 +2,7 @@
 
 from bridge.precision.config import CHOICES
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, Violation, te, violated_if
+from bridge.rules.rule import OPTIMIZER_CHECK, PARSER, Rule, Violation, all_of, no_effect, te, violated_if
 
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -64,9 +64,7 @@ RULES = (
         setting="optimizer.optimizer_cpu_offload",
         severity="error",
         needs="owners",
-        when=violated_if(
-            lambda run: run.has_optimizer and run.optimizer.optimizer_cpu_offload and not run.has_precision_aware
-        ),
+        when=all_of("has_optimizer", "optimizer.optimizer_cpu_offload", "not has_precision_aware"),
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=("set optimizer.use_precision_aware_optimizer=True", "keep the optimizer on the GPU"),
         source=PARSER,
@@ -77,7 +75,7 @@ RULES = (
         setting="optimizer.optimizer_cpu_offload",
         severity="error",
         needs="owners",
-        when=violated_if(lambda run: run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed),
+        when=all_of("gathers_fp8", "optimizer.optimizer_cpu_offload", "not is_delayed"),
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=("set fp8_param_gather=False", "use fp8_recipe='delayed'", "keep the optimizer on the GPU"),
         source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that contradict each other",
@@ -121,11 +119,7 @@ RULES = (
         setting="optimizer.use_distributed_optimizer",
         severity="error",
         needs="owners",
-        when=violated_if(
-            lambda run: (
-                run.has_precision_aware and not run.optimizer.use_distributed_optimizer and not run.has_megatron_fsdp
-            )
-        ),
+        when=all_of("has_precision_aware", "not optimizer.use_distributed_optimizer", "not has_megatron_fsdp"),
         message="the precision-aware optimizer works as a distributed optimizer only",
         remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
         source=f"{OPTIMIZER_CHECK}; from 0.20 on refused when the optimizer is built",
@@ -136,7 +130,7 @@ RULES = (
         setting="optimizer.fp8_recipe",
         severity="warning",
         needs="owners",
-        when=violated_if(lambda run: run.has_precision_aware and not run.fp8 and _leaves_the_fused_path(run)),
+        when=all_of("has_precision_aware", "not fp8", _leaves_the_fused_path),
         message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: masters stay in "
         "Megatron and nothing is saved",
         remedies=("set it to None", "choose a recipe, which does"),
@@ -149,7 +143,7 @@ RULES = (
         setting="optimizer.use_precision_aware_optimizer",
         severity="info",
         needs="owners",
-        when=violated_if(lambda run: run.has_precision_aware and run.fp8 and _leaves_the_fused_path(run)),
+        when=all_of("has_precision_aware", "fp8", _leaves_the_fused_path),
         message="under {run.scheme} scaling Megatron keeps the FP32 masters itself and casts gradients to FP32, so "
         "BF16 main gradients and param remainders save nothing; the moments' dtypes still do",
         remedies=("keep it for exp_avg_dtype and exp_avg_sq_dtype", "use fp8_recipe='delayed' for the fused path"),
@@ -162,7 +156,7 @@ RULES = (
         severity="warning",
         needs="owners",
         versions=(te(until="2.1"),),
-        when=violated_if(lambda run: run.has_precision_aware and run.optimizer.store_param_remainders),
+        when=all_of("has_precision_aware", "optimizer.store_param_remainders"),
         message="Megatron sets it to False before Transformer Engine 2.1",
         remedies=("use Transformer Engine 2.1", "set it to False, as it will be"),
         source=OPTIMIZER_CHECK,
@@ -172,10 +166,8 @@ RULES = (
         title="precision-aware optimizer without Transformer Engine",
         setting="optimizer.use_precision_aware_optimizer",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.has_precision_aware and run.target.has_te is False and not run.optimizer.optimizer_cpu_offload
-            )
+        when=all_of(
+            "has_precision_aware", lambda run: run.target.has_te is False, "not optimizer.optimizer_cpu_offload"
         ),
         message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
         remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
@@ -198,31 +190,25 @@ RULES = (
         setting="optimizer.use_layer_wise_distributed_optimizer",
         severity="error",
         needs="owners",
-        when=violated_if(lambda run: run.has_precision_aware and run.optimizer.use_layer_wise_distributed_optimizer),
+        when=all_of("has_precision_aware", "optimizer.use_layer_wise_distributed_optimizer"),
         message="the layer-wise distributed optimizer cannot be precision-aware",
         remedies=("set one of the two to False",),
         source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
     ),
-    Rule(
+    no_effect(
         id="PB353",
         title="param remainders without effect",
         setting="store_param_remainders",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_unread_remainders,
         message="has no effect: {why}",
         remedies=("drop it", "state use_precision_aware_optimizer=True in a bf16 run"),
         source="megatron-core 0.16.1 optimizer/__init__.py:387; Transformer Engine 2.20 "
         "pytorch/optimizers/fused_adam.py",
     ),
-    Rule(
+    no_effect(
         id="PB354",
         title="precision of Muon without Muon",
         setting="muon_fp32_matmul_prec",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=violated_if(_unread_matmuls),
         message="has no effect: the optimizer is {run.optimizer.optimizer}",
         remedies=("drop it", "use muon"),

@@ -1,7 +1,7 @@
 """Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, mcore, violated_if
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, violated_if
 from bridge.rules.topics.alignment import tokens, widths
 
 
@@ -100,7 +100,7 @@ RULES = (
         title="tensor-parallel overlap that is turned off",
         setting="model.tp_comm_overlap",
         severity="warning",
-        when=violated_if(lambda run: run.model.tp_comm_overlap and not run.parallel.sequence_parallel),
+        when=all_of("model.tp_comm_overlap", "not parallel.sequence_parallel"),
         message="needs TP above 1 and sequence parallelism: Megatron-LM refuses it, Megatron Bridge sets it to False",
         remedies=("set sequence_parallel=True", "set it to False, as it will be"),
         source=f"{PARSER}; Megatron Bridge training/comm_overlap.py, 2026-08-22",
@@ -122,7 +122,7 @@ RULES = (
         setting="fp4_param_gather",
         severity="error",
         versions=(mcore(since="0.19"),),
-        when=violated_if(lambda run: run.fp4 and _shards_weights(run) and not run.gathers_fp4),
+        when=all_of("fp4", _shards_weights, "not gathers_fp4"),
         message="weights sharded for tensor parallelism are gathered in FP4, so they have to be stored in it",
         remedies=("set fp4_param_gather=True", "set the number of weight shards to 1"),
         source=PARSER,
@@ -133,9 +133,7 @@ RULES = (
         setting="fp8_param_gather",
         severity="error",
         versions=(mcore(since="0.19"),),
-        when=violated_if(
-            lambda run: run.is_mxfp8 and _shards_weights(run) and not (run.gathers_fp8 and run.reuses_buffer)
-        ),
+        when=all_of("is_mxfp8", _shards_weights, lambda run: not (run.gathers_fp8 and run.reuses_buffer)),
         message="weights sharded for tensor parallelism keep no {run.mode} copy: stored otherwise they are never "
         "updated",
         remedies=(

@@ -1,7 +1,7 @@
 """Recomputation, CUDA graphs and torch.compile together with FP8."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, mcore, te, violated_if, violations
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, all_of, mcore, te, violated_if, violations
 
 
 def _discards_outputs(run: RuleContext) -> bool:
@@ -22,7 +22,7 @@ RULES = (
         title="recomputed norm or activation under delayed scaling",
         setting="model.recompute_modules",
         severity="error",
-        when=violated_if(lambda run: run.is_delayed and _discards_outputs(run)),
+        when=all_of("is_delayed", _discards_outputs),
         message="moe_act and layernorm cannot be recomputed under delayed scaling",
         remedies=("take them out", "use fp8_recipe='tensorwise'"),
         source=MODEL_CHECK,
@@ -33,7 +33,7 @@ RULES = (
         setting="model.recompute_modules",
         severity="error",
         versions=(te(until="2.6"),),
-        when=violated_if(lambda run: run.fp8 and _discards_outputs(run) and not run.is_emulated),
+        when=all_of("fp8", _discards_outputs, "not is_emulated"),
         message="moe_act and layernorm can be recomputed under FP8 from Transformer Engine 2.6 on",
         remedies=("use Transformer Engine 2.6", "take them out"),
         source=MODEL_CHECK,
@@ -58,7 +58,7 @@ RULES = (
         setting="model.cuda_graph_impl",
         severity="warning",
         versions=(te(until="2.8"),),
-        when=violated_if(lambda run: run.fp8 and _captures(run) and not run.is_emulated),
+        when=all_of("fp8", _captures, "not is_emulated"),
         message="captured FP8 layers gave NaN or stale weights in several reports",
         remedies=("compare the first steps with a run without graphs", "use Transformer Engine 2.8"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 1707 (2025-12-13) and 3801 (2026-05-12)",
@@ -69,14 +69,12 @@ RULES = (
         title="NaN check inside a captured step",
         setting="train.check_for_nan_in_loss",
         severity="error",
-        when=violated_if(
+        when=all_of(
+            "has_model",
+            _captures_whole_step,
             lambda run: (
-                run.has_model
-                and _captures_whole_step(run)
-                and (
-                    run.train.check_for_nan_in_loss if run.sections["train"].is_given else run.ddp.check_for_nan_in_grad
-                )
-            )
+                run.train.check_for_nan_in_loss if run.sections["train"].is_given else run.ddp.check_for_nan_in_grad
+            ),
         ),
         message="a step captured as one CUDA graph cannot stop for a NaN check",
         remedies=("set check_for_nan_in_loss=False", "capture layers instead of the step"),

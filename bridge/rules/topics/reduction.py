@@ -1,7 +1,7 @@
 """In which dtype gradients are accumulated, reduced and applied."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import PARSER, Rule, Violation, mcore, violated_if
+from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect, violated_if
 
 
 def _unread_accumulation(run: RuleContext) -> list[Violation]:
@@ -45,13 +45,8 @@ RULES = (
         title="half-precision reduction",
         setting="grad_reduce_in_fp32",
         severity="info",
-        when=violated_if(
-            lambda run: (
-                run.is_bf16
-                and run.stated.get("grad_reduce_in_fp32") is False
-                and run.has_ddp
-                and not run.has_megatron_fsdp
-            )
+        when=all_of(
+            "is_bf16", lambda run: run.stated.get("grad_reduce_in_fp32") is False, "has_ddp", "not has_megatron_fsdp"
         ),
         message="gradients go {run.flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
@@ -63,12 +58,10 @@ RULES = (
         setting="optimizer.main_grads_dtype",
         severity="warning",
         needs="owners",
-        when=violated_if(
-            lambda run: (
-                run.has_precision_aware
-                and run.optimizer.main_grads_dtype not in ("fp32", None)
-                and run.ddp.grad_reduce_in_fp32
-            )
+        when=all_of(
+            "has_precision_aware",
+            lambda run: run.optimizer.main_grads_dtype not in ("fp32", None),
+            "ddp.grad_reduce_in_fp32",
         ),
         message="contradicts ddp.grad_reduce_in_fp32, which alone decides: main gradients are FP32",
         remedies=("leave it at fp32", "set grad_reduce_in_fp32=False"),
@@ -81,9 +74,7 @@ RULES = (
         setting="ddp.reduce_scatter_with_fp32_accumulation",
         severity="warning",
         needs="owners",
-        when=violated_if(
-            lambda run: run.has_ddp and run.ddp.reduce_scatter_with_fp32_accumulation and run.ddp.grad_reduce_in_fp32
-        ),
+        when=all_of("has_ddp", "ddp.reduce_scatter_with_fp32_accumulation", "ddp.grad_reduce_in_fp32"),
         message="Megatron-LM sets it to False together with grad_reduce_in_fp32",
         remedies=("drop it: the reduction is in FP32 already", "set grad_reduce_in_fp32=False"),
         source="Megatron-LM main of 2026-08-22 training/arguments.py validate_args",
@@ -95,22 +86,15 @@ RULES = (
         severity="error",
         needs="owners",
         versions=(mcore(since="0.17"),),
-        when=violated_if(
-            lambda run: (
-                run.has_ddp and run.ddp.param_name_patterns_for_fp32_local_accumulation and run.ddp.grad_reduce_in_fp32
-            )
-        ),
+        when=all_of("has_ddp", "ddp.param_name_patterns_for_fp32_local_accumulation", "ddp.grad_reduce_in_fp32"),
         message="chooses parameters to accumulate in FP32 where grad_reduce_in_fp32 does it for all of them",
         remedies=("drop the patterns", "state grad_reduce_in_fp32=False"),
         source="megatron-core 0.17.1 distributed_data_parallel_config.py __post_init__: an assertion",
     ),
-    Rule(
+    no_effect(
         id="PB366",
         title="FP32 accumulation without effect",
         setting="reduce_scatter_with_fp32_accumulation",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_unread_accumulation,
         message="has no effect: {why}",
         remedies=("drop it",),

@@ -5,7 +5,7 @@ from bridge.precision.config import CHOICES
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
 from bridge.rules.context import RuleContext
 from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
-from bridge.rules.rule import MODEL_CHECK, Rule, Violation, mcore, violated_if, without_effect
+from bridge.rules.rule import MODEL_CHECK, Rule, Violation, all_of, mcore, no_effect, violated_if, without_effect
 from bridge.rules.topics.modules import next_to_stored_weights, wrong_payloads
 from bridge.rules.versions import at_least
 
@@ -146,7 +146,7 @@ RULES = (
         setting="fp4",
         severity="error",
         needs="precision",
-        when=violated_if(lambda run: run.is_low and run.fp8 and run.fp4),
+        when=all_of("is_low", "fp8", "fp4"),
         message="cannot be combined with FP8, which is {run.fp8!r}",
         remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
         source=MODEL_CHECK,
@@ -211,26 +211,20 @@ RULES = (
         remedies=("let the factory choose the format", "say fp8='hybrid'"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer Engine 2.20 CustomRecipe",
     ),
-    Rule(
+    no_effect(
         id="PB210",
         title="setting without effect",
         setting="fp8_margin",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_without_effect,
         message="has no effect: {why}",
         remedies=("drop it", "choose a scheme that reads it"),
         source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
         explanation="Transformer Engine's recipe classes ignore keywords they do not know, so nothing complains later.",
     ),
-    Rule(
+    no_effect(
         id="PB211",
         title="weight gradients cannot leave FP8",
         setting="fp8_wgrad",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=violated_if(lambda run: run.fp8 and run.model.fp8_wgrad is False and at_least(run.te, "2.0") is not False),
         message="has no effect: Transformer Engine 2.0 and later run the weight gradient in FP8 too",
         remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
@@ -274,7 +268,7 @@ RULES = (
         setting="model.fp8_output_proj",
         severity="error",
         versions=(mcore(since="0.18"),),
-        when=violated_if(lambda run: run.model.fp8_output_proj and not run.is_mxfp8),
+        when=all_of("model.fp8_output_proj", "not is_mxfp8"),
         message="the output head runs in FP8 under MXFP8 only",
         remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
         source="megatron-core 0.19.2 transformer_config.py __post_init__",
@@ -285,7 +279,7 @@ RULES = (
         setting="model.fp8_output_proj",
         severity="warning",
         versions=(mcore(since="0.18"),),
-        when=violated_if(lambda run: run.is_mxfp8 and run.model.fp8_output_proj and run.shape.is_hybrid),
+        when=all_of("is_mxfp8", "model.fp8_output_proj", "shape.is_hybrid"),
         message="has no effect: only GPTModel has an FP8 output head",
         remedies=("set it to False",),
         source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
@@ -295,7 +289,7 @@ RULES = (
         title="FP8 activation input without SwiGLU",
         setting="model.activation_func_fp8_input_store",
         severity="error",
-        when=violated_if(lambda run: run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit),
+        when=all_of("model.activation_func_fp8_input_store", "not model.gated_linear_unit"),
         message="the activation's input can be stored in FP8 for SwiGLU only",
         remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
         source=MODEL_CHECK,
@@ -311,13 +305,10 @@ RULES = (
         remedies=("use one of these",),
         source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: the choices of each",
     ),
-    Rule(
+    no_effect(
         id="PB219",
         title="FP8 activation input without the fused activation",
         setting="activation_func_fp8_input_store",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=violated_if(_unfused_activation),
         message="has no effect: only a fused activation stores its input in FP8",
         remedies=("drop it", "set model.bias_activation_fusion=True"),
@@ -362,7 +353,7 @@ DELAYED_RULES = (
         setting="model.fp8_param",
         severity="info",
         needs="owners",
-        when=violated_if(lambda run: run.is_delayed and run.model.fp8_param),
+        when=all_of("is_delayed", "model.fp8_param"),
         message="delayed scaling begins with scale 1, and weights stored in FP8 are first cast with it",
         remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
         source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",

@@ -4,7 +4,7 @@ from bridge.precision.config import MEGATRON_FIELDS
 from bridge.rules.context import RuleContext
 from bridge.rules.fields import SWITCHES, off_switches
 from bridge.rules.inert import BUFFER
-from bridge.rules.rule import PARSER, Rule, Violation, mcore, te, violated_if
+from bridge.rules.rule import PARSER, Rule, Violation, all_of, mcore, no_effect, te, violated_if
 
 CACHE = "keep_fp8_transpose_cache"
 
@@ -63,7 +63,7 @@ RULES = (
         severity="warning",
         needs="owners",
         versions=(te(since="2.0"),),
-        when=violated_if(lambda run: run.gathers_fp8 and run.has_torch_fsdp2),
+        when=all_of("gathers_fp8", "has_torch_fsdp2"),
         message="Megatron-LM sets it to False under torch FSDP2 with Transformer Engine 2.0 and later",
         remedies=("use the distributed optimizer instead", "set fp8_param_gather=False, as it will be"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2",
@@ -75,7 +75,7 @@ RULES = (
         severity="warning",
         needs="owners",
         versions=(te(until="2.7"),),
-        when=violated_if(lambda run: run.gathers_fp4 and run.has_torch_fsdp2),
+        when=all_of("gathers_fp4", "has_torch_fsdp2"),
         message="Megatron-LM sets it to False under torch FSDP2 before Transformer Engine 2.7",
         remedies=("use Transformer Engine 2.7", "set fp4_param_gather=False, as it will be"),
         source="Megatron-LM training/arguments.py validate_args, 0.19.2",
@@ -86,18 +86,15 @@ RULES = (
         setting="fp16",
         severity="error",
         needs="owners",
-        when=violated_if(lambda run: run.is_fp16 and run.has_torch_fsdp2),
+        when=all_of("is_fp16", "has_torch_fsdp2"),
         message="torch FSDP2 cannot train in FP16 under Megatron",
         remedies=("choose a bf16 recipe", "use the distributed optimizer"),
         source=PARSER,
     ),
-    Rule(
+    no_effect(
         id="PB324",
         title="Megatron-FSDP turns the shared buffer off",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_buffer_under_fsdp,
         message="has no effect: Megatron-FSDP does not implement it, and it is turned off before a run",
         remedies=("set it to False, as runtime_config_update does", "use the distributed optimizer"),
@@ -111,7 +108,7 @@ RULES = (
         severity="error",
         needs="owners",
         versions=(te(until="2.3"),),
-        when=violated_if(lambda run: run.gathers_fp8 and run.has_megatron_fsdp),
+        when=all_of("gathers_fp8", "has_megatron_fsdp"),
         message="FSDP gathers FP8 weights from Transformer Engine 2.3 on",
         remedies=("use Transformer Engine 2.3", "set fp8_param_gather=False"),
         source="megatron-core 0.19.2 fp8_utils.py: NotImplementedError",
@@ -128,13 +125,10 @@ RULES = (
         source="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
         "distributed/fsdp/mcore_fsdp_adapter.py; Megatron Bridge training/config.py, 2026-08-22",
     ),
-    Rule(
+    no_effect(
         id="PB327",
         title="Megatron-FSDP does not read the reduction dtype",
         setting="grad_reduce_in_fp32",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         versions=(mcore(since="0.19"),),
         when=violated_if(lambda run: run.has_megatron_fsdp and "grad_reduce_in_fp32" in run.stated),
         message="has no effect under Megatron-FSDP of megatron-core 0.19 and later",
@@ -148,9 +142,7 @@ RULES = (
         severity="warning",
         needs="owners",
         versions=(mcore(since="0.19"),),
-        when=violated_if(
-            lambda run: run.has_megatron_fsdp and run.is_half and run.ddp.megatron_fsdp_main_grads_dtype is None
-        ),
+        when=all_of("has_megatron_fsdp", "is_half", lambda run: run.ddp.megatron_fsdp_main_grads_dtype is None),
         message="None means the weights' dtype, so main gradients are {run.mode}",
         remedies=("set it to fp32", "accept {run.mode} gradients"),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
@@ -161,7 +153,7 @@ RULES = (
         setting="optimizer.optimizer",
         severity="error",
         needs="owners",
-        when=violated_if(lambda run: run.has_fsdp and run.has_emerging_optimizer),
+        when=all_of("has_fsdp", "has_emerging_optimizer"),
         message="optimizers other than adam and sgd do not work under FSDP",
         remedies=("use adam", "use the distributed optimizer"),
         source=PARSER,
@@ -178,13 +170,10 @@ RULES = (
         remedies=("set {path}=True, as runtime_config_update does",),
         source="Megatron Bridge 0.6.2 training/config.py _validate_and_sync_distributed_optimizer_settings",
     ),
-    Rule(
+    no_effect(
         id="PB331",
         title="setting of Megatron-FSDP without effect",
         setting="megatron_fsdp_main_params_dtype",
-        severity="warning",
-        needs="owners",
-        sync="reported",
         when=_unread_by_ddp,
         message="has no effect: {why}",
         remedies=("drop it", "set ddp.use_megatron_fsdp=True"),
@@ -198,13 +187,8 @@ RULES = (
         severity="error",
         needs="owners",
         versions=(mcore(since="0.18"),),
-        when=violated_if(
-            lambda run: (
-                run.has_megatron_fsdp
-                and run.ddp.megatron_fsdp_use_decoupled_grad
-                and run.has_optimizer
-                and not run.has_precision_aware
-            )
+        when=all_of(
+            "has_megatron_fsdp", "ddp.megatron_fsdp_use_decoupled_grad", "has_optimizer", "not has_precision_aware"
         ),
         message="hands gradients to the precision-aware optimizer, which is off",
         remedies=("set use_precision_aware_optimizer=True", "set it to False"),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, mcore, violated_if
+from bridge.rules.rule import MODEL_CHECK, PARSER, Rule, Violation, all_of, mcore, violated_if
 
 
 def storing(run: RuleContext, family: str) -> Violation:
@@ -131,7 +131,7 @@ RULES = (
         title="FP8 that takes more memory",
         setting="fp8_param_gather",
         severity="info",
-        when=violated_if(lambda run: run.fp8 and run.has_owners and not run.gathers_fp8 and not run.is_emulated),
+        when=all_of("fp8", "has_owners", "not gathers_fp8", "not is_emulated"),
         message="weights stay in {run.mode} and are cast again in every step: expect more memory than {run.mode} "
         "alone, not less",
         remedies=("store them in FP8 (fp8_param_gather=True)", "count it with `precision-bridge memory`"),
@@ -144,11 +144,7 @@ RULES = (
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         severity="warning",
         needs="owners",
-        when=violated_if(
-            lambda run: (
-                run.is_mxfp8 and run.is_fp16 and run.gathers_fp8 and run.reuses_buffer and run.ddp.grad_reduce_in_fp32
-            )
-        ),
+        when=all_of("is_mxfp8", "is_fp16", "gathers_fp8", "reuses_buffer", "ddp.grad_reduce_in_fp32"),
         message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the mode, so FP16 "
         "weights lose three bits",
         remedies=("use BF16", "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False"),
@@ -159,12 +155,8 @@ RULES = (
         title="stored weights with masters of nothing",
         setting="model.use_cpu_initialization",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.gathers_fp8
-                and bool(run.model.use_cpu_initialization)
-                and (run.backend == "te_cpu" or not run.is_emulated)
-            )
+        when=all_of(
+            "gathers_fp8", "model.use_cpu_initialization", lambda run: run.backend == "te_cpu" or not run.is_emulated
         ),
         message="must be off where weights are stored in FP8, whose masters would be memory that nothing has written",
         remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
@@ -199,15 +191,7 @@ RULES = (
         title="a shared buffer that the training loop has to fill",
         setting="reuse_grad_buf_for_mxfp8_param_ag",
         severity="info",
-        when=violated_if(
-            lambda run: (
-                run.is_mxfp8
-                and run.gathers_fp8
-                and run.reuses_buffer
-                and run.ddp.overlap_param_gather
-                and not run.has_megatron_fsdp
-            )
-        ),
+        when=all_of("is_mxfp8", "gathers_fp8", "reuses_buffer", "ddp.overlap_param_gather", "not has_megatron_fsdp"),
         message="under overlap_param_gather the training loop has to copy the master weights into the shared buffer "
         "before each step, or the loss stays where it was, without an error",
         remedies=("call _copy_main_params_to_param_buffer() behind zero_grad_buffer() in a loop of your own",),

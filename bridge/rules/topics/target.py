@@ -1,7 +1,7 @@
 """Formats and schemes that the declared GPUs, CUDA and Transformer Engine can run."""
 
 from bridge.rules.context import RuleContext
-from bridge.rules.rule import Rule, Violation, violated_if, violations
+from bridge.rules.rule import Rule, Violation, all_of, violated_if, violations
 from bridge.rules.versions import Version, at_least, dotted
 
 BLOCKWISE_ON_BLACKWELL = "2.9"
@@ -170,7 +170,7 @@ RULES = (
         title="blockwise scaling emulated on Blackwell",
         setting="fp8_recipe",
         severity="warning",
-        when=violated_if(lambda run: run.needs_gpu_formats and is_blockwise_on_blackwell(run)),
+        when=all_of("needs_gpu_formats", is_blockwise_on_blackwell),
         message="blockwise GEMMs run as MXFP8 GEMMs from compute capability 10.0 on",
         remedies=("choose an MXFP8 recipe", "accept another order of summation"),
         source="Transformer Engine 2.20 pytorch/csrc/extensions/gemm.cpp; NVIDIA/TransformerEngine issue 2157, "
@@ -181,12 +181,10 @@ RULES = (
         title="blockwise scaling on Blackwell needs Transformer Engine 2.9",
         setting="target.te",
         severity="error",
-        when=violated_if(
-            lambda run: (
-                run.needs_gpu_formats
-                and is_blockwise_on_blackwell(run)
-                and at_least(run.te, BLOCKWISE_ON_BLACKWELL) is False
-            )
+        when=all_of(
+            "needs_gpu_formats",
+            is_blockwise_on_blackwell,
+            lambda run: at_least(run.te, BLOCKWISE_ON_BLACKWELL) is False,
         ),
         message="blockwise scaling runs on Blackwell from Transformer Engine 2.9 on",
         remedies=("use Transformer Engine 2.9", "choose an MXFP8 recipe"),
@@ -217,11 +215,7 @@ RULES = (
         title="no native BF16",
         setting="target.gpu",
         severity="warning",
-        when=violated_if(
-            lambda run: (
-                run.is_bf16 and run.has_gpu and run.target.gpu is not None and not run.target.gpu.has_native_bf16
-            )
-        ),
+        when=all_of("is_bf16", "has_gpu", lambda run: run.target.gpu is not None, "not target.gpu.has_native_bf16"),
         message="BF16 is emulated before compute capability 8.0, whatever torch.cuda.is_bf16_supported() says",
         remedies=("choose an fp16 recipe", "use newer GPUs"),
         source="PyTorch 2.13 torch/cuda/__init__.py: is_bf16_supported counts emulation; huggingface/accelerate issue "
@@ -254,7 +248,7 @@ RULES = (
         title="custom scheme that is not emulated",
         setting="fp8_recipe",
         severity="error",
-        when=violated_if(lambda run: run.is_custom and run.is_emulated),
+        when=all_of("is_custom", "is_emulated"),
         message="a custom factory makes Transformer Engine's objects, which the emulated backend has not",
         remedies=("choose a named scheme", "run this where Transformer Engine works"),
         source="this project: bridge.megatron.emulation.linear",
