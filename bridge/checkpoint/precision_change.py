@@ -73,6 +73,8 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
         return None
     if route.field in HISTORY and not all(acts):
         return None
+    if route.field == "fp8_recipe" and not acts[1]:
+        return None
     subject = field.subject or subjects.COMPUTE
     meaning = _STORED if field.twin is not None else subject.meaning
     if route.field == "fp8_amax_history_len" or (route.field == "fp8_recipe" and two == "delayed"):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bridge.checkpoint.folder import folder_of
-from bridge.checkpoint.precision_change import MODE, Change, precision_changes
+from bridge.checkpoint.precision_change import Change, precision_changes
 from bridge.errors import CheckpointError
 from bridge.megatron.checkpoint.loading import facts_of, load_checkpoint
 from bridge.megatron.checkpoint.state import Position
@@ -25,7 +25,7 @@ def resume(
     facts = facts_of(folder_of(folder, saved))
     changes = precision_changes(facts.get("settings") or {}, settings)
     _require_allowed(changes, folder_of(folder, saved), is_allowed=config.resume.allow_precision_change)
-    start = load_checkpoint(trainer, folder, saved, is_rounded_anew=any(change.path == MODE for change in changes))
+    start = load_checkpoint(trainer, folder, saved, is_rounded_anew=bool(changes))
     before = start.extra.get("precision", "an unknown precision")
     other = f", which was saved in {before} and goes on in {precision}" if before != precision else ""
     notes = [f"Resumed from step {start.iteration} of {folder}{other}.", *(f"{change}." for change in changes)]

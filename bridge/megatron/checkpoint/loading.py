@@ -124,7 +124,8 @@ def _require_free(folder: Path, start: Position) -> None:
 def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False) -> Position:
     """Continue from a checkpoint of a folder, and return how far that run had come; a collective call.
 
-    With `is_rounded_anew` the weights are made from the master weights: the checkpoint's are of another dtype.
+    With `is_rounded_anew` the weights are made from the master weights: those of the checkpoint are of another dtype,
+    or were quantised, in layers or in a format that this run does not store.
     """
     source = folder_of(folder, iteration)
     common = _common_state(source)
