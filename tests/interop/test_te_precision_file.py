@@ -171,7 +171,7 @@ def test_the_files_of_the_stages_take_in_megatron_what_the_rows_say(stages: int)
         ({}, "its patterns count layers within a pipeline stage, and the layout is not stated"),
         (
             {"num_layers": 8, "pipeline_model_parallel_size": 3},
-            "model.num_layers: 8 layers must divide evenly by 3 pipeline parts, got 8",
+            "model.num_layers: must be a multiple of the 3 pipeline stages, got 8",
         ),
         ({"num_layers": 4}, "num_layers: *layers.5.* names a layer beyond the last, got 4"),
         (

@@ -199,8 +199,8 @@ def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
         (
             {"num_layers": 3, "pipeline_model_parallel_size": 2},
             [
-                "model.num_layers: 3 layers must divide evenly by 2 pipeline parts, got 3. Change the number of layers "
-                "or of stages, or say how many the first and the last stage have."
+                "model.num_layers: must be a multiple of the 2 pipeline stages, got 3. Change the number of layers or "
+                "of stages, or say how many the first and the last stage have."
             ],
         ),
         (

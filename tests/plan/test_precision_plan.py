@@ -1,6 +1,7 @@
 """The precision plan, against the rules of the installed Megatron Core wherever it has them as functions."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -144,9 +145,23 @@ def test_layers_that_cannot_be_split_are_refused():
     with pytest.raises(RunConfigError) as raised:
         plan(CURRENT, {**SIX, "pipeline_model_parallel_size": 4})
     assert str(raised.value) == (
-        "model.num_layers: 6 layers must divide evenly by 4 pipeline parts, got 6. Change the number of layers or of "
+        "model.num_layers: must be a multiple of the 4 pipeline stages, got 6. Change the number of layers or of "
         "stages, or say how many the first and the last stage have."
     )
+    stages = {"pipeline_model_parallel_size": 4}
+    for fields, rule in (
+        ({"num_layers_in_first_pipeline_stage": 1}, "must leave a multiple of the 3 other stages, and leaves 5"),
+        (
+            {"account_for_loss_in_pipeline_split": True},
+            "must be, with embedding and output layer 7, a multiple of the 4 pipeline stages",
+        ),
+        (
+            {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2},
+            "must give each stage a multiple of its 2 model chunks, and gives [3, 3]",
+        ),
+    ):
+        with pytest.raises(RunConfigError, match=re.escape(f"model.num_layers: {rule}, got 6. Change the number")):
+            Parallel.of({**stages, **fields}).places(6)
     with pytest.raises(RunConfigError, match="must be a multiple of tensor x pipeline x context parallel sizes = 2"):
         Parallel.of({"tensor_model_parallel_size": 2}, world_size=3)
 

@@ -121,17 +121,20 @@ class Parallel:
             left = num_layers - (first or 0) - (last or 0)
             each = left // len(middle) if middle else 0
             if left < 0 or each * len(middle) != left:
-                raise _unsplittable(f"{left} layers between uneven first and last stages", len(middle), num_layers)
+                rule = f"must leave a multiple of the {len(middle)} other stages, and leaves {left}"
+                raise _unsplittable(rule, num_layers)
             per_stage = [each] * stages
             per_stage[0] = first if first is not None else per_stage[0]
             per_stage[-1] = last if last is not None else per_stage[-1]
         else:
             counted = num_layers + self.embedding_counts + self.loss_counts
             if counted % stages:
-                raise _unsplittable(f"{counted} layers", stages, num_layers)
+                places = f", with embedding and output layer {counted}," if counted != num_layers else ""
+                raise _unsplittable(f"must be{places} a multiple of the {stages} pipeline stages", num_layers)
             per_stage = [counted // stages] * stages
         if any(count % chunks for count in per_stage):
-            raise _unsplittable(f"{per_stage} layers per stage", chunks, num_layers)
+            rule = f"must give each stage a multiple of its {chunks} model chunks, and gives {per_stage}"
+            raise _unsplittable(rule, num_layers)
         counts = [count // chunks for _ in range(chunks) for count in per_stage]
         counts[0] -= self.embedding_counts
         counts[-1] -= self.loss_counts
@@ -235,11 +238,9 @@ def _fault(name: str, rule: str, value: object) -> Finding:
     return Finding(path=f"model.{name}", rule=rule, value=value, remedy="Correct it.")
 
 
-def _unsplittable(what: str, parts: int, num_layers: int) -> RunConfigError:
-    return RunConfigError(
-        f"model.num_layers: {what} must divide evenly by {parts} pipeline parts, got {num_layers}. Change the number "
-        "of layers or of stages, or say how many the first and the last stage have."
-    )
+def _unsplittable(rule: str, num_layers: int) -> RunConfigError:
+    remedy = "Change the number of layers or of stages, or say how many the first and the last stage have."
+    return RunConfigError.of("model.num_layers", rule, num_layers, remedy)
 
 
 LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
