@@ -248,7 +248,9 @@ class _Counting:
             parts["qkv"] += tokens * (rotated + query + 2 * key) * self.element
         if self.local and rotated:
             parts["base"] += 4 * self.workload.seq_length * shape.kv_channels * self.element
-        if shape.qk_layernorm:
+        if shape.qk_l2_norm:  # it has no weight, and keeps its input: in FP32 where torch computes it
+            parts["base"] += tokens * (query + key) * (4 if self.local else self.element)
+        elif shape.qk_layernorm:
             parts["base"] += self._norm(round(query), tokens) + self._norm(round(key), tokens)
         return query
 

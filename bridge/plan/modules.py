@@ -151,11 +151,13 @@ def _attention(shape: ModelShape) -> tuple[Module, ...]:
     query = shape.num_attention_heads * channels
     gate = query if shape.attention_output_gate else 0
     projected = query + 2 * shape.num_query_groups * channels + gate
-    norms = [_norm(shape, "q_layernorm", channels), _norm(shape, "k_layernorm", channels)]
+    norms = [_norm(shape, name, channels) for name in ("q_layernorm", "k_layernorm")]
+    if shape.qk_l2_norm:
+        norms = [Module(name=norm.name, kind="norm") for norm in norms]
     return (
         _norm(shape, "input_layernorm", hidden),
         _matrix("linear_qkv", hidden, projected, "column", bias=bias or shape.add_qkv_bias),
-        *(norms if shape.qk_layernorm else ()),
+        *(norms if shape.qk_layernorm or shape.qk_l2_norm else ()),
         _core(shape, query, query),
         _matrix("linear_proj", query, hidden, "row", bias=bias),
     )

@@ -45,7 +45,8 @@ def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanR
     if module.kind == "embedding":
         return PlanRow(item="lookup", format=settings.mode), _weight(settings, low=False)
     dtype = settings.mode if module.kind == "norm" else settings.autocast or settings.mode
-    return PlanRow(item="forward", format=dtype, accumulate="fp32"), _weight(settings, low=False)
+    forward = PlanRow(item="forward", format=dtype, accumulate="fp32")
+    return (forward, _weight(settings, low=False)) if module.parameters else (forward,)
 
 
 def _gemms(dtype: str) -> tuple[PlanRow, ...]:

@@ -515,7 +515,7 @@ def test_a_field_without_effect_changes_nothing_that_is_measured(tmp_path):
         if name in SET_ELSEWHERE | LATER:
             continue
         changed = {"bool": lambda held: not held, "str": str}.get(type(default).__name__, lambda held: (held or 0) + 1)
-        value = WITHOUT.get(name, changed(default))
+        value = WITHOUT[name] if name in WITHOUT else changed(default)
         assert measured(kind, {name: value}, tmp_path / name) == before[kind], name
         tried += 1
     assert tried == len(rows_of(WITHOUT_EFFECT, "model")) - len(SET_ELSEWHERE | LATER)

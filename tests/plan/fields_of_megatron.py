@@ -2,7 +2,7 @@
 
 READ = """
 num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels vocab_size seq_length
-make_vocab_size_divisible_by normalization qk_layernorm gated_linear_unit add_bias_linear add_qkv_bias
+make_vocab_size_divisible_by normalization qk_layernorm qk_l2_norm gated_linear_unit add_bias_linear add_qkv_bias
 attention_output_gate softmax_type activation_func position_embedding_type rotary_percent
 share_embeddings_and_output_weights
 linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads

@@ -135,5 +135,5 @@ def test_layouts_that_the_model_does_not_divide_by_are_left_out():
 
 
 def test_a_model_that_cannot_be_planned_is_refused_by_name():
-    with pytest.raises(RunConfigError, match=r"^model.qk_l2_norm: cannot plan"):
-        fit(planned("h100x8", SMALL, qk_l2_norm=True))
+    with pytest.raises(RunConfigError, match=r"^model.use_kitchen: cannot plan"):
+        fit(planned("h100x8", SMALL, use_kitchen=True))

@@ -141,6 +141,7 @@ KINDS_OF_MODEL = {
     "gated-rms-no-bias": {"gated_linear_unit": True, "normalization": "RMSNorm", "add_bias_linear": False},
     "qkv-bias": {"add_bias_linear": False, "add_qkv_bias": True},
     "qk-layernorm": {"qk_layernorm": True, "kv_channels": 24},
+    "qk-l2-norm": {"qk_l2_norm": True, "qk_layernorm": True, "kv_channels": 24},
     "experts": {**EXPERTS, "add_bias_linear": False},
     "prediction": {"mtp_num_layers": 1},
     "tied": {"share_embeddings_and_output_weights": True},
@@ -162,7 +163,7 @@ def megatron_parameters(given: dict) -> list[int]:
         persist_layer_norm=False,
     )
     with training_process(config, seed=1, threads=1):
-        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, qk_l2_norm=config.qk_l2_norm)
         mtp = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None
         model = GPTModel(
             config=config,
@@ -200,6 +201,7 @@ RUNS = {
     "gated": {"gated_linear_unit": True, "activation_func": "silu"},
     "layernorm-bias-dropout": {"normalization": "LayerNorm", "add_bias_linear": True, "hidden_dropout": 0.1},
     "qk-layernorm": {"qk_layernorm": True},
+    "qk-l2-norm": {"qk_l2_norm": True},
     "recompute-full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
     "recompute-block": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
     "recompute-attention": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},

@@ -98,6 +98,11 @@ def test_a_prediction_layer_is_a_projection_and_a_layer_of_the_model():
         ({}, "model.num_layers: must be at least 1, got 0. Use 1 or more."),
         ({**DENSE, "hidden_size": "wide"}, "model.hidden_size: must be a whole number, got 'wide'. Correct it."),
         (
+            {**DENSE, "multi_latent_attention": True, "qk_l2_norm": True},
+            "model.qk_l2_norm: must be off with multi-latent attention, as Megatron asserts, got True. Set it to "
+            "false.",
+        ),
+        (
             {**DENSE, "num_query_groups": 3},
             "model.num_query_groups: must divide the 4 attention heads, got 3. Use a divisor.",
         ),

@@ -25,7 +25,7 @@ from bridge.rules.shape.variants import DELTA_NET, SPARSE, DeltaNet, Indexer
 DENSE = "transformer"
 MOE = "moe"
 SWITCHES = (
-    *("gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "attention_output_gate"),
+    *("gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "attention_output_gate"),
     "share_embeddings_and_output_weights",
 )
 """Switches of the model that the shape has by Megatron's names."""
@@ -110,6 +110,8 @@ class ModelShape:
     layer_norm_bias: bool = True
     """LayerNorm has a bias, RMSNorm has none."""
     qk_layernorm: bool = False
+    qk_l2_norm: bool = False
+    """Norms of queries and keys have no weights; they take the place of those of `qk_layernorm`."""
     attention_output_gate: bool = False
     has_softmax_offset: bool = False
     """Each head learns an offset of its softmax (`softmax_type=learnable`)."""
@@ -369,6 +371,10 @@ class _Reader:
         )
 
     def _latent(self) -> Latent:
+        if self.flag("qk_l2_norm"):
+            self._refuse(
+                "qk_l2_norm", "must be off with multi-latent attention, as Megatron asserts", True, "Set it to false"
+            )
         has_rank = self.section.values["q_lora_rank"] is not None
         return Latent(
             q_lora_rank=self.whole("q_lora_rank") if has_rank else None,

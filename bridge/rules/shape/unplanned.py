@@ -16,7 +16,6 @@ from bridge.rules.shape.variants import DELTA_NET, SPARSE
 UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",
     "experimental_attention_variant": "layers of {kind}",
-    "qk_l2_norm": "queries and keys get norms without weights",
     "mla_down_proj_fusion": "one projection takes the place of two",
     "enable_mhc_connections": "the residual stream is mixed by modules of its own",
     "use_kitchen": "linear layers come from another library",

@@ -26,7 +26,7 @@ CASES = {
         full(
             dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False),
             B200,
-            dict(DENSE, qk_l2_norm=True),
+            dict(DENSE, mla_down_proj_fusion=True),
         ),
     ),
     "PB406": (
