@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
+    from bridge.preflight.check import Report
     from bridge.sync.report import SyncReport
     from bridge.training.config import ConfigContainer
 
@@ -73,10 +74,11 @@ def _after_sweep(folder: Path, runs: Sequence[Path]) -> None:
 
 def train(config: ConfigContainer, run_dir: Path) -> None:
     """Check the run, write its precision into the configs, record both in its folder, and train."""
-    known = require_checked(config, run_dir)
-    report = write_precision(config)
+    checked = require_checked(config, run_dir)
+    report = write_precision(config, checked.setup.prediction)
     if report is not None:
-        report.log(log, file=run_dir / "sync.txt", known=known)
+        logged = {(finding.id, finding.path) for finding in checked.of("warning")}
+        report.log(log, file=run_dir / "sync.txt", known=logged)
     record(run_dir, config, report)
     from bridge.training.loop import pretrain  # imports torch and Megatron, which `--help` and `--cfg` can do without
 
@@ -87,11 +89,10 @@ def train(config: ConfigContainer, run_dir: Path) -> None:
         sys.exit(128 + summary.stop_signal)  # not 0: the scheduler that waits for the run has to see it is not done
 
 
-def require_checked(config: ConfigContainer, run_dir: Path) -> set[tuple[str, str]]:
+def require_checked(config: ConfigContainer, run_dir: Path) -> Report:
     """Check a run before anything of it is built, log its warnings, and keep the findings in its folder.
 
-    Return (rule's id, path) of each finding that was logged, so that the sync does not log it again; CheckError
-    with every finding that is an error.
+    CheckError with every finding that is an error.
     """
     report = check_run(config, target=config.target or "auto")
     if is_first_process():
@@ -108,7 +109,7 @@ def require_checked(config: ConfigContainer, run_dir: Path) -> set[tuple[str, st
             f"'silence.{first}=why it is all right here' lets the run pass:",
             [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
         )
-    return {(finding.id, finding.path) for finding in report.of("warning")}
+    return report
 
 
 def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None) -> None:

@@ -22,7 +22,6 @@ from bridge.rules.rule import SEVERITIES, RuleFinding, ask
 from bridge.rules.rulebook import RULES
 from bridge.rules.section import ROLES
 from bridge.rules.versions import installed
-from bridge.sync.owner import MappingOwner
 from bridge.sync.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -179,9 +178,7 @@ def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]
         raise RunConfigError.of("train.train_iters", rule, None, "State it.")
     from bridge.registry.schedule import planned_phases  # few runs have one
 
-    owners = [
-        MappingOwner(role, dict(prediction.sections[role].values), prediction.target.mcore) for role in PRECISION_OWNERS
-    ]
+    owners = [owner for owner in prediction.owners if owner.role in PRECISION_OWNERS]
     own = get_mixed_precision_config(prediction.precision)
     return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)
 

@@ -71,10 +71,10 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def write(self, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False) -> SyncReport:
         """Do what `bridge.synchronize` does without logging anything, for a caller that logs the report."""
-        from bridge.sync.synchroniser import synchronize  # a list of recipes does without the rules
+        from bridge.sync.synchroniser import write  # a list of recipes does without the rules
 
         self.finalize()
-        return synchronize(self, given, on_conflict=on_conflict, strict=strict)
+        return write(self, given, on_conflict=on_conflict, strict=strict)
 
 
 SOURCE = "Megatron Bridge's config"

@@ -19,7 +19,7 @@ from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.matchers import matchers_in
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.sync.owner import Owner, same
+from bridge.sync.owner import Owner, OwnerValues, same
 from bridge.sync.plan import plan
 from bridge.sync.report import plain
 
@@ -95,7 +95,7 @@ class PrecisionSchedule:
         ddp: Any = None,
     ) -> None:
         given = {"model": model, "optimizer": optimizer, "ddp": ddp}
-        owners = [Owner(role, target) for role, target in given.items() if target is not None]
+        owners = [Owner(role, target).read() for role, target in given.items() if target is not None]
         self.phases = planned_phases(rows, get_mixed_precision_config(precision), owners, train_iters=train_iters)
         self.rows = [dict(row) for row in rows]
         self._model = model
@@ -184,7 +184,7 @@ def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
 
 
 def planned_phases(
-    rows: Sequence[Mapping[str, Any]], own: MixedPrecisionConfig, owners: Sequence[Owner], *, train_iters: int
+    rows: Sequence[Mapping[str, Any]], own: MixedPrecisionConfig, owners: Sequence[OwnerValues], *, train_iters: int
 ) -> tuple[Phase, ...]:
     """Return the phases, each planned onto the owners and held against the first.
 

@@ -61,6 +61,11 @@ class Section:
         value = self.values[name] if name in self.stated else None
         return default if value is None else value
 
+    @property
+    def held(self) -> dict[str, Any]:
+        """The values that were given; None for every other field."""
+        return {name: value if name in self.stated else None for name, value in self.values.items()}
+
     def changed(self, values: Mapping[str, Any]) -> Section:
         """Return the section with other values of some fields, in their one form."""
         if not values:

@@ -19,45 +19,45 @@ from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.rules.fields import read_field, whole_number
 from bridge.rules.shape.parallel import Parallel
-from bridge.sync.owner import Owner
+from bridge.sync.owner import OwnerValues
 
 PARALLEL_STATE = "megatron.core.parallel_state"
 
 
-def module_recipe(config: PrecisionConfig, owner: Owner) -> Any:
-    """Return the value of an owner's `quant_recipe` for the rows of `modules`; None without rows.
+def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
+    """Return the value of an owner's `quant_recipe` for the rows of `modules`, as plain data or as it is held already.
 
     RunConfigError for a row that names layers where the model's layers or its layout are not known.
     """
     rows = module_rows(config.reading("modules"))
-    if not rows:
-        return None
-    chunks, stages = _chunks(owner.target, rows) if any(row.names_layers for row in rows) else ([()], 1)
+    chunks = _chunks(owner, rows) if any(row.names_layers for row in rows) else [()]
     files = chunk_recipes(rows, chunks, run=config.low_format)
-    is_one = all(file == files[0] for file in files)
-    kind = owner.class_of("quant_recipe")
-    recipe: Any = files[0] if is_one else files
-    if kind is not None:
-        recipe = made(kind, files[:1] if is_one else files, 1 if is_one else stages)
+    recipe = files[0] if all(file == files[0] for file in files) else files
     held = owner.value("quant_recipe")
-    return held if type(held) is type(recipe) and _same(held, recipe) else recipe
+    return held if _same(held, recipe) else recipe
 
 
-def _chunks(model: Any, rows: Sequence[ModuleRow]) -> tuple[list[tuple[int, ...]], int]:
-    """Return the numbers of the layers of each chunk, in order of execution, and how many stages there are.
+def recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
+    """Return plain data of `module_recipe` as an object over Megatron's class, for a model's config."""
+    is_one = isinstance(recipe, dict)
+    return made(kind, [recipe] if is_one else recipe, 1 if is_one else Parallel.of(model).pipeline)
+
+
+def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
+    """Return the numbers of the layers of each chunk, in order of execution.
 
     A mapping may describe a part of a run: without its layers there are as many as the rows name, in one chunk.
     """
     try:
-        return _placed(model)
+        return _placed(owner.section.values)
     except RunConfigError:
-        if not isinstance(model, dict):
+        if not owner.is_part:
             raise
         named = [number for row in rows for number in row.layer_numbers]
-        return [tuple(range(max(max(named) + 1, -min(named))))], 1
+        return [tuple(range(max(max(named) + 1, -min(named))))]
 
 
-def _placed(model: Any) -> tuple[list[tuple[int, ...]], int]:
+def _placed(model: Any) -> list[tuple[int, ...]]:
     num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
     if num_layers < 1:
         raise RunConfigError.of(
@@ -66,8 +66,7 @@ def _placed(model: Any) -> tuple[list[tuple[int, ...]], int]:
             num_layers,
             "State model.num_layers before the recipe is written.",
         )
-    parallel = Parallel.of(model)
-    return [place.layers for place in parallel.places(num_layers)], parallel.pipeline
+    return [place.layers for place in Parallel.of(model).places(num_layers)]
 
 
 def _same(one: Any, two: Any) -> bool:

@@ -1,24 +1,35 @@
-"""One config object of Megatron (or anything like it), seen with its defaults and with what was its own.
+"""`Owner`: one config object of Megatron (or anything like it) in a role. `OwnerValues`: what a plan reads of one.
 
-`MappingOwner` is such a config as a dictionary, so that a plan needs neither its class nor torch.
+Values have one form in a plan: dtypes are tokens, enums their values. So an object that is written to, a mapping of a
+file and the run that a check foresees are planned by the same code, and neither torch nor Megatron's class is needed.
 """
 
 import dataclasses
+import enum
 import functools
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.precision.config import PrecisionConfig
-from bridge.precision.dtypes import torch_dtype
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.dtypes import dtype_token, is_torch_dtype
 from bridge.precision.fields import default_of
-from bridge.rules.fields import DEFAULTS, FIELDS
-from bridge.rules.section import attributes_of
+from bridge.rules.fields import DEFAULTS, FIELDS, SWITCHES
+from bridge.rules.section import Section, attributes_of, read_section
 from bridge.rules.versions import Version, parse_version
-from bridge.sync.routes import OWNERS
+from bridge.sync.routes import OWNERS, ROUTES
 
 WRITTEN = "_precision_bridge_written"
 """Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""
+
+ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
+"""Every name under which an owner may hold a field of a precision."""
+PLANNED = ATTRIBUTES | {*SWITCHES, "use_megatron_fsdp", "check_for_nan_in_grad", "check_for_nan_in_loss"}
+"""Every attribute that a plan reads."""
+
+COMPUTED = {"autocast_dtype": "params_dtype"}
+"""Attribute that Megatron fills in from another one where it is not given."""
 
 
 class _Absent:
@@ -26,50 +37,55 @@ class _Absent:
         return "<absent>"
 
 
-COMPUTED = {"autocast_dtype": "params_dtype"}
-"""Attribute that Megatron fills in from another one where it is not given."""
-
 ABSENT = _Absent()
 """Stands for the value of an attribute that is not there."""
 
 
-class Owner:
-    """An object in a role.
+@dataclass(frozen=True, kw_only=True)
+class OwnerValues:
+    """An owner as a plan reads it. Two that are equal are planned alike."""
 
-    Args:
-        role: model, optimizer, ddp or train; "config" for an object of which nothing is known.
-        target: The object, or one that holds it as its `transformer` and hands attributes on to it.
-    """
+    role: str
+    """model, optimizer, ddp or train; "config" for an object of which nothing is known."""
+    section: Section
+    """Every value of the owner; its class defaults where it has none."""
+    values: Mapping[str, Any]
+    """Attribute of `PLANNED` that is there -> value."""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """Attribute that a sync wrote -> the owner's own value."""
+    defaults: Mapping[str, Any]
+    """Attribute -> Megatron's own class default."""
+    is_megatron: bool = True
+    class_name: str
+    is_part: bool = field(default=False, compare=False)
+    """A mapping, which may describe a part of a model."""
 
-    def __init__(self, role: str, target: Any) -> None:
-        self.role = role
-        self.target = seen_through(target)
-        self.defining: Any = _defining_class(type(self.target))
-        self.defaults: Mapping[str, Any] = _defaults(self.defining)
-        self.is_megatron = self.defining.__module__.startswith("megatron.core")
-        self.class_name = type(self.target).__name__
-
-    @property
-    def is_deferred(self) -> bool:
-        """Whether Megatron's `__post_init__` waits for a call of `finalize`, as in the classes of Megatron Bridge."""
-        cls = type(self.target)
-        waits = getattr(cls, "__post_init__", None) is not getattr(self.defining, "__post_init__", None)
-        return self.is_megatron and waits and callable(getattr(cls, "finalize", None))
+    @classmethod
+    def of_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
+        """Return a section's values; the version of megatron-core decides about the fields; None: all of them."""
+        missing = _missing(role, str(version) if version is not None else None)
+        names = PLANNED & FIELDS[role].keys() - missing
+        return cls(
+            role=role,
+            section=section,
+            values={name: section.values[name] for name in names},
+            defaults={name: DEFAULTS[role][name] for name in names},
+            is_megatron=role != "train",
+            class_name=OWNERS[role],
+            is_part=True,
+        )
 
     def has(self, attribute: str) -> bool:
-        """Return whether the object has the attribute."""
-        return hasattr(self.target, attribute)
+        """Return whether the owner has the attribute."""
+        return attribute in self.values
 
     def value(self, attribute: str) -> Any:
-        """Return what the object holds now."""
-        return getattr(self.target, attribute, ABSENT)
+        """Return what the owner holds now; None for an attribute that is not there."""
+        return self.values.get(attribute)
 
     def own(self, attribute: str) -> Any:
-        """Return what the object held before any sync wrote to it, unless it was changed since."""
-        written = vars(self.target).get(WRITTEN, {}) if hasattr(self.target, "__dict__") else {}
-        if isinstance(written, dict) and attribute in written and same(written[attribute][0], self.value(attribute)):
-            return written[attribute][1]
-        return self.value(attribute)
+        """Return what the owner held before any sync wrote to it, unless it was changed since."""
+        return self.before[attribute] if attribute in self.before else self.value(attribute)
 
     def is_own(self, attribute: str) -> bool:
         """Return whether the value was set: it differs from Megatron's own class default."""
@@ -79,27 +95,77 @@ class Owner:
         source = COMPUTED.get(attribute)  # a value that Megatron computed is not the owner's own
         return source is None or not same(own, self.own(source))
 
+
+class Owner:
+    """An object in a role.
+
+    Args:
+        role: That of `OwnerValues`.
+        target: The object, or one that holds it as its `transformer` and hands attributes on to it.
+    """
+
+    def __init__(self, role: str, target: Any) -> None:
+        self.role = role
+        self.target = seen_through(target)
+        self.defining: Any = _defining_class(type(self.target))
+        self.is_megatron = self.defining.__module__.startswith("megatron.core")
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether Megatron's `__post_init__` waits for a call of `finalize`, as in the classes of Megatron Bridge."""
+        cls = type(self.target)
+        waits = getattr(cls, "__post_init__", None) is not getattr(self.defining, "__post_init__", None)
+        return self.is_megatron and waits and callable(getattr(cls, "finalize", None))
+
+    def read(self) -> OwnerValues:
+        """Return what a plan reads of the object."""
+        held = {name: self.value(name) for name in PLANNED}
+        values = {name: in_one_form(value) for name, value in held.items() if value is not ABSENT}
+        before = {name: in_one_form(self.own(name)) for name in self._written if name in values}
+        return OwnerValues(
+            role=self.role,
+            section=read_section(self.role, self.target) if self.role in FIELDS else Section(values={}),
+            values=values,
+            before={name: value for name, value in before.items() if not same(value, values[name])},
+            defaults={name: in_one_form(one) for name, one in class_defaults(self.defining).items() if name in values},
+            is_megatron=self.is_megatron,
+            class_name=OWNERS[self.role] if self.is_megatron and self.role in OWNERS else type(self.target).__name__,
+        )
+
+    def value(self, attribute: str) -> Any:
+        """Return what the object holds now, `ABSENT` for an attribute that is not there."""
+        return getattr(self.target, attribute, ABSENT)
+
+    def own(self, attribute: str) -> Any:
+        """Return what the object held before any sync wrote to it, unless it was changed since."""
+        written = self._written
+        if attribute in written and same(written[attribute][0], self.value(attribute)):
+            return written[attribute][1]
+        return self.value(attribute)
+
     def class_of(self, attribute: str) -> type | None:
         """Return the class whose objects a field of Megatron's own config holds; None for another owner's field."""
         return _annotated(self.defining, attribute) if self.is_megatron else None
 
-    def dtype(self, token: str) -> Any:
-        """Return the dtype that `token` names, in the form that the owner holds."""
-        return torch_dtype(token)
-
-    def reading(self, config: PrecisionConfig, field: str) -> Any:
-        """Return what a field of `config` reads as, in the form that the owner holds."""
-        return getattr(config, field)
+    @property
+    def _written(self) -> Mapping[str, Any]:
+        written = vars(self.target).get(WRITTEN) if hasattr(self.target, "__dict__") else None
+        return written if isinstance(written, dict) else {}
 
     def remember(self, written: dict[str, Any], own: dict[str, Any]) -> None:
         """Note what a sync wrote and what was there before: the next sync starts from the owner's own values."""
         if not hasattr(self.target, "__dict__"):
             return
-        earlier = vars(self.target).get(WRITTEN)
-        record = dict(earlier) if isinstance(earlier, dict) else {}
-        record.update({attribute: (value, own[attribute]) for attribute, value in written.items()})
+        record = {**self._written, **{attribute: (value, own[attribute]) for attribute, value in written.items()}}
         if record:
             vars(self.target)[WRITTEN] = record
+
+
+def in_one_form(value: Any) -> Any:
+    """Return a value as a plan compares it: a dtype's token, an enum's value, anything else as it is."""
+    if is_torch_dtype(value):
+        return dtype_token(value)
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def same(one: object, two: object) -> bool:
@@ -152,49 +218,11 @@ def _annotated(cls: type, attribute: str) -> type | None:
 
 
 @functools.cache
-def _defaults(cls: type) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(cls):
-        return {}
-    defaults = {field.name: default_of(field) for field in dataclasses.fields(cls)}
+def class_defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of the fields of a dataclass that a plan reads."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    defaults = {field.name: default_of(field) for field in fields if field.name in PLANNED}
     return {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
-
-
-class MappingOwner(Owner):
-    """The values of one of Megatron's configs, dtypes as tokens.
-
-    The version of megatron-core decides about the fields that are there; None: all of them.
-    """
-
-    is_deferred = False
-
-    def __init__(self, role: str, values: dict[str, Any], version: Version | None = None) -> None:
-        self.role = role
-        self.target = values
-        self.defaults = DEFAULTS[role]
-        self.is_megatron = True
-        self.class_name = OWNERS[role]
-        self._missing = _missing(role, str(version) if version is not None else None)
-
-    def has(self, attribute: str) -> bool:
-        """Return whether this version of the class has the attribute."""
-        return attribute in self.target and attribute not in self._missing
-
-    def value(self, attribute: str) -> Any:
-        """Return the value; it is the owner's own, since no sync writes to a mapping."""
-        return self.target[attribute] if self.has(attribute) else ABSENT
-
-    own = value
-
-    def class_of(self, attribute: str) -> None:
-        """Return None: a mapping holds plain data."""
-
-    def dtype(self, token: str) -> str:
-        """Return the token itself."""
-        return token
-
-    def reading(self, config: PrecisionConfig, field: str) -> Any:
-        """Return what a field reads as, a dtype as its token."""
-        return config.reading(field)
 
 
 @functools.cache

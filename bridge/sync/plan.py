@@ -15,7 +15,7 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.fields import PAIRS, off_switches
 from bridge.rules.inert import BUFFER
 from bridge.sync.module_recipe import module_recipe
-from bridge.sync.owner import ABSENT, Owner, same
+from bridge.sync.owner import OwnerValues, same
 from bridge.sync.report import SyncRow
 from bridge.sync.routes import CLASS_DEFAULT, FIRST, OWNERS, ROUTES, Route
 
@@ -29,7 +29,7 @@ _BY_ROLE = {role: tuple(r for r in ROUTES if r.owner == role and r.attribute is 
 
 
 def plan(
-    config: PrecisionConfig, owners: Sequence[Owner], *, keep_own: bool = False, is_last: bool = False
+    config: PrecisionConfig, owners: Sequence[OwnerValues], *, keep_own: bool = False, is_last: bool = False
 ) -> list[SyncRow]:
     """Return one row per precision field of every owner.
 
@@ -54,7 +54,7 @@ def plan(
     return [*_without_reuse_under_fsdp(rows, by_role), *sharding_rows(by_role)] if is_last else rows
 
 
-def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
+def _routes_for(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
     """Return the rows of the owner's role, and same-named fields that its class has beyond them."""
     routes = list(_BY_ROLE.get(owner.role, ()))
     if owner.role not in OWNERS:
@@ -67,7 +67,7 @@ def _routes_for(owner: Owner, config: PrecisionConfig) -> list[Route]:
     return routes
 
 
-def _same_named(field: str, owner: Owner) -> Route:
+def _same_named(field: str, owner: OwnerValues) -> Route:
     # A class without `fp8` that has `fp8_recipe` is an optimizer's, whatever its name.
     role = "optimizer" if field == "fp8_recipe" and not owner.has("fp8") else None
     rows = (route for route in ROUTES if field == route.field == route.attribute and role in (None, route.owner))
@@ -84,11 +84,11 @@ class Decision(NamedTuple):
     why: str
 
 
-def _row(config: PrecisionConfig, owner: Owner, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
+def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
     attribute = route.attribute or route.field
     old, since, replaces_own = owner.value(attribute), None, False
-    if old is ABSENT and not owner.has(attribute):
-        old = new = None
+    if not owner.has(attribute):
+        new = None
         verdict, by, why = "absent", config.source_of(route.field), f"{owner.class_name} has no such attribute"
         since = route.since if owner.is_megatron and route.since != FIRST else None
     else:
@@ -116,16 +116,18 @@ def _row(config: PrecisionConfig, owner: Owner, route: Route, *, is_active: bool
     )
 
 
-def _decide(config: PrecisionConfig, owner: Owner, route: Route, attribute: str, *, keep_own: bool) -> Decision:
+def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str, *, keep_own: bool) -> Decision:
     """Return the decision about an attribute whose field acts in this run."""
     stated, source = config.is_stated(route.field), config.source_of(route.field)
     own = owner.own(attribute)
-    reading = module_recipe(config, owner) if route.field == "modules" else owner.reading(config, route.field)
+    reading = config.reading(route.field)
+    if route.field == "modules":
+        reading = module_recipe(config, owner) if reading else None
     mode = f"the mode is {config.mode}"
     if route.rule in ("dtype", "autocast dtype") and config.is_left_open(route.field) and not owner.is_megatron:
         return Decision(None, "set", "stated", "stated as None")
     if route.rule == "dtype" and not stated:
-        return Decision(owner.dtype(config.mode), "derive", "mode", mode)
+        return Decision(config.mode, "derive", "mode", mode)
     if route.rule == "autocast dtype" and not stated:
         return _autocast_dtype(config, owner)
     if route.rule == "switch":
@@ -145,7 +147,7 @@ def _decide(config: PrecisionConfig, owner: Owner, route: Route, attribute: str,
     return Decision(reading, "set", "default", "not stated: the default of the config")
 
 
-def _put_out_of_action(config: PrecisionConfig, owner: Owner, route: Route, attribute: str) -> Decision:
+def _put_out_of_action(config: PrecisionConfig, owner: OwnerValues, route: Route, attribute: str) -> Decision:
     """Return the decision about an attribute whose family or scheme is off in this run."""
     what = f"{route.scheme} scaling" if route.scheme else {"low": "FP8 or FP4"}.get(route.family or "", "")
     why = f"no {what or (route.family or '').upper()} in this run"
@@ -155,18 +157,18 @@ def _put_out_of_action(config: PrecisionConfig, owner: Owner, route: Route, attr
     return Decision(neutral, "neutralise", "mode", why)
 
 
-def _autocast_dtype(config: PrecisionConfig, owner: Owner) -> Decision:
+def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues) -> Decision:
     """Decide: params_dtype as it will be, unless autocast is on with a dtype of the owner's own."""
     is_on = config.autocast_enabled or (
         not config.is_stated("autocast_enabled") and owner.value("enable_autocast") is True
     )
     if is_on and owner.is_own("autocast_dtype"):
         return Decision(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
-    dtype = owner.reading(config, "params_dtype") or owner.dtype(config.mode)
+    dtype = config.reading("params_dtype") or config.mode
     return Decision(dtype, "derive", "mode", "follows params_dtype")
 
 
-def _nan_check(config: PrecisionConfig, owner: Owner) -> list[SyncRow]:
+def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
     """Return the row that lets the first overflows of a dynamic loss scale pass.
 
     Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; configs built in Python
@@ -196,7 +198,7 @@ def _nan_check(config: PrecisionConfig, owner: Owner) -> list[SyncRow]:
     return [replace(row, new=False, verdict=verdict, by="mode", why=why)]
 
 
-def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncRow]:
+def _counts_that_act(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list[SyncRow]:
     """Give layers kept in BF16 Megatron's own counts where the owner holds 0 and 0, which would switch them off."""
     for owner in owners:
         mine = {row.attribute: index for index, row in enumerate(rows) if row.owner == owner.role}
@@ -218,7 +220,7 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[Owner]) -> list[SyncR
     return rows
 
 
-def scheme_of(config: PrecisionConfig, owners: Iterable[Owner]) -> str | None:
+def scheme_of(config: PrecisionConfig, owners: Iterable[OwnerValues]) -> str | None:
     """Return the scaling scheme the run will have: the stated one, else an owner's own, else the config's default."""
     field = "fp8_recipe" if config.fp8 else "fp4_recipe"
     if config.scheme is not None and not config.is_stated(field):
@@ -251,26 +253,26 @@ def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
     return answered
 
 
-def under_fsdp(owners: Mapping[str, Owner]) -> bool:
+def under_fsdp(owners: Mapping[str, OwnerValues]) -> bool:
     """Return whether Megatron-FSDP shards the run."""
     ddp = owners.get("ddp")
     return ddp is not None and ddp.value("use_megatron_fsdp") is True
 
 
-def _without_reuse_under_fsdp(rows: list[SyncRow], owners: Mapping[str, Owner]) -> list[SyncRow]:
+def _without_reuse_under_fsdp(rows: list[SyncRow], owners: Mapping[str, OwnerValues]) -> list[SyncRow]:
     """Return the rows with the reuse of the gradient buffer off under Megatron-FSDP, which has no such buffer."""
     if not under_fsdp(owners):
         return rows
     return [_off_under_fsdp(row, owners[row.owner]) if row.attribute == BUFFER and row.new else row for row in rows]
 
 
-def _off_under_fsdp(row: SyncRow, owner: Owner) -> SyncRow:
+def _off_under_fsdp(row: SyncRow, owner: OwnerValues) -> SyncRow:
     verdict = "agree" if row.old is False else "neutralise"
     why = "Megatron-FSDP does not implement it"
     return replace(row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=owner.is_own(BUFFER))
 
 
-def sharding_rows(owners: Mapping[str, Owner]) -> list[SyncRow]:
+def sharding_rows(owners: Mapping[str, OwnerValues]) -> list[SyncRow]:
     """Return a row for each switch that is off in one of optimizer and DDP and on in the other, or needed by FSDP."""
     if not {"optimizer", "ddp"} <= owners.keys():
         return []

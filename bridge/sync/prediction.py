@@ -9,7 +9,7 @@ and rehearsal ask the prediction, and nothing else foresees a sync.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from bridge.rules.section import ROLES, Section, read_section
 from bridge.rules.shape.model import ModelShape, read_shape
 from bridge.rules.shape.parallel import Parallel, read_parallel
 from bridge.rules.target import Target
-from bridge.sync.owner import MappingOwner, own_values, seen_through
+from bridge.sync.owner import OwnerValues, own_values, seen_through
 from bridge.sync.plan import plan
 from bridge.sync.report import SyncRow
 
@@ -41,10 +41,16 @@ class Prediction:
     target: Target
     origins: Origins | None = None
     """Path of a setting -> its source."""
+    owners: tuple[OwnerValues, ...]
+    """The values that the plan starts from."""
     rows: tuple[SyncRow, ...]
     """The plan of the sync."""
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
+
+    def is_of(self, precision: PrecisionConfig, owners: Sequence[OwnerValues]) -> bool:
+        """Return whether the plan is that of a sync of this precision into these owners."""
+        return self.precision is precision and [*self.owners] == [*owners]
 
     def under(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
@@ -149,10 +155,17 @@ def _predicted(
     precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target, origins: Origins | None
 ) -> Prediction:
     values = {role: dict(section.values) for role, section in sections.items()}
-    rows: tuple[SyncRow, ...] = ()
-    if precision is not None:
-        rows = tuple(plan(precision, [MappingOwner(role, values[role], target.mcore) for role in OWNERS], is_last=True))
-        for row in rows:
-            if row.verdict != "absent":
-                values[row.owner][row.attribute] = row.new
-    return Prediction(precision=precision, sections=sections, target=target, origins=origins, rows=rows, values=values)
+    owners = tuple(OwnerValues.of_section(role, sections[role], target.mcore) for role in OWNERS)
+    rows = tuple(plan(precision, owners, is_last=True)) if precision is not None else ()
+    for row in rows:
+        if row.verdict != "absent":
+            values[row.owner][row.attribute] = row.new
+    return Prediction(
+        precision=precision,
+        sections=sections,
+        target=target,
+        origins=origins,
+        owners=owners,
+        rows=rows,
+        values=values,
+    )

@@ -1,11 +1,13 @@
 """`synchronize`: plan, check on copies and by the rules, apply all or nothing.
 
-It takes a config that was finalized; `bridge.synchronize` finalizes it, and takes a recipe's name too.
+`last_sync` is the sync that a run begins after. It applies the plan that a prediction of the run has made already,
+unless the owners have changed since, and runs the checks of Megatron's that waited for it.
 """
 
 import contextlib
 import copy
 import functools
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +23,20 @@ from bridge.errors import (
     close_matches,
     did_you_mean,
 )
-from bridge.precision.config import FIELD_DEFAULTS, PrecisionConfig
-from bridge.precision.dtypes import dtype_token, is_torch_dtype
-from bridge.precision.matchers import quant_recipes
-from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
+from bridge.precision.config import FIELDS, PrecisionConfig
+from bridge.precision.dtypes import torch_dtype
+from bridge.rules.context import PRECISION_OWNERS, RuleContext, View, reading_of
 from bridge.rules.fields import DEFAULTS
 from bridge.rules.rule import RuleFinding, ask
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.target import Target
 from bridge.rules.versions import installed, installed_text
-from bridge.sync.owner import Owner, same, seen_through
-from bridge.sync.plan import plan, scheme_of
+from bridge.sync.module_recipe import recipe_object
+from bridge.sync.owner import ABSENT, ATTRIBUTES, Owner, OwnerValues, class_defaults, in_one_form, same, seen_through
+from bridge.sync.plan import BUFFER, plan, scheme_of, sharding_rows, under_fsdp
+from bridge.sync.prediction import Prediction
 from bridge.sync.report import OVERRIDE, SyncReport, SyncRow, plain
-from bridge.sync.routes import OWNERS, ROUTES
-
-ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
-"""Every name under which an owner may hold a field of a precision."""
+from bridge.sync.routes import OWNERS
 
 BF16_SUMS = "disable_bf16_reduced_precision_matmul"
 """Field that Megatron turns into a switch of the process."""
@@ -46,36 +46,138 @@ KEEP = " or 'keep'"
 
 POLICIES = ("override", "error", "keep")
 
+log = logging.getLogger(__name__)
 
-def synchronize(
-    config: PrecisionConfig, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False
+
+def write(
+    config: PrecisionConfig,
+    given: Mapping[str, Any],
+    *,
+    on_conflict: str = "override",
+    strict: bool = False,
+    known: Prediction | None = None,
 ) -> SyncReport:
-    """Write a config into the objects that are given, role -> object or None; see `bridge.synchronize`."""
+    """Write a finalized config into the objects that are given, role -> object or None; see `synchronize`.
+
+    `known` is the run as it was foreseen, whose plan is applied where it was made for these very values.
+    """
     if on_conflict not in POLICIES:
         matches = ["error"] if on_conflict == "raise" else close_matches(str(on_conflict), POLICIES)
         rule = f"must be one of {', '.join(POLICIES)}"
         raise UnknownPolicyError.of("on_conflict", rule, on_conflict, did_you_mean(matches), matches)
-    owners = [Owner(role, target) for role, target in given.items() if target is not None]
-    refuse_wrong_objects(owners)
-    rows = plan(config, owners, keep_own=on_conflict == "keep", is_last=strict)
+    owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
+    refuse_wrong_objects(list(owners.values()))
+    values = {role: owner.read() for role, owner in owners.items()}
+    if known is not None and known.is_of(config, list(values.values())):
+        planned: Sequence[SyncRow] = known.rows
+    else:
+        planned = plan(config, list(values.values()), keep_own=on_conflict == "keep", is_last=strict)
+    rows = [_in_the_owners_form(row, owners[row.owner]) for row in planned]
     name = config.recipe or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
-    trial = try_on_copies(owners, rows, is_last=strict)
-    by_role = {owner.role: owner for owner in owners}
-    asked = sync_findings(config, by_role, trial.rows, scheme=scheme_of(config, owners), is_last=strict)
+    trial = try_on_copies(list(owners.values()), rows, is_last=strict)
+    asked = sync_findings(config, values, trial.rows, scheme=scheme_of(config, values.values()), is_last=strict)
     fatal = [finding for finding in trial.findings if finding.severity == "error"]
     fatal += [finding for finding in asked if is_refused(finding, is_last=strict)]
     if fatal:
         raise SyncCheckError(f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal)
-    apply(owners, trial.values)
-    _forbid_bf16_sums(config, by_role.get("model"))
+    apply(list(owners.values()), trial.values)
+    _forbid_bf16_sums(config, owners.get("model"))
     return SyncReport(
         precision=config.label,
         rows=(*trial.rows, *_process_rows(config)),
         findings=(*trial.findings, *asked),
         megatron_version=megatron_version(),
     )
+
+
+def _in_the_owners_form(row: SyncRow, owner: Owner) -> SyncRow:
+    """Return a row of the plan with the old and the new value as the object holds them."""
+    if row.verdict == "absent":
+        return row
+    held = owner.value(row.attribute)
+    for known in (held, owner.own(row.attribute), class_defaults(owner.defining).get(row.attribute, ABSENT)):
+        if same(in_one_form(known), row.new):
+            return replace(row, old=held, new=known)
+    new, kind = row.new, owner.class_of(row.attribute) if row.field == "modules" else None
+    if kind is not None and new is not None:
+        new = recipe_object(kind, new, owner.target)
+    elif row.field in FIELDS and FIELDS[row.field].kind == "dtype" and isinstance(new, str):
+        new = torch_dtype(new)
+    return replace(row, old=held, new=new)
+
+
+def last_sync(
+    config: PrecisionConfig | None, given: Mapping[str, Any], known: Prediction | None = None
+) -> SyncReport | None:
+    """Write a finalized config into the objects of a run, and run the checks that waited for it.
+
+    Args:
+        config: The precision; None: the owners keep their own settings, which have to agree.
+        given: Role -> object, or None where there is none.
+        known: The run as it was foreseen.
+    """
+    report = None
+    if config is None:
+        _require_agreement(given)
+        _share_sharding(given)
+    else:
+        report = write(config, given, strict=True, known=known)
+    _finalize(given)
+    return report
+
+
+def _require_agreement(given: Mapping[str, Any]) -> None:
+    """Refuse a model and an optimizer of different precision: without a recipe no other check would notice."""
+    for name in ("fp16", "bf16"):
+        ours, theirs = getattr(given["model"], name, None), getattr(given["optimizer"], name, None)
+        if None not in (ours, theirs) and ours != theirs:
+            finding = Finding(
+                path=f"model.{name}",
+                rule=f"must equal optimizer.{name}, which is {theirs!r}",
+                value=ours,
+                remedy="Give both the same value, or choose a recipe.",
+            )
+            raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
+
+
+def _share_sharding(given: Mapping[str, Any]) -> None:
+    """Bring the sharding of optimizer and DDP in step, as the sync of a recipe does."""
+    owners = {role: Owner(role, given[role]) for role in ("optimizer", "ddp") if given[role] is not None}
+    values = {role: owner.read() for role, owner in owners.items()}
+    rows = sharding_rows(values)
+    for finding in sync_findings(None, values, rows, is_last=True):
+        log.warning("%s", finding)
+    for row in rows:
+        setattr(owners[row.owner].target, row.attribute, row.new)
+    for role, owner in owners.items():
+        if under_fsdp(values) and values[role].value(BUFFER) is True:
+            log.warning("%s.%s: turned off, Megatron-FSDP does not implement it", role, BUFFER)
+            setattr(owner.target, BUFFER, False)
+
+
+def _finalize(given: Mapping[str, Any]) -> None:
+    """Run Megatron's checks on an optimizer and a DDP config that put them off.
+
+    A library that only this machine lacks is no fault of the configs; the run reports it where it needs it.
+    """
+    for role in ("optimizer", "ddp"):
+        target = given[role]
+        if target is None or not Owner(role, target).is_deferred:
+            continue
+        try:
+            target.finalize()
+        except Exception as error:  # Megatron's checks raise whatever comes to hand
+            if reason_of(error) == NO_TRANSFORMER_ENGINE:
+                continue
+            finding = Finding(
+                path=role,
+                rule=f"Megatron's own validation refuses it ({reason_of(error)})",
+                value=type(target).__name__,
+                remedy="Change the setting it names.",
+            )
+            raise SyncCheckError("These configs cannot be run:", [finding]) from error
 
 
 def _forbid_bf16_sums(config: PrecisionConfig, model: Owner | None) -> None:
@@ -91,7 +193,7 @@ NO_CONFIGS = (type, str, dict, list, tuple, int, float)
 
 def has_a_precision_field(owner: Owner) -> bool:
     """Return whether there is anything of a precision to write into an object."""
-    return owner.role == "train" or any(owner.has(name) for name in ATTRIBUTES)
+    return owner.role == "train" or any(owner.value(name) is not ABSENT for name in ATTRIBUTES)
 
 
 def refuse_wrong_objects(owners: list[Owner]) -> None:
@@ -287,7 +389,7 @@ def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, An
         name: vars(twin)[name]
         for name in DERIVED
         if name in vars(twin)
-        and not (owner.is_deferred and name in owner.defaults)
+        and not (owner.is_deferred and name in class_defaults(owner.defining))
         and not (name in wanted and same(wanted[name], vars(twin)[name]))
         and not (name not in wanted and same(getattr(owner.target, name, None), vars(twin)[name]))
     }
@@ -329,43 +431,6 @@ def _overruled(rows: Sequence[SyncRow], owner: Owner, derived: Mapping[str, Any]
 _RULES = tuple(rule for rule in RULES if rule.sync is not None)
 
 
-class _OwnerView:
-    """The values of an owner after the plan as attributes: dtypes as tokens, enums as their values.
-
-    A field that a foreign object or an older Megatron does not have is None; an owner that is not given holds what the
-    precision reads as, and Megatron's defaults.
-    """
-
-    def __init__(self, role: str, owner: Owner | None, rows: Sequence[SyncRow], reading: Mapping[str, Any]) -> None:
-        self._role, self._owner, self._reading = role, owner, reading
-        self._planned = {row.attribute: row for row in rows if row.owner == role and row.verdict != "absent"}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        value = self.__dict__[name] = self._find(name)
-        return value
-
-    def _find(self, name: str) -> Any:
-        if name in self._planned:
-            return _plain(self._planned[name].new, self._role, name)
-        if self._owner is None:
-            return self._reading[name] if name in self._reading else DEFAULTS[self._role].get(name)
-        return _plain(self._owner.value(name), self._role, name) if self._owner.has(name) else None
-
-
-def _plain(value: Any, role: str, name: str) -> Any:
-    """Return a value as rules expect it; the class default for what is no plain value, as a mock's attributes are."""
-    if value is None or isinstance(value, bool | int | float | tuple | list | dict):
-        return value
-    if is_torch_dtype(value):
-        return dtype_token(value)
-    if name == "quant_recipe":
-        return [recipe.to_file() for recipe in quant_recipes(value)] or None
-    value = getattr(value, "value", value)
-    return str(value) if isinstance(value, str) else DEFAULTS[role].get(name, FIELD_DEFAULTS.get(name))
-
-
 @functools.cache
 def _installed() -> Target:
     return Target(mcore=installed("mcore"), te=installed("te"))
@@ -373,18 +438,28 @@ def _installed() -> Target:
 
 def sync_findings(
     config: PrecisionConfig | None,
-    owners: Mapping[str, Owner],
+    owners: Mapping[str, OwnerValues],
     rows: Sequence[SyncRow],
     *,
     scheme: str | None = None,
     is_last: bool = False,
 ) -> list[RuleFinding]:
-    """Return what the rules find in the owners as a plan leaves them."""
+    """Return what the rules find in the owners as a plan leaves them.
+
+    A field that an owner does not have is None; an owner that is not given holds what the precision reads as, and
+    Megatron's defaults.
+    """
     reading = reading_of(config) if config is not None else {}
-    views = {role: _OwnerView(role, owners.get(role), rows, reading) for role in PRECISION_OWNERS}
-    given = frozenset(owners)
+    values = {
+        role: owners[role].section.held if role in owners else {**DEFAULTS[role], **reading}
+        for role in PRECISION_OWNERS
+    }
+    for row in rows:
+        if row.owner in values and row.verdict != "absent":
+            values[row.owner][row.attribute] = in_one_form(row.new)
+    views = {role: View(of_role) for role, of_role in values.items()}
     context = RuleContext(
-        config, views=views, given=given, rows=rows, scheme=scheme, target=_installed(), is_last=is_last
+        config, views=views, given=frozenset(owners), rows=rows, scheme=scheme, target=_installed(), is_last=is_last
     )
     context.read_owners()
     return ask(_RULES, context)

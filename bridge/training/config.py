@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.registry.schedule import PrecisionSchedule
+    from bridge.sync.prediction import Prediction
     from bridge.sync.report import SyncReport
 
 __all__ = [
@@ -198,21 +199,26 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
     return report
 
 
-def write_precision(config: ConfigContainer) -> SyncReport | None:
-    """Write the precision of a container, None or finalized already, for a caller that logs the report."""
+def write_precision(config: ConfigContainer, known: Prediction | None = None) -> SyncReport | None:
+    """Write the precision of a container, None or finalized already, for a caller that logs the report.
+
+    `known` is the run as it was foreseen: its plan is applied unless the container has changed since.
+    """
     precision: Any = config.mixed_precision
-    return _written(config, precision)
+    return _written(config, precision, known)
 
 
-def _written(config: ConfigContainer, precision: MixedPrecisionConfig | None) -> SyncReport | None:
+def _written(
+    config: ConfigContainer, precision: MixedPrecisionConfig | None, known: Prediction | None = None
+) -> SyncReport | None:
     """Write a precision into the sections of a container, and into the container itself."""
-    from bridge.sync.last import last_sync  # the classes of this module do without the sync
+    from bridge.sync.synchroniser import last_sync  # the classes of this module do without the sync
 
     given: dict[str, Any] = {"model": config.model, "optimizer": config.optimizer, "ddp": config.ddp}
     if any(owner is not None for owner in given.values()):
         given["train"] = config.train  # alone it holds nothing of a precision
     schedule = _schedule(config, precision)
-    report = last_sync(precision, given)
+    report = last_sync(precision, given, known)
     config.mixed_precision = precision
     if schedule is not None:
         config.precision_schedule = schedule

@@ -22,6 +22,7 @@ from bridge.front.train import main_train
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.statements import Statements
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.sync.plan import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = f"{Path(bridge.__file__).parent}{os.sep}"
@@ -31,6 +32,7 @@ COUNTED: dict[Any, str] = {
         "constructed": Statements.__init__,
         "finalized": MixedPrecisionConfig.finalize,
         "contained": container,
+        "planned": plan,
     }.items()
     if isinstance(function, FunctionType)
 }

@@ -32,9 +32,9 @@ def test_functions_of_at_most_50_files_run_on_the_way(path: dict[str, Any]) -> N
     assert len(path["entered"]) <= 50, "\n".join(path["entered"])
 
 
-def test_the_recipe_is_made_once_and_finalized_once_for_one_container(path: dict[str, Any]) -> None:
+def test_one_recipe_is_finalized_once_and_planned_once_for_one_container(path: dict[str, Any]) -> None:
     calls = {name: count for name, count in path["calls"].items() if name}
-    assert calls == {"constructed": 1, "finalized": 1, "contained": 1}
+    assert calls == {"constructed": 1, "finalized": 1, "contained": 1, "planned": 1}
 
 
 def test_the_rooms_are_entered_downhill(path: dict[str, Any]) -> None:

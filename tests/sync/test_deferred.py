@@ -9,12 +9,16 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizer
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import SyncCheckError
+from bridge.preflight.check import check_run
+from bridge.sync import synchroniser
 from bridge.sync.owner import Owner
+from bridge.sync.plan import plan
 from bridge.training.config import (
     ConfigContainer,
     DistributedDataParallelConfig,
     OptimizerConfig,
     runtime_config_update,
+    write_precision,
 )
 
 BUFFER = "reuse_grad_buf_for_mxfp8_param_ag"
@@ -127,3 +131,19 @@ def test_without_a_recipe_they_are_checked_and_agree_before_a_run(megatron_owner
         "  ddp: Megatron's own validation refuses it (Reuse grad buffer only when keeping params in MXFP8.), got "
         "'DistributedDataParallelConfig'. Change the setting it names."
     )
+
+
+def test_the_plan_that_a_check_made_is_applied_unless_an_owner_has_changed_since(megatron_owners, monkeypatch) -> None:
+    planned = []
+    monkeypatch.setattr(
+        synchroniser, "plan", lambda *given, **options: planned.append(given) or plan(*given, **options)
+    )
+    for change in (False, True):
+        config = ConfigContainer(**owners(megatron_owners), mixed_precision=MixedPrecisionConfig(bf16=True))
+        foreseen = check_run(config, target=None).setup.prediction
+        if change:
+            config.optimizer.loss_scale = 1024.0
+        report = write_precision(config, foreseen)
+        assert report.row("optimizer.loss_scale").new == (1024.0 if change else None)
+        assert config.model.params_dtype is torch.bfloat16
+        assert len(planned) == change

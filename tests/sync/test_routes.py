@@ -18,7 +18,10 @@ from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.dtypes import dtype_token
 from bridge.precision.groups import GROUPS
 from bridge.rules.fields import DEFAULTS
-from bridge.sync.routes import NOT_ROUTED, ROUTES, routes_of
+from bridge.rules.section import read_section
+from bridge.sync.owner import OwnerValues
+from bridge.sync.plan import plan
+from bridge.sync.routes import NOT_ROUTED, ROUTES, Route, routes_of
 from bridge.sync.synchroniser import megatron_version
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,24 +193,22 @@ def test_a_stated_field_is_written_and_a_second_sync_changes_nothing(field: str,
     assert synchronize(config, **owners).changes == ()
 
 
+def owner_of(route: Route, values: dict[str, Any]) -> OwnerValues:
+    return OwnerValues.of_section(route.owner, read_section(route.owner, values), version=None)
+
+
 @pytest.mark.parametrize("field", MEGATRON_FIELDS)
 def test_an_owners_own_value_of_a_field_that_is_not_stated_stays_and_is_listed(field: str) -> None:
     (route,) = routes_of(field)
     own = getattr(config_with(field), field)
-    from bridge.sync.owner import MappingOwner
-    from bridge.sync.plan import plan
-
-    held = dict(DEFAULTS[route.owner]) | {field: dtype_token(own) if isinstance(own, torch.dtype) else own}
+    held = {field: dtype_token(own) if isinstance(own, torch.dtype) else own}
     for recipe in (MixedPrecisionConfig(bf16=True), MixedPrecisionConfig(fp32=True), config_with("tp_only_amax_red")):
         if recipe.is_stated(field):
             continue
-        (row,) = (row for row in plan(recipe, [MappingOwner(route.owner, dict(held))]) if row.attribute == field)
+        (row,) = (row for row in plan(recipe, [owner_of(route, held)]) if row.attribute == field)
         assert (row.verdict, row.new) == ("keep", held[field])
-    (row,) = (
-        row
-        for row in plan(MixedPrecisionConfig(bf16=True), [MappingOwner(route.owner, dict(DEFAULTS[route.owner]))])
-        if row.attribute == field
-    )
+    rows = plan(MixedPrecisionConfig(bf16=True), [owner_of(route, {})])
+    (row,) = (row for row in rows if row.attribute == field)
     assert (row.verdict, row.new) == ("agree", DEFAULTS[route.owner][field])
 
 
