@@ -17,7 +17,7 @@ from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.interop.contract import ExportReport, ImportReport, Unmapped
 from bridge.interop.meaning import recipe_named, semantics_of, unread_fields
 from bridge.interop.reading.settings import Settings
-from bridge.interop.records import record_named
+from bridge.interop.table import record_named
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.pytorch.loop import checked
@@ -143,8 +143,13 @@ class ImportBuilder:
         detail = f"nothing in the file states it; {decided_by} decides"
         self.report("mode", None, "unsupported", detail, f"Give that, or take {default} with --assume-defaults.")
 
-    def finish(self, semantics: str, *, label: str = "", recipe: str | None = None) -> ImportReport:
-        """Return the report; PayloadError should a field have been given a value it cannot hold."""
+    def finish(
+        self, semantics: str, *, label: str = "", recipe: str | None = None, is_whole: bool = True
+    ) -> ImportReport:
+        """Return the report; PayloadError should a field have been given a value it cannot hold.
+
+        No recipe is named where the fields are not the whole precision of the run.
+        """
         try:
             config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
         except PrecisionTypeError as error:
@@ -156,7 +161,10 @@ class ImportBuilder:
                     detail = f"no mode is stated with it; {self.decided_by} decides in what all but its GEMMs runs"
                     remedy = "State bf16, fp16 or fp32 with it."
                     self.report(scheme, self.fields[scheme], "unsupported", detail, remedy)
-        same = semantics in (semantics_of(config), "fsdp_policy")  # a policy's FP32 shards are FP32 masters
+        same = is_whole and semantics in (
+            semantics_of(config),
+            "fsdp_policy",
+        )  # a policy's FP32 shards are FP32 masters
         return ImportReport(
             config=config,
             semantics=semantics,
@@ -217,6 +225,12 @@ class ExportBuilder:
         for field in fields:
             if field == fields[0] or (field in self.config.stated and self.values[field] not in (False, None)):
                 self.report(field, "unsupported", detail, remedy)
+
+    def record_if_on(self, row: str, fields: tuple[str, ...], /, **facts: object) -> None:
+        """Record that none of `fields` has a form there: the first, and others that are stated and on."""
+        for field in fields:
+            if field == fields[0] or (field in self.config.stated and self.values[field] not in (False, None)):
+                self.record(row, field, **facts)
 
     def finish(self, payload: Any) -> ExportReport:
         """Return the report, after stated fields not mentioned so far are mapped or reported."""

@@ -37,6 +37,17 @@ REASONS = MappingProxyType(
     }
 )
 
+REMEDIES = MappingProxyType(
+    {
+        "unsupported": "Set it up by hand where you train next.",
+        "approximated": "Nothing to do.",
+        "implied default": "Write it down if the run depends on it.",
+        "dead knob": "Drop it.",
+        "semantics": "Look at what it does.",
+    }
+)
+"""Reason -> what to do where a row does not say it."""
+
 SEMANTICS = MappingProxyType(
     {
         "megatron_o2": "half-precision weights everywhere, FP32 master weights in the optimizer",

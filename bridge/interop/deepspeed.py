@@ -16,9 +16,10 @@ from typing import Any
 
 from bridge.interop.builders import MODES, ExportBuilder, ImportBuilder, semantics_of
 from bridge.interop.contract import ContextKey, ExportReport, ImportReport, Recognised, System, as_json
+from bridge.interop.optimizers import low_precision_optimizer
 from bridge.interop.pytorch.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.interop.reading.settings import Settings
-from bridge.interop.unsupported import low_precision_optimizer, report_row, rows
+from bridge.interop.unsupported import report_row, rows
 from bridge.precision.dtypes import TORCH_NAMES
 from bridge.registry.config import MixedPrecisionConfig
 

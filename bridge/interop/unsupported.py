@@ -1,10 +1,5 @@
-"""Settings that bear on precision and have no field: rows of `unsupported.yaml`, and optimizers known by their names.
+"""Settings that bear on precision and have no field: rows of `unsupported.yaml`."""
 
-Source of the optimizers: transformers 5.23.0 training_args.py (`OptimizerNames`), Axolotl 0.19.0 core/builders/base.py,
-DeepSpeed 0.9.5 runtime/fp16/onebit, flashoptim 0.1.3.
-"""
-
-import re
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -12,17 +7,10 @@ from typing import NamedTuple
 import yaml
 
 from bridge.interop.builders import ImportBuilder
+from bridge.interop.optimizers import low_precision_optimizer
 from bridge.interop.reading.settings import Settings
 
 BY_HAND = "Set it up by hand where you train next."
-OPTIMIZERS = (
-    (r"one_?bit|1bit|zero_?one", "it sends the momentum between ranks with one bit per value"),
-    (r"^flash_", "FlashOptim quantises the optimizer's state and keeps 24 bits of each weight"),
-    (r"anyprecision", "the dtypes of its state, and whether it keeps rounding errors, are arguments of its own"),
-    (r"^optimi_", "weights in half precision are stepped on with Kahan summation"),
-    (r"(?<![1-9])(8|4)_?bit|fp8|float8|int8", "the optimizer's state is kept in 8 bits or fewer"),
-)
-"""Pattern of an optimizer's name -> what keeps, sends or rounds values there with fewer bits than FP32."""
 
 
 class Row(NamedTuple):
@@ -61,13 +49,6 @@ def report_row(builder: ImportBuilder, name: str, value: object, row: Row) -> No
         builder.map(name)
     else:
         builder.report(name, value, row.reason, row.detail, row.remedy)
-
-
-def low_precision_optimizer(name: object) -> str | None:
-    """Return what is not FP32 about the optimizer of that name, as a clause; None where nothing is known to be."""
-    if not isinstance(name, str):
-        return None
-    return next((detail for pattern, detail in OPTIMIZERS if re.search(pattern, name.lower())), None)
 
 
 def report_optimizer(builder: ImportBuilder, setting: str, name: object) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from bridge.cli.main import main
-from bridge.interop import records, systems
+from bridge.interop import systems, table
 from bridge.interop.contract import System
 from bridge.registry.registry import REGISTRY
 from tests.interop.properties import check_export, check_import, check_return
@@ -23,9 +23,8 @@ ROWS, CODE, ROW, LORA, SESSION = (text for _, text in BLOCKS)
 def litgpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     """The page's system, as if its three files were written."""
     (tmp_path / "litgpt.yaml").write_text(ROWS)
-    given = records.rows_of("litgpt", tmp_path)
-    known = records.rows_of
-    monkeypatch.setattr(records, "rows_of", lambda name: given if name == "litgpt" else known(name))
+    given, known = table.table("litgpt", tmp_path), table.table
+    monkeypatch.setattr(table, "table", lambda name: given if name == "litgpt" else known(name))
     module = ModuleType("bridge.interop.litgpt")
     exec(compile(CODE, "litgpt.py", "exec"), vars(module))  # noqa: S102  the page's own code
     monkeypatch.setitem(sys.modules, module.__name__, module)

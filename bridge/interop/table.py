@@ -1,0 +1,255 @@
+"""A foreign system as a table: `rows/SYSTEM.yaml` has its settings and sentences, and one engine reads any document.
+
+    title: LitGPT
+    version: LitGPT 0.5.13
+    needs:                                  # fact -> why a setting is not read without it
+      fp8: "nothing is FP8 without fp8: true"
+    settings:                               # groups; what stands next to `rows` holds for each row of the group
+    - decisive: [precision, fp8]            # the system's own function reads these
+    - needs: [fp8]
+      rows:
+        fp8_margin: {field: fp8_margin, reads: whole, least: 0, default: 0, since: LitGPT 0.5}
+    - rows:
+        quantize: the frozen weights are stored in few bits
+    sentences:                              # what the function reports: builder.record("litgpt.no-fp8", "fp8")
+      no-fp8: {detail: LitGPT has no FP8 and no FP4 training, remedy: Train in BF16 there.}
+
+A setting is named from the top of its document ("fp8_config.margin"); null counts as not given. `*` and `[ab]` stand
+for parts of a name between two dots, `<precision>` for any name that looks as if it bore on precision, `<other case>`
+for one that has a row in lower case. Names go before patterns, and the first pattern that fits counts. A row is a
+mapping of these columns, or its `detail` alone:
+
+    detail     why the value cannot be converted exactly, a clause; a mapping has it by value, and others are in order
+    reason     one of `contract.REASONS`; unsupported where there is none
+    remedy     what to do, a sentence; each reason has a usual one
+    harmless   values that change nothing; [false] where there are none
+    field      the field that the setting becomes
+    reads      switch, whole, number, text, dtype or section (a block): anything else is an error; or optimizer, the
+               name of one, whose detail is a clause of `optimizers.py`; without it any value is taken
+    words      word -> value of the field, instead of `reads`
+    least      the least number
+    default    the value that counts where nothing is written, in the release of `since`
+    needs      facts without which the setting is not read; the first that does not hold says why
+    when       a fact without which there is nothing to report
+    under      of a group: the block of its names
+    part       of a group: its name, where it is read alone
+
+The system's function finds facts, and hands them to `Table.read` with the document; `Table.write` is a part backwards.
+Sentences are whole, so that a grep finds them. In braces stand facts, and `value` and `lower`, the name in lower case.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from bridge.errors import PayloadError
+from bridge.interop.contract import REMEDIES, Recognised
+from bridge.interop.optimizers import low_precision_optimizer
+from bridge.interop.reading.settings import Settings
+
+if TYPE_CHECKING:
+    from bridge.interop.builders import ExportBuilder, ImportBuilder
+    from bridge.interop.reading.document import Document
+
+FOLDER = files("bridge.interop").joinpath("rows")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""A tenth of the time of PyYAML's own where its C library is there."""
+LOOKS_LIKE_PRECISION = re.compile(
+    r"(^|_)(bf16|fp16|fp8|fp4|fp32|tf32|amp|nvfp4|mxfp[48]|int[48])(_|$)|float\d|bfloat|precision|dtype|data_type"
+    r"|quantiz|quant_|loss_scale|autocast|upcast|\dbit"
+)
+PATTERN = re.compile(r"[*<\[]")
+
+
+class Record(NamedTuple):
+    """Why a setting cannot be converted exactly."""
+
+    reason: str
+    """One of `contract.REASONS`."""
+    detail: str
+    """The difference on the other side, as a clause without a full stop."""
+    remedy: str
+
+    def about(self, facts: Mapping[str, object]) -> "Record":
+        """Return the record with the facts of a file in it."""
+        return Record(self.reason, self.detail.format(**facts), self.remedy.format(**facts))
+
+
+def record(columns: str | Mapping[str, str], reason: str = "unsupported") -> Record:
+    """Return the record of a sentence's row: its columns, or the detail alone."""
+    row = _columns(columns)
+    reason = row.get("reason", reason)
+    return Record(reason, row["detail"], row.get("remedy", REMEDIES[reason]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One setting of a system, with the columns of the table."""
+
+    detail: str | Mapping[str, str] = ""
+    reason: str = "unsupported"
+    remedy: str | None = None
+    harmless: Sequence[object] = ()
+    field: str | None = None
+    reads: str = ""
+    words: Mapping[str, object] | None = None
+    least: float | None = None
+    default: object = None
+    since: str = ""
+    needs: Sequence[str] = ()
+    when: str | None = None
+
+    def value_in(self, given: Settings, key: str) -> object:
+        """Return the value as it is read; PayloadError for one that the system does not take either."""
+        if self.words is not None:
+            return self.words[str(given.word(key, tuple(self.words)))]
+        if self.reads in ("", "optimizer"):
+            return given[key]
+        limits = {} if self.least is None else {"least": self.least}
+        return getattr(given, self.reads)(key, **limits)
+
+    def written(self, value: object) -> object:
+        """Return the value of the setting for one of the field."""
+        return next((word for word, meant in (self.words or {}).items() if meant == value), value)
+
+    def is_harmless(self, value: object) -> bool:
+        """Return whether a value changes nothing."""
+        return any(value == usual and type(value) is type(usual) for usual in self.harmless)
+
+    def words_about(self, value: object) -> Record | None:
+        """Return the record of a value; None where there is nothing to report."""
+        detail = self.detail if isinstance(self.detail, str) else self.detail.get(str(value))
+        if self.reads == "optimizer":
+            detail = low_precision_optimizer(value)
+        return Record(self.reason, detail, self.remedy or REMEDIES[self.reason]) if detail else None
+
+
+class Part:
+    """The rows of a document, or of a block that stands in several places."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Row] = {}
+        self.patterns: dict[str, Row] = {}
+
+    def add(self, group: Mapping[str, Any]) -> None:
+        """Add the rows of a group, each with the columns that stand next to them."""
+        shared = {name: value for name, value in group.items() if name not in ("decisive", "rows", "under", "part")}
+        given = dict.fromkeys(group.get("decisive", ()), shared)
+        given |= {name: {"harmless": (False,)} | shared | _columns(row) for name, row in group.get("rows", {}).items()}
+        for name, columns in given.items():
+            path = f"{group['under']}.{name}" if "under" in group else name
+            rows = self.patterns if PATTERN.search(path) else self.named
+            rows[path] = Row(**columns)
+
+    def row_of(self, name: str) -> Row | None:
+        """Return the row of a setting, the first that fits."""
+        if name in self.named:
+            return self.named[name]
+        return next((row for pattern, row in self.patterns.items() if self._fits(name, pattern)), None)
+
+    def _fits(self, name: str, pattern: str) -> bool:
+        segments, wanted = name.split("."), pattern.split(".")
+        return len(segments) == len(wanted) and all(map(self._is, segments, wanted))
+
+    def _is(self, segment: str, wanted: str) -> bool:
+        if wanted == "<precision>":
+            return LOOKS_LIKE_PRECISION.search(segment.lower()) is not None
+        if wanted == "<other case>":
+            return segment != segment.lower() and self.row_of(segment.lower()) is not None
+        return fnmatchcase(segment, wanted)
+
+
+class Table:
+    """The table of one system."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.title: str = content.get("title", "")
+        self.version: str = content.get("version", "")
+        self.recognised: Sequence[Mapping[str, Any]] = content.get("recognised", ())
+        self.needs = {fact: record(words, "dead knob") for fact, words in content.get("needs", {}).items()}
+        self.sentences = {name: record(words) for name, words in content.get("sentences", {}).items()}
+        self.parts: dict[str, Part] = {}
+        for group in content.get("settings", ()):
+            self.parts.setdefault(group.get("part", ""), Part()).add(group)
+
+    def read(self, builder: "ImportBuilder", given: Settings, part: str = "", /, **facts: object) -> None:
+        """Map or report each setting that has a row, and state each default that counts."""
+        rows = self.parts[part]
+        found = set(self._read(builder, given, rows, "", facts))
+        for name, row in rows.named.items():
+            if row.default is not None and name not in found and all(facts[need] for need in row.needs):
+                written = row.written(row.default)
+                builder.implied(given.name(name), written, f"{written} in {row.since or self.version}")
+                builder.fields[str(row.field)] = row.default
+
+    def _read(
+        self, builder: "ImportBuilder", given: Settings, rows: Part, under: str, facts: Mapping[str, object]
+    ) -> Iterator[str]:
+        """Take the settings of a block, and yield the name of each that is given."""
+        for key, value in given.values.items():
+            row = rows.row_of(under + key)
+            if row is not None and value is not None:
+                yield under + key
+                self._take(builder, given, key, row, facts)
+            if isinstance(value, Mapping) and (row is None or not (row.detail or row.field)):
+                yield from self._read(builder, given.section(key), rows, f"{under}{key}.", facts)
+
+    def _take(self, builder: "ImportBuilder", given: Settings, key: str, row: Row, facts: Mapping[str, object]) -> None:
+        """Map or report one setting that is given."""
+        if row.when is not None and not facts[row.when]:
+            return
+        name, value = given.name(key), row.value_in(given, key)
+        unmet = next((need for need in row.needs if not facts[need]), None)
+        words = row.words_about(value) if unmet is None else self.needs[unmet]
+        if words is not None and row.is_harmless(value):
+            builder.map(name)
+        elif words is not None:
+            builder.report(name, value, *words.about({**facts, "value": value, "lower": key.lower()}))
+        elif row.field is not None:
+            builder.map(name, **{row.field: value})
+
+    def write(self, builder: "ExportBuilder", part: str, block: str = "") -> dict[str, Any]:
+        """Return the settings of a part for the fields of a precision, and map the fields to them, under `block`."""
+        rows = {name: row for name, row in self.parts[part].named.items() if row.field is not None}
+        for name, row in rows.items():
+            builder.map(str(row.field), f"{block}.{name}" if block else name)
+        return {name: row.written(builder.values[str(row.field)]) for name, row in rows.items()}
+
+    def recognise(self, document: "Document") -> Recognised | None:
+        """Return why a document is taken for the system's: the first row of `recognised` that fits."""
+        content = document.mapping
+        for row in self.recognised:
+            found = [key for key in row.get("any", ()) if key in content]
+            wanted = all(key in content for key in row.get("all", ()))
+            if wanted and (found or "any" not in row) and not any(key in content for key in row.get("none", ())):
+                return Recognised(row["certainty"], row["evidence"].format(found=next(iter(found), "")))
+        return None
+
+    def wrong(self, sentence: str, given: Settings, key: str, **facts: object) -> PayloadError:
+        """Return the error to raise about a value that the system refuses, in the words of a row."""
+        words = self.sentences[sentence].about(facts)
+        return given.wrong(key, words.detail, given.values.get(key), words.remedy)
+
+
+def _columns(row: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"detail": row} if isinstance(row, str) else dict(row)
+
+
+@cache
+def table(system: str, folder: Traversable = FOLDER) -> Table:
+    """Return the table of a system."""
+    text = folder.joinpath(f"{system}.yaml").read_text("utf-8")
+    return Table(yaml.load(text, LOADER))  # noqa: S506  a safe one
+
+
+def record_named(name: str, **facts: object) -> Record:
+    """Return the record of a sentence, "SYSTEM.SENTENCE", with the facts of a file in it."""
+    system, _, sentence = name.partition(".")
+    return table(system).sentences[sentence].about(facts)
