@@ -9,6 +9,7 @@ pass, by a table of the operators (`memory_activations`). The total leaves out t
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from bridge.plan.memory_activations import Workload, activation_bytes
@@ -30,6 +31,8 @@ KINDS = (
     "amax state",
     "activations",
 )
+MUON = ("muon", "dist_muon")
+"""Optimizers whose matrices have one moment; `adaptive_muon` has two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +125,7 @@ def _rank(
 ) -> RankMemory:
     settings = plan.settings
     bytes_of: defaultdict[str, int] = defaultdict(int, dict.fromkeys(KINDS, 0))
-    master, moments = _per_element(settings)
+    master, moments = _master_bytes(settings), partial(_state_bytes, settings)
     count = step = 0
     for place in places:
         parameters = chunk_parameters(plan, place)
@@ -133,8 +136,10 @@ def _rank(
             bytes_of["gradients"] += round(buffer.numel * element_bytes(settings.grad_reduce))
             bytes_of["weights"] += _weights(plan, buffer, storage)
             own = buffer.shard(own_rank, ranks) if settings.distributed else buffer.held
+            if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
+                own = -(-own // ranks)
             bytes_of["master weights"] += own * master
-            bytes_of["optimizer state"] += own * moments
+            bytes_of["optimizer state"] += round(own * moments(buffer))
             step += own * 4 if settings.grad_reduce != "fp32" and not settings.owns_masters else 0
     bytes_of["activations"] = activation_bytes(plan, places, workload)
     return RankMemory(
@@ -215,14 +220,26 @@ def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
     return len(low) * (history + 1) * 5 * FP32_BYTES if history else 0
 
 
-def _per_element(settings: Settings) -> tuple[int, int]:
-    """Return the bytes per element of the optimizer's own copy of the weights, and of its state."""
-    master = round(element_bytes(settings.master)) if settings.master is not None else 0
+def _master_bytes(settings: Settings) -> int:
+    """Return the bytes per element of the optimizer's own copy of the weights."""
     if settings.remainders:
-        master = 2
-    first = round(element_bytes(settings.exp_avg))
-    has_second = settings.optimizer not in ("sgd", "muon")
-    return master, first + (round(element_bytes(settings.exp_avg_sq)) if has_second else 0)
+        return 2
+    return round(element_bytes(settings.master)) if settings.master is not None else 0
+
+
+def _state_bytes(settings: Settings, buffer: Buffer) -> float:
+    """Return the bytes per element of the optimizer's state: Adam has two moments, Muon one of the matrices.
+
+    Source: megatron-core 0.16.1 optimizer/muon.py get_megatron_muon_optimizer.
+    """
+    first, second = (round(element_bytes(dtype)) for dtype in (settings.exp_avg, settings.exp_avg_sq))
+    if settings.optimizer == "sgd":
+        return first
+    if settings.optimizer not in MUON:
+        return first + second
+    outside = ("embedding", "output")
+    matrices = sum(one.numel for one, _, _ in buffer.spans if one.rows > 1 and one.layer not in outside)
+    return first + second * (1 - matrices / buffer.held)
 
 
 def _layout(plan: PrecisionPlan) -> str:

@@ -75,6 +75,8 @@ class Settings:
     offloaded: bool = False
     """Masters and optimizer state, or a part of them, are on the host (optimizer_cpu_offload)."""
     optimizer: str = "adam"
+    layer_wise: bool = False
+    """Masters and states of whole parameters are dealt out to the data-parallel ranks (dist_muon)."""
     amax_history: int = 0
     """Steps of amax history that delayed scaling keeps, 0 under other schemes."""
     recipes: tuple[Matchers, ...] = field(default=(), compare=False)
@@ -163,6 +165,8 @@ def _states(optimizer: Mapping[str, Any], mode: str, *, fp8_scheme: str | None) 
     kept = master if owns else "fp32"
     return {
         "offloaded": offload,
+        "layer_wise": bool(optimizer.get("use_layer_wise_distributed_optimizer"))
+        or str(optimizer["optimizer"]).startswith("dist_"),
         "owns_masters": owns,
         "master": None if mode == "fp32" else kept,
         "exp_avg": _stored(optimizer["exp_avg_dtype"]) if pao else "fp32",

@@ -128,11 +128,14 @@ class Setup(RuleContext):
             return None
         if found is None:
             return None
-        needed, memory = (f"{size / 2**30:,.0f} GiB" for size in (found.needed_bytes, found.memory_bytes))
+        sizes = (found.needed_bytes, found.memory_bytes, found.activation_bytes)
+        needed, memory, activations = (f"{size / 2**30:,.0f} GiB" for size in sizes)
         words = {"needed": needed, "memory": memory, "stage": found.stage, "but": ""}
         if found.uncounted:
             words["but"] = f"; {' and '.join(found.uncounted)} may keep less there than is counted"
-        return Violation(severity="warning" if found.uncounted else None, words=words)
+        elif found.may_fit:
+            words["but"] = f" by this count, in which the {activations} of activations may be a quarter too high"
+        return Violation(severity="warning" if found.may_fit else None, words=words)
 
     @cached_property
     def selection(self) -> ModuleSelection | None:

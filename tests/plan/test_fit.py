@@ -4,7 +4,7 @@ import pytest
 
 from bridge.errors import RunConfigError
 from bridge.plan.fit import fit
-from bridge.plan.run import PlannedRun
+from bridge.plan.run import Overflow, PlannedRun
 from bridge.preflight.target import parse_target
 from bridge.registry.registry import REGISTRY
 from bridge.sync.prediction import predict
@@ -54,6 +54,15 @@ def test_shards_that_are_not_counted_are_no_overflow_and_offloaded_state_is_name
         "optimizer.optimizer_cpu_offload",
     )
     assert run.changed({"ddp.use_megatron_fsdp": True}).overflow is None
+
+
+def test_a_run_that_fits_with_a_quarter_less_activations_may_fit():
+    overflow = planned("h100x64").overflow
+    sizes = {"stage": 0, "memory_bytes": 100, "activation_bytes": 40, "uncounted": ()}
+    assert not overflow.may_fit
+    assert Overflow(needed_bytes=110, **sizes).may_fit
+    assert not Overflow(needed_bytes=111, **sizes).may_fit
+    assert Overflow(needed_bytes=200, **{**sizes, "uncounted": ("optimizer.optimizer_cpu_offload",)}).may_fit
 
 
 def test_fit_names_the_setting_that_shards_weights():

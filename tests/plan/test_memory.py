@@ -126,6 +126,20 @@ def test_the_unused_buffer_of_an_mxfp8_model_is_counted_before_megatron_core_0_1
     assert weights("0.19.2")[0] == after
 
 
+@pytest.mark.parametrize(("optimizer", "ranks"), [("muon", 1), ("dist_muon", 4)])
+def test_muon_keeps_one_moment_of_a_matrix_and_its_layer_wise_form_deals_parameters_out(optimizer, ranks):
+    given = {**SHAPE, "normalization": "RMSNorm", "add_bias_linear": False, "vocab_size": 256}
+    plan = precision_plan(REGISTRY.get("bf16_mixed"), given, Parallel(data=4), optimizer={"optimizer": optimizer})
+    (place,) = plan.parallel.places(4)
+    parameters = chunk_parameters(plan, place)
+    everything = sum(one.numel for one in parameters)
+    matrices = sum(one.numel for one in parameters if one.module.startswith("linear_") and one.name == "weight")
+    rank = memory_report(plan).ranks[0]
+    assert 0 < matrices < everything
+    assert rank.bytes_of["master weights"] == everything // ranks * 4
+    assert rank.bytes_of["optimizer state"] == pytest.approx((8 * everything - 4 * matrices) / ranks, rel=1e-9)
+
+
 # -- against Megatron's modules, without parallelism ------------------------------------------------------------------
 
 EXPERTS = {

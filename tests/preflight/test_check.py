@@ -1,6 +1,5 @@
 """The check as a whole: verdicts, silence, odd input, speed."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ from bridge.rules.rulebook import RULES
 from bridge.rules.section import ROLES
 from bridge.rules.target import GPUS
 from tests.rules.cases import CASES
-from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, NVFP4, OVERLAP, PADDED_MOE
+from tests.rules.cases.runs import CURRENT, DENSE, H100, OVERLAP
 from tests.rules.situations import setup_of
 
 
@@ -170,23 +169,3 @@ def test_a_rule_that_stumbles_does_not_hide_the_others(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "RULES", (broken, *RULES[1:]))
     report = check(setup_of(CASES["PB243"][0]))
     assert {one.id: one.severity for one in report.findings} == {"PB243": "error", RULES[0].id: "warning"}
-
-
-def test_all_rules_take_microseconds(record_property: Any) -> None:
-    """100 us per config is what is promised on an idle machine; here four times that, for a busy one."""
-    runs = {
-        "BF16": Setup("bf16_mixed", model=DENSE, optimizer=OVERLAP, ddp=OVERLAP, target=parse_target(H100)),
-        "FP8": Setup(CURRENT, model=DENSE, optimizer=OVERLAP, ddp=OVERLAP, target=parse_target(H100)),
-        "FP4": Setup(NVFP4, model=PADDED_MOE, optimizer=OVERLAP, ddp=OVERLAP, target=parse_target(B200)),
-    }
-    for name, setup in runs.items():
-        best = min(timed(setup) for _ in range(8))
-        record_property(f"{name}_us", best * 1e6)
-        assert best < 400e-6, f"{name}: {best * 1e6:.0f} us for {len(RULES)} rules"
-
-
-def timed(setup: Setup) -> float:
-    begun = time.process_time()
-    for _ in range(200):
-        check(setup)
-    return (time.process_time() - begun) / 200
