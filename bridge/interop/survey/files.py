@@ -1,87 +1,66 @@
-"""The files of a project that can hold a precision, and what is said of those that were not looked at."""
+"""The files of a project that can hold a precision, and the parts of its folder that were not looked at."""
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.interop.launch.launches import PRECISION_WORDS
-from bridge.interop.reading.document import MAX_BYTES
+from bridge.interop.reading.document import MAX_BYTES, SUFFIXES
 
-SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv", "env", "build", "dist", "data"}
-SKIPPED |= {"outputs", "wandb", "checkpoints"}
-SUFFIXES = frozenset(
-    {".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm", ".py", ".env", ".toml"}
-)
 MAX_FILES = 5000
-MAX_LEVELS = 12
 HEAD_BYTES = 1024
 """As much of a file that is too large as is looked at."""
-NAMES = re.compile(r"deepspeed|accelerate|fsdp|megatron|(?:^|[_/-])ds[_-]|zero[123]", re.IGNORECASE)
-"""Names of configurations that bear on precision, in addition to the words of precision themselves."""
-TEST = re.compile(r"(?:conftest|test_.*|.*_test)\.py")
+TEST = re.compile(r"(?:.*/)?(?:tests?/.*|conftest|test_[^/]*|[^/]*_test)\.py")
 COMMENTS = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 
 
-@dataclass(kw_only=True)
-class Files:
-    """A walk through a project's folder."""
+def files_in(root: Path, skipped: list[str], limits: list[str]) -> Iterator[tuple[Path, str]]:
+    """Yield each file with its name below the root, in the order of the names, files before folders.
 
-    root: Path
-    limits: list[str] = field(default_factory=list)
-    """What the walk left out, one clause each; complete once it has ended."""
-
-    def __iter__(self) -> Iterator[tuple[Path, str]]:
-        """Return each file with its name below the root, in the order of the names, files before folders."""
-        count, tests, deep, links = 0, 0, 0, 0
-        for path, folders, names in os.walk(self.root, onerror=self._refused):
-            here = Path(path)
-            inside = here.relative_to(self.root)
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in SKIPPED)
-            links += sum((here / name).is_symlink() for name in folders)
-            if len(inside.parts) >= MAX_LEVELS:
-                deep += len(folders)
-                folders.clear()
-            for name in sorted(names):
-                file = here / name
-                wanted = name.startswith(".env.") or name == ".env" if name[0] == "." else file.suffix in SUFFIXES
-                if not wanted or not file.is_file():
-                    continue
-                is_test = bool({"test", "tests"} & set(inside.parts)) or TEST.fullmatch(name) is not None
-                if file.suffix == ".py" and is_test:
-                    tests += 1
-                    continue
-                count += 1
-                if count > MAX_FILES:
-                    self.limits.append(f"stopped after {MAX_FILES} files, others may follow: give a smaller folder")
-                    return
-                yield file, _shown(inside / name)
-        if deep:
-            self.limits.append(f"folders more than {MAX_LEVELS} levels down were not looked at: {deep}")
-        if links:
-            self.limits.append(f"folders that are symbolic links were not followed: {links}")
-        if tests:
-            self.limits.append(f"Python tests were not looked at: {tests}")
-
-    def _refused(self, error: OSError) -> None:
-        name = _shown(Path(error.filename).relative_to(self.root))
-        self.limits.append(f"{name} cannot be opened: {error.strerror or type(error).__name__}")
+    `skipped` are names of folders that are passed over, in addition to hidden ones. `limits` takes a clause for each
+    part of the folder that was left out; it is complete at the end of the walk.
+    """
+    left_out: Counter[str] = Counter()
+    taken = 0
+    for path, folders, names in os.walk(root, onerror=lambda error: limits.append(_refused(error, root))):
+        here = Path(path)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in skipped)
+        links = [name for name in folders if (here / name).is_symlink()]
+        left_out["folders that are symbolic links were not followed"] += len(links)
+        for file in (here / name for name in sorted(names)):
+            is_wanted = file.suffix in SUFFIXES if not file.name.startswith(".") else file.name.startswith(".env")
+            if not is_wanted or not file.is_file():
+                continue
+            if TEST.fullmatch(file.relative_to(root).as_posix()):
+                left_out["Python tests were not looked at"] += 1
+                continue
+            taken += 1
+            if taken > MAX_FILES:
+                limits.append(f"stopped after {MAX_FILES} files, others may follow: give a smaller folder")
+                return
+            yield file, _printable(file.relative_to(root))
+    limits += [f"{clause}: {count}" for clause, count in left_out.items() if count]
 
 
-def looks_relevant(file: Path, name: str) -> bool:
-    """Return whether a file that cannot be read looks as if it had to do with precision; scripts by their text only."""
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(HEAD_BYTES if os.fstat(stream.fileno()).st_size > MAX_BYTES else MAX_BYTES)
-    except OSError:
-        return True
-    text = data.decode("utf-8", errors="replace")
-    by_name = file.suffix in (".json", ".yaml", ".yml") and (PRECISION_WORDS.search(name) or NAMES.search(name))
-    return bool(by_name) or PRECISION_WORDS.search(COMMENTS.sub("", text)) is not None
+def _refused(error: OSError, root: Path) -> str:
+    name = _printable(Path(error.filename).relative_to(root))
+    return f"{name} cannot be opened: {error.strerror or type(error).__name__}"
 
 
-def _shown(name: Path) -> str:
+def _printable(name: Path) -> str:
     """Return a file's name as any terminal can print it."""
     text = os.fsencode(name).decode(errors="replace")
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def looks_relevant(file: Path) -> bool:
+    """Return whether a file that cannot be read holds words of precision outside of comments, or cannot be opened."""
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError:
+        return True
+    text = data[: HEAD_BYTES if len(data) > MAX_BYTES else None].decode("utf-8", errors="replace")
+    return PRECISION_WORDS.search(COMMENTS.sub("", text)) is not None

@@ -1,6 +1,6 @@
 """Every source of precision in a project: what each says, whether they agree, and which one wins.
 
-The order in which sources win, first to last, is the table `ORDER`.
+The files are read by the readers of `convert`; the order in which sources win, first to last, is the table `ORDER`.
 """
 
 import os
@@ -11,24 +11,34 @@ from pathlib import Path
 
 from bridge.errors import BridgeError, PayloadError
 from bridge.interop.conversion import Run, runs_of
+from bridge.interop.launch.alternatives import launches
 from bridge.interop.launch.launches import PRECISION_WORDS
 from bridge.interop.reading.document import Document
-from bridge.interop.survey.files import COMMENTS, Files, looks_relevant
+from bridge.interop.survey.files import COMMENTS, files_in, looks_relevant
 from bridge.interop.survey.programs import sources_of_program
-from bridge.interop.survey.source import ORDER, VARIABLES, Source, assigned, exported, of_variables, source_of
+from bridge.interop.survey.source import ORDER, ROWS, VARIABLES, Source, of_variables
 from bridge.interop.systems import candidates
+from bridge.precision.effect import HIGH
+from bridge.precision.matchers import Matchers
 
 __all__ = ["ORDER", "Source", "Survey", "survey"]
 
-CLOSE = 0.05
+ASSIGNED = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*('[^'\n]*'|"[^"\n]*"|[^#\n]*)""", re.MULTILINE)
+"""A variable and its value, in quotes or up to a comment."""
 LISTED = re.compile(rf"\b(?:{VARIABLES.pattern})=\S*")
 """Assignments that are listed as variables in any case."""
 JSON_NAME = re.compile(r"(?<![\w.-])[\w.-]+\.json\b")
+LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag"}
+"""What states the precision of a launch -> kind of source."""
+CONFIGURATIONS = {"deepspeed": "deepspeed", "accelerate": "accelerate file"}
+"""System -> kind of its configurations; those of others are training files."""
+NAMED = {("program", True): "started program", ("deepspeed", False): "unnamed deepspeed"}
+"""Kind, and whether another file names it -> kind of source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What was found."""
+    """The sources of a project."""
 
     sources: tuple[Source, ...]
     unread: dict[str, str] = field(default_factory=dict)
@@ -39,8 +49,8 @@ class Survey:
     def ranked(self) -> tuple[Source, ...]:
         """The sources that say what a run trains in, the winner first."""
         kinds = list(ORDER)
-        said = [source for source in self.sources if source.precision is not None and source.kind in kinds]
-        return tuple(sorted(said, key=lambda source: kinds.index(source.kind)))
+        stating = [source for source in self.sources if source.precision is not None and source.kind in kinds]
+        return tuple(sorted(stating, key=lambda source: kinds.index(source.kind)))
 
     @property
     def partial(self) -> tuple[Source, ...]:
@@ -62,7 +72,7 @@ class Survey:
     def winner(self) -> Source | None:
         """The source that wins, None where nothing was found or the first place is shared by two that differ."""
         ranked = self.ranked
-        top = [source for source in ranked if source.kind == ranked[0].kind] if ranked else []
+        top = [source for source in ranked if source.kind == ranked[0].kind]
         return top[0] if len({source.precision for source in top}) == 1 else None
 
 
@@ -71,25 +81,21 @@ def survey(folder: str | Path, environment: Mapping[str, str] | None = None) -> 
 
     Hidden folders, installed packages, outputs and Python tests are passed over.
     """
-    root = Path(folder)
-    try:
-        is_folder = root.is_dir()
-    except OSError:  # longer than any path
-        is_folder = False
-    if not is_folder:
+    if not os.path.isdir(folder):  # noqa: PTH112  Path.is_dir raises for a name that is too long
         raise PayloadError(f"{folder!s:.200}: must be a folder. Give the project's.")
     reader = _Reader()
-    files = Files(root=root)
-    for file, name in files:
+    limits: list[str] = []
+    for file, name in files_in(Path(folder), ROWS["skipped"], limits):
         try:
             reader.read(Document.load(file), name)
         except BridgeError as error:
-            if looks_relevant(file, name):
+            if looks_relevant(file):
                 reader.refuse(name, error, str(file))
         except Exception as error:  # noqa: BLE001  one file must not take the others with it
             reader.unread[name] = f"reading it ended in an unexpected {type(error).__name__}"
-    variables = of_variables(os.environ if environment is None else environment, "environment", "process")
-    return Survey(sources=(*reader.placed(), *variables), unread=reader.unread, limits=tuple(files.limits))
+    variables = (os.environ if environment is None else environment).items()
+    found = [*reader.placed(), *of_variables(variables, "environment", "process")]
+    return Survey(sources=tuple(found), unread=reader.unread, limits=tuple(limits))
 
 
 class _Reader:
@@ -98,107 +104,84 @@ class _Reader:
     def __init__(self) -> None:
         self.found: list[Source] = []
         self.unread: dict[str, str] = {}
-        self.started: set[str] = set()
         self.named: set[str] = set()
-        """File names of the JSON that other files name."""
+        """File names of the programs that scripts start, and of the JSON that other files name."""
 
     def refuse(self, name: str, error: BridgeError, path: str) -> None:
         """Note a file that is not read."""
-        told = str(error).replace(path, name).splitlines()[0]
-        self.unread[name] = told.removeprefix(f"{name}: ").removeprefix(f"{name}, ")
+        first = str(error).replace(path, name).splitlines()[0]
+        self.unread[name] = first.removeprefix(f"{name}: ").removeprefix(f"{name}, ")
 
     def read(self, document: Document, name: str) -> None:
         """Read one file; raises BridgeError where it is broken."""
-        if document.kind != "json" and ".json" in document.text:
+        if document.kind != "json":
             self.named.update(JSON_NAME.findall(COMMENTS.sub("", document.text)))
         if document.kind == "env":
-            self.found += of_variables(assigned(document.text), name, ".env file")
+            self.found += of_variables(_assigned(document.text), name, ".env file")
         elif document.kind == "python":
-            self.program(document, name)
+            self.found += sources_of_program(document, name, self.unread)
         elif document.kind == "shell":
             self.script(document, name)
         else:
             for part in document.parts:
                 self.configuration(part, name)
 
-    def program(self, document: Document, name: str) -> None:
-        try:
-            self.found += sources_of_program(document, name, self.unread)
-        except PayloadError as error:
-            self.refuse(name, error, document.path)
-
     def script(self, document: Document, name: str) -> None:
-        variables, started = exported(document.text, document.path)
-        self.started |= started
+        """Read a launch script: the runs that it starts, and every variable that it exports on any branch."""
+        variables = self.exported(document)
         try:
-            runs = runs_of(document)
+            self.found += [_of_run(run, name, LAUNCHES[run.said_by]) for run in runs_of(document)]
         except BridgeError as error:
-            runs = []
             if PRECISION_WORDS.search(LISTED.sub("", COMMENTS.sub("", document.text))):
                 self.refuse(name, error, document.path)
-        self.found += [_of_run(run, name, LAUNCHES[run.said_by]) for run in runs]
         self.found += of_variables(variables, name, "script variable")
 
+    def exported(self, document: Document) -> list[tuple[str, str]]:
+        """Return what a script exports, as written where only a run decides it; note the programs that it starts."""
+        try:
+            started = launches(document.text, document.path)
+        except PayloadError:  # broken: what is exported line by line still says what somebody meant
+            return _assigned("\n".join(re.findall(r"^\s*export\s.*", document.text, re.MULTILINE)))
+        files = [launch.program.rpartition("/")[2] for launch in started]
+        self.named.update(name if name.endswith(".py") else f"{name.rpartition('.')[2]}.py" for name in files)
+        return [
+            (name, launch.unknowns.shown(value)) for launch in started for name, value in launch.environment.items()
+        ]
+
     def configuration(self, document: Document, name: str) -> None:
-        per_module = _te_precision_file(document, name)
-        if per_module is not None:
-            self.found.append(per_module)
-            return
-        sure = [pair for pair in candidates(document) if pair[1].certainty >= 0.5]  # a project is full of other YAML
-        if len(sure) > 1 and sure[0][1].certainty - sure[1][1].certainty < CLOSE:
-            self.unread[name] = f"could be {sure[0][0].name} or {sure[1][0].name}; convert it with --from"
-        elif sure:
-            system, why = sure[0]
-            kind = {"deepspeed": "deepspeed", "accelerate": "accelerate file"}.get(system.name, "training file")
-            found = [_of_run(run, name, kind) for run in runs_of(document, system.name)]
-            self.found += [replace(source, evidence=why.evidence) for source in found]
+        """Read a configuration of a system that is certain enough: a project is full of other YAML."""
+        looks = candidates(document)
+        if all(isinstance(document.mapping.get(key), Mapping) for key in ("configs", "matchers")):
+            self.found.append(_of_matchers(document, name))
+        elif looks and looks[0][1].certainty >= 0.5:
+            kind = CONFIGURATIONS.get(looks[0][0].name, "training file")
+            self.found += [_of_run(run, name, kind) for run in runs_of(document)]
 
     def placed(self) -> list[Source]:
-        """Return the sources, with programs that a script starts and JSON that nothing names in their places."""
-        kinds = []
-        for source in self.found:
-            file = source.path.rpartition("/")[2]
-            kind = source.kind
-            if kind == "program" and file in self.started:
-                kind = "started program"
-            elif kind == "deepspeed" and file.endswith(".json") and file not in self.named:
-                kind = "unnamed deepspeed"
-            kinds.append(replace(source, kind=kind))
-        return kinds
+        """Return the sources with their kinds, once every file is read that may name their own."""
+        pairs = [(source, source.path.rpartition("/")[2] in self.named) for source in self.found]
+        return [replace(source, kind=NAMED.get((source.kind, named), source.kind)) for source, named in pairs]
+
+
+def _assigned(text: str) -> list[tuple[str, str]]:
+    """Return what a .env file sets; later lines win."""
+    return [*{name: value.strip().strip("'\"") for name, value in ASSIGNED.findall(text)}.items()]
 
 
 def _of_run(run: Run, name: str, kind: str) -> Source:
-    return source_of(
-        run.imported, path=name, system=run.system.name, kind=kind, evidence=run.evidence, run=str(run.source["run"])
-    )
+    label = run.source["run"]
+    return Source(path=name, system=run.system.name, kind=kind, evidence=run.evidence, run=label).stating(run.imported)
 
 
-LAUNCHES = {"flags": "launch script", "launcher": "accelerate flag"}
-
-
-def _te_precision_file(document: Document, name: str) -> Source | None:
+def _of_matchers(document: Document, name: str) -> Source:
     """Return a file for Megatron-LM's --te-precision-config-file, which overrides the precision module by module."""
-    configs, matchers = document.mapping.get("configs"), document.mapping.get("matchers")
-    if not isinstance(configs, Mapping) or not isinstance(matchers, Mapping):
-        return None
-    told = [
-        f"{matcher.get('pattern', '*')} -> {_training(configs.get(str(matcher.get('config'))))}"
-        for matcher in matchers.values()
-        if isinstance(matcher, Mapping) and matcher.get("enabled", False)
-    ]
+    recipe = Matchers.of(document.mapping)
+    matchers = recipe.matchers if recipe is not None else ()
+    rows = [f"{one.select} -> {'high precision' if one.precision == HIGH else one.precision}" for one in matchers]
     return Source(
         path=name,
         system="te-precision-file",
         kind="per module",
-        says="; ".join(told) or "no matcher is enabled",
-        precision=None,
+        says="; ".join(rows) or "no matcher is enabled",
         evidence="has `configs` and `matchers`, as files for --te-precision-config-file do",
     )
-
-
-def _training(config: object) -> str:
-    recipe = config.get("training_recipe") if isinstance(config, Mapping) else None
-    if not isinstance(recipe, Mapping):
-        return "unknown"
-    named = [str(recipe[key]) for key in ("fp8_quantization_recipe", "fp4_quantization_recipe") if recipe.get(key)]
-    return " and ".join(named) or "high precision"

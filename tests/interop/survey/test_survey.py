@@ -249,11 +249,10 @@ def test_files_that_are_too_large_are_named_where_they_look_relevant(tmp_path: P
         tmp_path,
         data_json='{"text": "plain' + rest,
         mixed_json='{"bf16": "on' + rest,
-        ds_config_json='{"text": "plain' + rest,
         run_sh="torchrun a.py --bf16\n" + "#" * 600_000,
         train_py="# nothing\n" + "x = 1\n" * 100_000,
     )
-    assert sorted(found.unread) == ["ds_config.json", "mixed.json", "run.sh"]
+    assert sorted(found.unread) == ["mixed.json", "run.sh"]
     assert "must not be larger than 512 KiB" in found.unread["run.sh"]
 
 
@@ -287,14 +286,10 @@ def test_odd_files_and_folders_are_survived(tmp_path: Path, capsys) -> None:
     assert "odd\ufffd?.yaml" in capsys.readouterr().out
 
 
-def test_it_says_what_it_did_not_look_at(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(project_files, "MAX_LEVELS", 1)
-    found = surveyed(tmp_path, a__b__ds_json=DEEPSPEED, tests__x_py="x = 1", test_y_py="y = 1", a__conftest_py="")
+def test_it_says_what_it_did_not_look_at(tmp_path: Path) -> None:
+    found = surveyed(tmp_path, tests__x_py="x = 1", test_y_py="y = 1", a__conftest_py="")
     assert found.sources == ()
-    assert found.limits == (
-        "folders more than 1 levels down were not looked at: 1",
-        "Python tests were not looked at: 3",
-    )
+    assert found.limits == ("Python tests were not looked at: 3",)
 
 
 # -- the command ---------------------------------------------------------------------------------------------------
