@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from bridge.errors import BridgeError, BridgeWarning
     from bridge.registry.composed import to_config
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register, synchronize
-    from bridge.registry.schedule import PrecisionSchedule
+    from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register
     from bridge.sync.report import SyncReport
+    from bridge.sync.schedule import PrecisionSchedule
+    from bridge.sync.synchroniser import synchronize
     from bridge.training.config import ConfigContainer, runtime_config_update
 
 __all__ = [
@@ -38,9 +39,10 @@ _PLACES = {
     "errors": ("BridgeError", "BridgeWarning"),
     "registry.composed": ("to_config",),
     "registry.config": ("MixedPrecisionConfig",),
-    "registry.registry": ("MIXED_PRECISION_RECIPES", "get_mixed_precision_config", "register", "synchronize"),
-    "registry.schedule": ("PrecisionSchedule",),
+    "registry.registry": ("MIXED_PRECISION_RECIPES", "get_mixed_precision_config", "register"),
+    "sync.schedule": ("PrecisionSchedule",),
     "sync.report": ("SyncReport",),
+    "sync.synchroniser": ("synchronize",),
     "training.config": ("ConfigContainer", "runtime_config_update"),
 }
 """Module of this package -> the public names that it defines."""

@@ -17,7 +17,8 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run, shipped_folder
 from bridge.preflight.check import check_run
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from, synchronize
+from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from
+from bridge.sync.synchroniser import synchronize
 
 SHAPE = MappingProxyType({"num_layers": 32, "hidden_size": 4096, "num_attention_heads": 32})
 SHARDED = MappingProxyType({"use_distributed_optimizer": True})

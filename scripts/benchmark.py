@@ -84,7 +84,7 @@ def sync(repeats: int = 300) -> list[dict[str, Any]]:
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import TransformerConfig
 
-    from bridge.registry.registry import get_mixed_precision_config, synchronize
+    from bridge import get_mixed_precision_config, synchronize
 
     records = []
     for name in ("bf16_mixed", "bf16_with_fp8_current_scaling_mixed"):

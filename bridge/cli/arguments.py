@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
     from bridge.preflight.check import Report
-    from bridge.registry.schedule import Phase
     from bridge.sync.prediction import Prediction
+    from bridge.sync.schedule import Phase
 
 
 def add_command(

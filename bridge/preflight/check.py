@@ -26,7 +26,7 @@ from bridge.sync.prediction import Prediction
 
 if TYPE_CHECKING:
     from bridge.preflight.auto import Choice
-    from bridge.registry.schedule import Phase
+    from bridge.sync.schedule import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ def phases_of(run: Mapping[str, Any], prediction: Prediction) -> Sequence[Phase]
     if train_iters is None:
         rule = "a precision schedule needs the number of steps"
         raise RunConfigError.of("train.train_iters", rule, None, "State it.")
-    from bridge.registry.schedule import planned_phases  # few runs have one
+    from bridge.sync.schedule import planned_phases  # few runs have one
 
     owners = [owner for owner in prediction.owners if owner.role in PRECISION_OWNERS]
     own = get_mixed_precision_config(prediction.precision)

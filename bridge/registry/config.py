@@ -16,12 +16,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
+import bridge
 from bridge.errors import PrecisionConfigError, UnknownFieldError
 from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS, default_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from bridge.errors import Finding
     from bridge.sync.report import SyncReport
@@ -65,16 +66,9 @@ class MixedPrecisionConfig(PrecisionConfig):
             PrecisionConfigError: The config can never be right.
             SyncError: The result would not pass Megatron's validation. The owners are as they were.
         """
-        report = self.write({"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config})
-        report.log_all(log)
+        report = bridge.synchronize(self, model=model_config, optimizer=optimizer_config, ddp=ddp_config)
+        report.log_others(log)
         return report
-
-    def write(self, given: Mapping[str, Any], *, on_conflict: str = "override", strict: bool = False) -> SyncReport:
-        """Do what `bridge.synchronize` does without logging anything, for a caller that logs the report."""
-        from bridge.sync.synchroniser import write  # a list of recipes does without the rules
-
-        self.finalize()
-        return write(self, given, on_conflict=on_conflict, strict=strict)
 
 
 SOURCE = "Megatron Bridge's config"

@@ -29,7 +29,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 from bridge.errors import (
     BridgeError,
@@ -41,9 +41,6 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, is_peer_config
-
-if TYPE_CHECKING:
-    from bridge.sync.report import SyncReport
 
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
@@ -454,44 +451,3 @@ def is_auto(name: object) -> bool:
 def recipe_flag(name: str) -> str:
     """Return the flag of OmegaConf that the group sets on the node of a recipe; it survives merges and pickles."""
     return f"recipe:{name}"
-
-
-def synchronize(
-    precision: str | MixedPrecisionConfig | PeerConfig,
-    *,
-    model: Any = None,
-    optimizer: Any = None,
-    ddp: Any = None,
-    train: Any = None,
-    on_conflict: str = "override",
-    strict: bool = False,
-) -> SyncReport:
-    """Write a precision into the configs that own it: all of them, or after an error none.
-
-    Args:
-        precision: A recipe's name or a config, of our class or of Megatron Bridge's.
-        model: A TransformerConfig, a subclass of it, or any object with same-named attributes.
-        optimizer: An OptimizerConfig, likewise.
-        ddp: A DistributedDataParallelConfig, likewise.
-        train: A TrainConfig, for the loss check that FP16's dynamic scale would trip.
-        on_conflict: What happens where an owner's own value (away from Megatron's default) meets another stated one:
-            "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
-            scheme are the recipe's in any case.
-        strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and bring
-            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.plan`).
-
-    Returns:
-        Every precision field of every owner, with old and new value, verdict, who decided, and why. A warning is
-        logged for each value of an owner's own that was replaced.
-
-    Raises:
-        PrecisionTypeError: No owner at all, or one that is no config object or plays another role.
-        PrecisionConfigError: The config can never be right.
-        SyncConflictError: A conflict under `on_conflict="error"`.
-        SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
-        UnknownPolicyError: An unknown `on_conflict`.
-    """
-    given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
-    report = get_mixed_precision_config(precision).write(given, on_conflict=on_conflict, strict=strict)
-    report.log_overrides(log)
-    return report

@@ -141,6 +141,10 @@ class SyncReport:
         Each change is a debug line of the root logger too, which is where Megatron Bridge logs it.
         """
         self.log_overrides(logger)
+        self.log_others(logger)
+
+    def log_others(self, logger: logging.Logger) -> None:
+        """Log what `log_all` logs beyond the replaced values."""
         for row in self.rows:
             if row.verdict == "keep":
                 logger.warning("%s", row)

@@ -16,8 +16,8 @@ from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.pytorch.live_audit import gathered
 from bridge.pytorch.record.watch import GemmWatch
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.registry.schedule import Phase
 from bridge.rules.versions import installed
+from bridge.sync.schedule import Phase
 from bridge.training.run import Run
 
 log = logging.getLogger("bridge.training")

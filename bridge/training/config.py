@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from bridge.megatron.deferred import DistributedDataParallelConfig, OptimizerConfig
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.registry.schedule import PrecisionSchedule
     from bridge.sync.prediction import Prediction
     from bridge.sync.report import SyncReport
+    from bridge.sync.schedule import PrecisionSchedule
 
 __all__ = [
     "CheckpointConfig",
@@ -233,7 +233,7 @@ def _schedule(config: ConfigContainer, precision: MixedPrecisionConfig | None) -
     if precision is None:
         remedy = "Name the recipe of the first phase with mixed_precision."
         raise RunConfigError.of("precision_schedule", "needs a recipe of the run", None, remedy)
-    from bridge.registry.schedule import PrecisionSchedule  # few runs have one
+    from bridge.sync.schedule import PrecisionSchedule  # few runs have one
 
     return PrecisionSchedule(
         rows.rows if isinstance(rows, PrecisionSchedule) else rows,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bridge.precision.matchers import quant_recipes
-from bridge.registry.schedule import PrecisionSchedule
+from bridge.sync.schedule import PrecisionSchedule
 from bridge.training.config import ConfigContainer
 
 OF_ONE_MACHINE = (

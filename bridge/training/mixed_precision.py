@@ -80,15 +80,15 @@ def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisio
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
     from bridge.sync.owner import Owner  # an import of this module does without the sync
-    from bridge.sync.synchroniser import NO_CONFIGS, has_a_precision_field, role_of
+    from bridge.sync.synchroniser import NO_CONFIGS, has_a_precision_field, role_of, write
 
     precision = get_mixed_precision_config(mixed_precision_config)
+    precision.finalize()
     role = role_of(config)
     if not isinstance(config, NO_CONFIGS) and not has_a_precision_field(Owner(role, config)):
-        precision.finalize()
         log.warning("%s has no field of a precision; it is left as it is", type(config).__name__)
         return config
-    precision.write({role: config}).log_all(log)
+    write(precision, {role: config}).log_all(log)
     return config
 
 

@@ -24,8 +24,8 @@ from bridge.megatron.record.census import Activations
 from bridge.megatron.record.telemetry import Telemetry
 from bridge.megatron.step import StepResult, Trainer
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.registry.schedule import Phase, PrecisionSchedule
 from bridge.rules.own_run.refusals import require_honoured
+from bridge.sync.schedule import Phase, PrecisionSchedule
 from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import TrainRecord, ValidationRecord

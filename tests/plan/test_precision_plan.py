@@ -23,11 +23,12 @@ from bridge.plan.precision_plan import compact, precision_plan
 from bridge.plan.settings import Settings
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, synchronize
+from bridge.registry.registry import REGISTRY
 from bridge.rules.shape.parallel import Parallel
 from bridge.rules.target import Target
 from bridge.rules.versions import Version
 from bridge.sync.prediction import predict
+from bridge.sync.synchroniser import synchronize
 from tests.contention import allowed
 from tests.plan.fields_of_megatron import READ
 from tests.plan.test_shape import DEEPSEEK_V3, DENSE, HYBRID

@@ -15,10 +15,11 @@ from bridge.precision.dtypes import dtype_token
 from bridge.preflight.check import check
 from bridge.preflight.setup import Setup
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, synchronize
+from bridge.registry.registry import REGISTRY
 from bridge.rules.fields import FIELDS
 from bridge.rules.versions import parse_version
 from bridge.sync.routes import ROUTES
+from bridge.sync.synchroniser import synchronize
 
 FILE = Path(__file__).resolve().parents[2] / "bridge" / "rules" / "megatron_fields.json"
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "write_megatron_fields.py"

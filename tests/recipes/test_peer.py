@@ -18,7 +18,8 @@ from bridge.precision.config import MODE_SWITCHES
 from bridge.precision.dtypes import dtype_token
 from bridge.preflight.check import check_run
 from bridge.preflight.setup import Setup
-from bridge.registry.registry import REGISTRY, synchronize
+from bridge.registry.registry import REGISTRY
+from bridge.sync.synchroniser import synchronize
 from bridge.training import mixed_precision as ours
 from bridge.training.config import ConfigContainer, runtime_config_update
 
