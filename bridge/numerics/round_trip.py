@@ -62,7 +62,7 @@ def round_trips(weights: Iterable[torch.Tensor], schemes: Iterable[str] = WHAT_I
         weights: Matrices (N, K), FP32 or BF16, without NaN and infinity.
         schemes: Schemes that compute their scales from the weight.
     """
-    specs = {name: GemmPrecision(scheme=name, format=_format(name)).spec("weight") for name in schemes}
+    specs = {name: GemmPrecision(scheme=name, format=SCHEMES[name].formats[0]).spec("weight") for name in schemes}
     sums = {(name, form): RoundTrip(scheme=name, form=form) for name in specs for form in FORMS}
     for weight_NK in weights:
         for name, spec in specs.items():
@@ -95,7 +95,3 @@ def _scales(quantised: Quantised) -> torch.Tensor:
     """Return the scales of all tiles, and of NVFP4 the scale over the tensor too."""
     tiles = quantised.tile_scales().flatten()
     return torch.cat((tiles, quantised.amax)) if quantised.spec.scheme == "nvfp4" else tiles
-
-
-def _format(scheme: str) -> str:
-    return "e2m1" if SCHEMES[scheme].family == "fp4" else "e4m3"

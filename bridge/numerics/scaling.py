@@ -85,11 +85,6 @@ def e8m0_value(exponent: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.float32)
 
 
-def e8m0_multiplier(exponent: torch.Tensor) -> torch.Tensor:
-    """Return 2^(127 - e) in FP32, exactly, for biased exponents 0 to 254 in int32."""
-    return e8m0_value(254 - exponent)
-
-
 def whole_scale(amax: float, maximum: float, *, power_of_two: bool, eps: float = 0.0) -> float:
     """Return `scale_from_amax` of one amax, with FP32's maximum where the division overflows."""
     amax = max(amax, fp32(eps))

@@ -1,6 +1,5 @@
 """Precision of GEMMs as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
 
-import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -10,13 +9,6 @@ from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, 
 
 SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
 """The schemes with operands of their own: all but the custom factories."""
-SWITCHES = {
-    "square_weight_tiles": "mxfp8",
-    "disable_hadamard": "nvfp4",
-    "disable_stochastic_rounding": "nvfp4",
-    "disable_square_weight_tiles": "nvfp4",
-}
-"""Switch of `GemmPrecision` -> the one scheme that reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +75,8 @@ class GemmPrecision:
     """Megatron's `fp8_amax_history_len`: how many amaxes a delayed scale looks back on."""
     amax_compute_algo: str = "max"
     """Megatron's `fp8_amax_compute_algo`: max of the history, or its most_recent entry."""
-    power_of_two_scale: bool | None = None
-    """Power-of-two scales for current scaling; None is the scheme's own rule."""
-    eps: float = 0.0
-    """Smallest amax a scale is computed from (current and blockwise scaling)."""
-    square_weight_tiles: bool = False
-    """MXFP8 weights in 32x32 tiles, Transformer Engine's `enable_2d_quantization`."""
-    disable_hadamard: bool = False
-    """NVFP4 without the random Hadamard transform, Transformer Engine's `disable_rht`."""
     disable_stochastic_rounding: bool = False
     """NVFP4 gradients rounded to nearest."""
-    disable_square_weight_tiles: bool = False
-    """NVFP4 weights in 1x16 tiles, Transformer Engine's `disable_2d_quantization`."""
 
     def __post_init__(self) -> None:
         findings = list(_findings(self))
@@ -113,23 +95,15 @@ class GemmPrecision:
 
 @lru_cache(maxsize=256)
 def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
-    scheme = precision.row
-    operand = scheme.operand(name)
-    row, column = operand.row, operand.column
-    if name == "weight" and precision.square_weight_tiles:
-        row = column = (32, 32)
-    if name == "weight" and precision.disable_square_weight_tiles:
-        row, column = (1, 16), (16, 1)
-    stated = precision.power_of_two_scale
+    operand = precision.row.operand(name)
     forward, backward = OPERAND_FORMATS[precision.format]
     return QuantSpec(
         scheme=precision.scheme,
         format=backward if name == "grad_output" else forward,
-        row=row,
-        column=column,
-        power_of_two_scale=scheme.power_of_two_scale if stated is None else stated,
-        eps=precision.eps,
-        hadamard=operand.hadamard and not precision.disable_hadamard,
+        row=operand.row,
+        column=operand.column,
+        power_of_two_scale=precision.row.power_of_two_scale,
+        hadamard=operand.hadamard,
         stochastic=operand.stochastic and not precision.disable_stochastic_rounding,
     )
 
@@ -148,20 +122,10 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
     family = [name for name, pair in OPERAND_FORMATS.items() if (pair[0] == "e2m1") == (scheme.family == "fp4")]
     if precision.format not in family:
         fault("format", f"must be {' or '.join(family)} under {scheme.name}", "Use one of these.")
-    if scheme.name == "blockwise" and precision.power_of_two_scale is False:
-        rule = "blockwise operands are exact in BF16 only with power-of-two scales"
-        fault("power_of_two_scale", rule, "Leave it unset; `quantise` alone knows blockwise FP32 scales.")
-    elif precision.power_of_two_scale is not None and scheme.name not in ("tensorwise", "blockwise"):
-        fault("power_of_two_scale", f"has no effect under {scheme.name}", "Leave it unset.")
-    if not (math.isfinite(precision.eps) and precision.eps >= 0):
-        fault("eps", "must be a finite number from 0 up", "Use 0.0, Transformer Engine's default.")
-    elif precision.eps and scheme.name not in ("tensorwise", "blockwise"):
-        fault("eps", f"has no effect under {scheme.name}", "Leave it at 0.0.")
     if precision.amax_history_len < 1:
         fault("amax_history_len", "must be at least 1", "Use 1024, Transformer Engine's default.")
     if precision.amax_compute_algo not in ("max", "most_recent"):
         fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
-    for field, owner in SWITCHES.items():
-        if getattr(precision, field) and scheme.name != owner:
-            fault(field, f"has no effect under {scheme.name}", f"Drop it, or use {owner}.")
+    if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
+        fault("disable_stochastic_rounding", f"has no effect under {scheme.name}", "Drop it, or use nvfp4.")
     return found

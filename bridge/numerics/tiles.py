@@ -23,7 +23,6 @@ from bridge.numerics.grid import encode, random_units, round_to_grid
 from bridge.numerics.scaling import (
     divide,
     e8m0_from_amax,
-    e8m0_multiplier,
     e8m0_value,
     nvfp4_block_scale,
     scale_from_amax,
@@ -162,7 +161,7 @@ def _scales(amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass) -> tuple[
         return scale_BC, divide(1.0, scale_BC)
     if todo.rule == "e8m0":
         exponent_BC = e8m0_from_amax(amax_BC, todo.element.max)
-        return e8m0_multiplier(exponent_BC), e8m0_value(exponent_BC)
+        return e8m0_value(254 - exponent_BC), e8m0_value(exponent_BC)
     if todo.rule == "nvfp4":
         decode_BC, encode_BC = nvfp4_block_scale(amax_BC, todo.scale)
         return encode_BC, decode_BC

@@ -18,18 +18,18 @@ from bridge.precision.formats import FORMATS
 
 SPECS = {
     "tensorwise": GemmPrecision(scheme="tensorwise").spec("input"),
-    "tensorwise-e5m2-pow2": GemmPrecision(scheme="tensorwise", power_of_two_scale=True).spec("grad_output"),
-    "tensorwise-eps": GemmPrecision(scheme="tensorwise", eps=0.5).spec("input"),
+    "tensorwise-e5m2-pow2": QuantSpec(scheme="tensorwise", format="e5m2", power_of_two_scale=True),
+    "tensorwise-eps": QuantSpec(scheme="tensorwise", format="e4m3", eps=0.5),
     "blockwise-1x128": GemmPrecision(scheme="blockwise", format="e4m3").spec("input"),
     "blockwise-128x128": GemmPrecision(scheme="blockwise", format="e4m3").spec("weight"),
     "blockwise-e5m2": GemmPrecision(scheme="blockwise", format="hybrid").spec("grad_output"),
     "blockwise-fp32-scales": QuantSpec(scheme="blockwise", format="e4m3", row=(1, 128), column=(128, 1)),
     "mxfp8": GemmPrecision(scheme="mxfp8", format="e4m3").spec("input"),
     "mxfp8-e5m2": GemmPrecision(scheme="mxfp8", format="hybrid").spec("grad_output"),
-    "mxfp8-32x32": GemmPrecision(scheme="mxfp8", format="e4m3", square_weight_tiles=True).spec("weight"),
+    "mxfp8-32x32": QuantSpec(scheme="mxfp8", format="e4m3", row=(32, 32), column=(32, 32), power_of_two_scale=True),
     "nvfp4-rht": GemmPrecision(scheme="nvfp4", format="e2m1").spec("input"),
     "nvfp4-16x16": GemmPrecision(scheme="nvfp4", format="e2m1").spec("weight"),
-    "nvfp4-1x16": GemmPrecision(scheme="nvfp4", format="e2m1", disable_hadamard=True).spec("input"),
+    "nvfp4-1x16": QuantSpec(scheme="nvfp4", format="e2m1", row=(1, 16), column=(16, 1)),
 }
 
 SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf, 1e-45, -1e-45, 1.2e-38, 3e38, -3e38, 448.0, 464.0, 6.0, 65504.0]
