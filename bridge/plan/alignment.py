@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
-from bridge.plan.alignment_fields import FIELDS, Field
+from bridge.plan.alignment_fields import field_of
 from bridge.plan.memory_activations import Workload
 from bridge.plan.modules import Module, modules_of
 from bridge.plan.precision_plan import PlanLayer, PrecisionPlan, compact
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, SCHEMES, Scheme
+from bridge.precision.schemes import SCHEMES, Scheme, scheme_row
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
 """Tokens per expert of a grouped GEMM, 16 elsewhere (Transformer Engine 2.20 pytorch/quantization.py)."""
@@ -204,15 +204,13 @@ def _strictest(plan: PrecisionPlan) -> tuple[str | None, str | None]:
 
 
 def _scheme(name: str | None, family: str | None) -> Scheme | None:
-    if name is None:
-        return None
-    tables = {"fp8": [FP8_SCHEMES], "fp4": [FP4_SCHEMES]}.get(family or "", [FP8_SCHEMES, FP4_SCHEMES])
-    rows = [table[name] for table in tables if name in table]
-    if not rows:
-        known = sorted({*FP8_SCHEMES, *FP4_SCHEMES})
-        hint = did_you_mean(close_matches(name, known)) or f"There are {', '.join(known)}."
-        raise RunConfigError(f"scheme: no such scaling scheme, got {name!r}. {hint}", close_matches(name, known))
-    return rows[0]
+    row = scheme_row(name, family)
+    if row is None and name is not None:
+        known = sorted({row.name for row in SCHEMES})
+        matches = close_matches(name, known)
+        hint = did_you_mean(matches) or f"There are {', '.join(known)}."
+        raise RunConfigError(f"scheme: no such scaling scheme, got {name!r}. {hint}", matches)
+    return row
 
 
 def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None) -> GemmShape:
@@ -247,7 +245,7 @@ def _is_small(scheme: str, outputs: int, inputs: int) -> bool:
 
 def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) -> Iterator[Misfit]:
     """Yield the model's dimensions that do not fit; tokens are judged once for all layers."""
-    row = plan.settings.row if scheme == plan.settings.scheme else _scheme(scheme, None)
+    row = plan.settings.row_of(scheme)
     if row is None or not row.alignment:
         return
     parallel = plan.parallel
@@ -259,10 +257,7 @@ def _misfits(plan: PrecisionPlan, module: Module, gemm: GemmShape, scheme: str) 
         need = multiple * (ranks if is_split else 1)
         if whole % need == 0:
             continue
-        name = module.name.rpartition(".")[2] if not module.name.startswith("shared") else module.name
-        key = f"experts.{name}" if module.is_expert else name
-        named = FIELDS.get((key, dimension))
-        field = named(plan.shape, whole) if named is not None else Field("the model's dimensions", whole)
+        field = field_of(plan.shape, module.name, dimension, whole)
         below, above = _nearest(field.value, need // math.gcd(need, field.factor))
         yield Misfit(
             layers=gemm.layers,

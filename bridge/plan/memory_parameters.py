@@ -6,7 +6,7 @@ from functools import partial
 
 from bridge.plan.modules import Module, embedding_modules, layer_modules, mtp_modules, output_modules
 from bridge.plan.precision_plan import LOW, PlanLayer, PrecisionPlan
-from bridge.precision.schemes import SCHEMES, Scheme
+from bridge.precision.schemes import Scheme
 from bridge.rules.shape.parallel import Parallel, Place
 
 
@@ -101,10 +101,8 @@ class _Chunk:
         computes = weight.format if weight is not None and weight.format else storage
         computes = computes if fprop is not None and computes in LOW else storage
         scheme = self.plan.settings.row if storage in LOW else None
-        if planned.scheme not in (None, self.plan.settings.scheme):
-            scheme = next(row for row in SCHEMES if row.name == planned.scheme)
-        elif planned.scheme is not None:
-            scheme = self.plan.settings.row
+        if planned.scheme is not None:
+            scheme = self.plan.settings.row_of(planned.scheme)
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
         mode = self.plan.settings.mode

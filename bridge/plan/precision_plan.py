@@ -145,13 +145,15 @@ class PrecisionPlan:
 
     def linears(self) -> tuple[int, int]:
         """Return how many linear layers compute in FP8 or FP4, and how many there are; a layer's experts count once."""
-        found = [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
+        found = self._linears()
         return sum(_is_low(module) for module in found), len(found)
 
     def schemes(self) -> dict[str, int]:
         """Return how many linear layers compute in each scaling scheme; a layer's experts count once."""
-        found = [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
-        return dict(Counter(module.scheme for module in found if module.scheme is not None))
+        return dict(Counter(module.scheme for module in self._linears() if module.scheme is not None))
+
+    def _linears(self) -> list[PlanModule]:
+        return [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
 
     def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
         """Return the formats that a GEMM multiplies or a tensor is rounded to: "bf16", "e4m3", "e5m2 x e4m3", ...

@@ -11,7 +11,7 @@ from bridge.precision.config import settings_of
 from bridge.precision.effect import Effect
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.matchers import Matchers, quant_recipes
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, Scheme
+from bridge.precision.schemes import FP8_SCHEMES, Scheme, scheme_row
 from bridge.rules.shape.parallel import sent_between_stages
 from bridge.rules.versions import Version, at_least
 from bridge.sync.prediction import Prediction
@@ -86,8 +86,11 @@ class Settings:
     @property
     def row(self) -> Scheme | None:
         """The scheme's row."""
-        table = FP8_SCHEMES if self.family == "fp8" else FP4_SCHEMES
-        return table.get(self.scheme or "")
+        return scheme_row(self.scheme, self.family)
+
+    def row_of(self, scheme: str) -> Scheme | None:
+        """Return the row of a module's scheme, by its name."""
+        return self.row if scheme == self.scheme else scheme_row(scheme)
 
     def of_module(self, effect: Effect | None, *, low: bool) -> tuple[Settings, bool]:
         """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe."""
@@ -104,7 +107,7 @@ class Settings:
         mode = [*(name for name in ("bf16", "fp16") if model[name]), "fp32"][0]
         family = [*(name for name in ("fp8", "fp4") if model[name]), None][0]
         scheme = str(model[f"{family}_recipe"]) if family is not None else None
-        row = (FP8_SCHEMES if family == "fp8" else FP4_SCHEMES).get(scheme or "")
+        row = scheme_row(scheme, family)
         late = LATE_ATTENTION.get(scheme or "")
         is_early = late is not None and at_least(mcore, late) is False
         reads = settings_of(row) if row is not None else ()
@@ -195,7 +198,7 @@ def _notes(asked: Mapping[str, Any], scheme: str | None, reads: Collection[str],
         notes.append("fp8_wgrad=False has no effect: Transformer Engine 2.0 and later run the GEMM in FP8 anyway.")
     if scheme == "delayed" and kept:
         notes.append("first_last_layers_bf16 is refused by Megatron under delayed scaling.")
-    if scheme in {**FP8_SCHEMES, **FP4_SCHEMES}:
+    if scheme_row(scheme) is not None:
         unread = [name for name in ATTENTION if asked[name] and name not in reads]
         notes += [f"{name}=True has no effect under {scheme} scaling." for name in unread]
     return tuple(notes)

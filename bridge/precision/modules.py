@@ -26,7 +26,7 @@ from typing import Any
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
 from bridge.precision.effect import HIGH, Effect
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, scheme_row
 
 SCHEMES = {"fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"), "fp4": tuple(FP4_SCHEMES)}
 """Family -> its schemes that Transformer Engine takes for a single module."""
@@ -277,7 +277,7 @@ def _refuse_contradictions(row: Mapping[str, Any]) -> None:
         if family != found.family and (found.family is None or key in SWITCHES[:2]):
             rule = f"`{key}` has no meaning in a module in {found.scheme or HIGH}"
             raise WrongValueError(rule, row[key], "Drop it.")
-    scheme = (FP8_SCHEMES if found.family == "fp8" else FP4_SCHEMES).get(found.scheme or "")
+    scheme = scheme_row(found.scheme, found.family)
     if found.format is not None and scheme is not None and found.format not in scheme.formats:
         known = listed(scheme.formats)
         raise WrongValueError(f"`fp8` must be {known} under {found.scheme}", found.format, f"Use {known}.")

@@ -244,3 +244,11 @@ SCHEMES = (
 
 FP8_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp8"}
 FP4_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp4"}
+
+
+def scheme_row(name: str | None, family: str | None = None) -> Scheme | None:
+    """Return the row of a scheme's name in a family, or in the first family that has it; None where there is none."""
+    for row in SCHEMES:
+        if row.name == name and family in (None, row.family):
+            return row
+    return None

@@ -6,7 +6,7 @@ from math import gcd
 from typing import Any
 
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.precision.schemes import SCHEMES
 from bridge.rehearse.layout import Round
 from bridge.rules.shape.model import ModelShape
 from bridge.rules.shape.parallel import Parallel
@@ -57,8 +57,8 @@ class Sections:
     @cached_property
     def unit(self) -> int:
         """The largest multiple that a scheme of the plan needs of a dimension."""
-        rows = [{**FP8_SCHEMES, **FP4_SCHEMES}[scheme].alignment or () for scheme in self.plan.schemes()]
-        return max([LEAST_ALIGNMENT, *(multiple for row in rows for multiple in row)])
+        rows = [row for row in SCHEMES if row.name in self.plan.schemes()]
+        return max([LEAST_ALIGNMENT, *(multiple for row in rows for multiple in row.alignment or ())])
 
     def set(self, path: str, value: Any, reason: str) -> None:
         """Give a setting another value, and note the change where it is one."""
