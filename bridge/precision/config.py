@@ -218,10 +218,12 @@ class PrecisionConfig(Statements):
 
     def in_words(self, fields: Collection[str]) -> str:
         """Return some fields as "field=value", the rows of `modules` in short."""
-        held = module_rows(self.reading("modules"))
-        rows = ", ".join(f"{row} {row.precision.label}" for row in held[:ROWS_IN_A_LABEL])
-        rows += f", and {len(held) - ROWS_IN_A_LABEL} more" if len(held) > ROWS_IN_A_LABEL else ""
-        values = {name: self.stated_values.get(name, self.reading(name)) for name in fields} | {"modules": f"[{rows}]"}
+        values = {name: self.stated_values.get(name, self.reading(name)) for name in fields}
+        if "modules" in values:
+            held = module_rows(self.reading("modules"))
+            rows = ", ".join(f"{row} {row.precision.label}" for row in held[:ROWS_IN_A_LABEL])
+            rows += f", and {len(held) - ROWS_IN_A_LABEL} more" if len(held) > ROWS_IN_A_LABEL else ""
+            values["modules"] = f"[{rows}]"
         return ", ".join(f"{name}={values[name]}" for name in fields)
 
     @property

@@ -27,8 +27,11 @@ from bridge.rules.versions import at_least
 from bridge.sync.prediction import Origins, Prediction, predict
 
 if TYPE_CHECKING:
+    from bridge.errors import Finding
     from bridge.plan.selection import ModuleSelection
     from bridge.preflight.auto import Choice
+    from bridge.rules.shape.model import ModelShape
+    from bridge.rules.shape.parallel import Parallel
 
 
 class Setup(RuleContext):
@@ -80,16 +83,13 @@ class Setup(RuleContext):
         self.backend, self.is_own = backend, is_own
         self.choice = choice
         self.read_owners()
-        self._read_shape()
+        self._read_kind()
         self._read_target()
 
-    def _read_shape(self) -> None:
-        """Set the layout and what kind of run it is."""
+    def _read_kind(self) -> None:
+        """Set what kind of run it is."""
         model = self.model
         self.train, self.data, self.peft = self.views["train"], self.views["data"], self.views["peft"]
-        self.shape, _ = self.prediction.shape_and_faults
-        self.parallel, _ = self.prediction.layout_and_faults
-        self.unplanned = unplanned(self.prediction.model)
         self.rank: int | None = self.peft.rank or self.peft.dim
         routes = (model.moe_token_dispatcher_type, model.moe_flex_dispatcher_backend)
         self.has_ncclep = routes == ("flex", "ncclep")
@@ -109,6 +109,21 @@ class Setup(RuleContext):
             self.backend is None and target.gpu is not None and not target.gpu.is_gpu
         )
         self.needs_gpu_formats = self.is_low and self.has_gpu and not self.is_emulated
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """The model; a size that is impossible is replaced."""
+        return self.prediction.shape_and_faults[0]
+
+    @cached_property
+    def parallel(self) -> Parallel:
+        """The layout; what cannot be read of it is left out."""
+        return self.prediction.layout_and_faults[0]
+
+    @cached_property
+    def unplanned(self) -> Sequence[Finding]:
+        """The fields that give the model modules which the plan does not know."""
+        return unplanned(self.prediction.model)
 
     @cached_property
     def overflow(self) -> Violation | None:
@@ -154,8 +169,10 @@ class Setup(RuleContext):
 
     @property
     def label(self) -> str:
-        """The precision in a few words."""
-        return nearest_label(self.precision) if self.precision is not None else f"{self.mode}, without a recipe"
+        """The precision in a few words; one without a recipe's name is named by the nearest."""
+        if self.precision is None:
+            return f"{self.mode}, without a recipe"
+        return self.precision.label if self.precision.recipe is not None else nearest_label(self.precision)
 
     @property
     def flow(self) -> str:

@@ -86,12 +86,6 @@ class RuleContext:
     """Keys of the precision that are no field -> their values."""
     checkpoint: Mapping[str, Any] | None
     """The precision fingerprint of the checkpoint that the run resumes from."""
-    parallel: Parallel
-    """The layout; what cannot be read of it is left out."""
-    shape: ModelShape
-    """The model; a size that is impossible is replaced."""
-    unplanned: Sequence[Finding]
-    """The fields that give the model modules which the plan does not know."""
     has_ncclep: bool
     has_peft: bool
     is_resumed: bool
@@ -114,6 +108,18 @@ class RuleContext:
     has_environment: bool
 
     if TYPE_CHECKING:
+
+        @cached_property
+        def parallel(self) -> Parallel:
+            """The layout; what cannot be read of it is left out."""
+
+        @cached_property
+        def shape(self) -> ModelShape:
+            """The model; a size that is impossible is replaced."""
+
+        @cached_property
+        def unplanned(self) -> Sequence[Finding]:
+            """The fields that give the model modules which the plan does not know."""
 
         @cached_property
         def overflow(self) -> Violation | None:

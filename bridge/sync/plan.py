@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from bridge.precision.config import PrecisionConfig
+from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.fields import PAIRS, off_switches
 from bridge.rules.inert import BUFFER
@@ -70,8 +70,10 @@ def _routes_for(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
 def _same_named(field: str, owner: OwnerValues) -> Route:
     # A class without `fp8` that has `fp8_recipe` is an optimizer's, whatever its name.
     role = "optimizer" if field == "fp8_recipe" and not owner.has("fp8") else None
-    rows = (route for route in ROUTES if field == route.field == route.attribute and role in (None, route.owner))
-    return next(rows, Route(field=field, owner=owner.role, attribute=field, rule="value"))
+    for route in ROUTES:
+        if field == route.field == route.attribute and role in (None, route.owner):
+            return route
+    return Route(field=field, owner=owner.role, attribute=field, family=FIELDS[field].family, rule="value")
 
 
 class Decision(NamedTuple):

@@ -34,6 +34,8 @@ class Route:
     owner: str
     attribute: str | None
     """Name in the owner; None: the field has no attribute of its own there, and `note` says why."""
+    family: str | None
+    """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
     rule: str
     """switch: always written. value: written if stated, else the owner's own value stays, else the default is written.
     count: written if stated, else left where Megatron's class has a default. stated: written if stated, else left.
@@ -49,17 +51,13 @@ class Route:
     note: str = ""
     source: str = ""
 
-    @property
-    def family(self) -> str | None:
-        """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
-        return FIELDS[self.field].family if self.field in FIELDS else None
-
 
 def _route(owner: str, field: str, rule: str, attribute: str | None = "", *, at: str = "", **more: Any) -> Route:
     """Return a row; `at` is a file and line of the first release that was read and has the attribute."""
     if at:
         more["source"] = f"{at}, megatron-core {FIRST if more.get('since', FIRST) == FIRST else LAST}"
-    return Route(field=field, owner=owner, attribute=field if attribute == "" else attribute, rule=rule, **more)
+    named = field if attribute == "" else attribute
+    return Route(field=field, owner=owner, attribute=named, family=FIELDS[field].family, rule=rule, **more)
 
 
 _model, _optimizer, _ddp = (partial(_route, owner) for owner in ("model", "optimizer", "ddp"))
@@ -128,11 +126,9 @@ ROUTES: tuple[Route, ...] = (
     ),
     _model("fp8_multi_head_attention", "value", note="Reaches Transformer Engine under delayed scaling only."),
     _model("fp8_param", "value", neutral=False, note="Must equal ddp.fp8_param_gather."),
-    Route(
-        field="fp8_param_gather",
-        owner="ddp",
-        attribute="fp8_param_gather",
-        rule="value",
+    _ddp(
+        "fp8_param_gather",
+        "value",
         neutral=False,
         note="Must equal model.fp8_param: since 0.17.1 the distributed optimizer updates FP8 weights only with it.",
         source="distrib_optimizer.py, megatron-core 0.19.2",
@@ -167,11 +163,11 @@ ROUTES: tuple[Route, ...] = (
         note="Rows become Megatron's configs and matchers; rows that name layers become those of each pipeline stage.",
         source="quantization/quant_config.py, megatron-core 0.16.1 and 0.19.2",
     ),
-    Route(
-        field="tf32",
-        owner="process",
-        attribute="float32_matmul_precision",
-        rule="none",
+    _route(
+        "process",
+        "tf32",
+        "none",
+        "float32_matmul_precision",
         note="A switch of torch, not of an owner: set and reported when the run starts.",
     ),
     _model(
